@@ -1,0 +1,40 @@
+# make demo and make test are all a new machine needs: git, make and Python. Both install into .venv, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check bench format clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/transformer_annotated.py
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/test_layers.py
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/overhead.py
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP_INSTALL) --editable .
+	touch $@
+
+$(VENV)/.installed-%: $(VENV)/.installed
+	$(PIP_INSTALL) --editable '.[$*]'
+	touch $@

@@ -1,0 +1,201 @@
+"""What instrument costs, as ratios against its peers: ``make bench``.
+
+All candidates are timed in turn, round after round in one process, and the medians are compared: the machine's
+speed drifts less between neighbours than between runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import timeit
+from collections.abc import Callable
+
+import nvtx
+import torch
+import wrapt
+from torch.profiler import ProfilerActivity, record_function
+
+import instrument
+
+ROUNDS = int(os.environ.get("ROUNDS", "41"))
+Candidates = dict[str, Callable[[], object]]
+RecordFunctionFast = torch._C._profiler._RecordFunctionFast
+
+
+def medians(candidates: Candidates, number: int) -> dict[str, float]:
+    """Return the median time of one call of each candidate in ns, over rounds of ``number`` calls each."""
+    timers = {name: timeit.Timer("f()", globals={"f": call}) for name, call in candidates.items()}
+    times: dict[str, list[float]] = {name: [] for name in timers}
+    for _ in range(ROUNDS):
+        for name, timer in timers.items():
+            times[name].append(timer.timeit(number) / number * 1e9)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def show(title: str, times: dict[str, float], base: str) -> None:
+    """Print the times of a group, and each as a ratio to ``base``."""
+    print(f"\n{title}")
+    for name, time in times.items():
+        print(f"  {name:42} {time:12,.0f} ns {time / times[base]:9.2f} x {base}")
+
+
+def verdict(what: str, value: float, bound: float, unit: str = "x") -> None:
+    """Print a figure beside what it must reach."""
+    word = "ok" if value <= bound else "SHORT"
+    print(f"  {word:5} {what}: {value:.3f} {unit} (at most {bound:g} {unit})")
+
+
+def body(a: int, b: int) -> None:
+    """Do nothing, so that only the way here is measured."""
+
+
+def passed_on(function: Callable[..., object]) -> Callable[..., object]:
+    """Wrap with functools.wraps, as decorators usually are written."""
+
+    @functools.wraps(function)
+    def wrapper(*args: object, **kwargs: object) -> object:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@wrapt.decorator
+def through_wrapt(
+    wrapped: Callable[..., object], _: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    """Wrap with wrapt."""
+    return wrapped(*args, **kwargs)
+
+
+def calls() -> Candidates:
+    """Return a call of `body`, each time annotated in another way."""
+    by_wraps, by_wrapt, by_instrument = passed_on(body), through_wrapt(body), instrument.annotate("body")(body)
+    fast = RecordFunctionFast("body")
+    whole = nvtx.annotate("body")
+
+    def in_record_function() -> None:
+        with record_function("body"):
+            body(1, 2)
+
+    def in_fast() -> None:
+        with fast:
+            body(1, 2)
+
+    def in_nvtx() -> None:
+        with whole:
+            body(1, 2)
+
+    def in_with() -> None:
+        with instrument.annotate("body"):
+            body(1, 2)
+
+    return {
+        "plain call": lambda: body(1, 2),
+        "functools.wraps": lambda: by_wraps(1, 2),
+        "wrapt": lambda: by_wrapt(1, 2),
+        "@instrument.annotate": lambda: by_instrument(1, 2),
+        "with instrument.annotate": in_with,
+        "with record_function": in_record_function,
+        "with nvtx.annotate, made before": in_nvtx,
+        "with _RecordFunctionFast, made before": in_fast,
+    }
+
+
+def idle() -> None:
+    """No profiler: what every step of a job pays."""
+    times = medians(calls(), 2000)
+    show("An annotated call, idle", times, "functools.wraps")
+    plain, ours, torchs = times["plain call"], times["@instrument.annotate"], times["with record_function"]
+    verdict("annotated call to functools.wraps", ours / times["functools.wraps"], 1.5)
+    verdict("what annotate adds to what record_function adds", (ours - plain) / (torchs - plain), 1 / 30)
+
+
+def recording() -> None:
+    """Under torch.profiler."""
+    candidates = calls()
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(ROUNDS):  # a profiler a round: its memory would grow, and time with it
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU]):
+            for name, call in candidates.items():
+                call()
+                times[name].append(timeit.timeit(call, number=200) / 200 * 1e9)
+    by_name = {name: statistics.median(values) for name, values in times.items()}
+    show("An annotated call, recorded", by_name, "with record_function")
+    verdict(
+        "annotated call to record_function", by_name["@instrument.annotate"] / by_name["with record_function"], 0.4
+    )
+
+
+def compiled() -> None:
+    """Inside torch.compile."""
+    x = torch.ones(4)
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    annotated = instrument.annotate("plain")(lambda x: x + 1)
+    one = torch.compile(plain, fullgraph=True, backend="eager")
+    two = torch.compile(lambda x: annotated(x), fullgraph=True, backend="eager")
+    one(x), two(x)
+    times = medians({"compiled": lambda: one(x), "compiled, annotated": lambda: two(x)}, 300)
+    show("A compiled call", times, "compiled")
+
+
+def stepping() -> None:
+    """What a loop pays off-window."""
+    plan = {"wait": 10**9, "warmup": 1, "active": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        ours = instrument.profile(folder, schedule=instrument.schedule(**plan))
+        torchs = torch.profiler.profile(
+            activities=[ProfilerActivity.CPU], schedule=torch.profiler.schedule(**plan)
+        )
+        with ours, torchs:
+            times = medians({"instrument.profile": ours.step, "torch.profiler.profile": torchs.step}, 1000)
+    show("prof.step() off-window", times, "torch.profiler.profile")
+    verdict("step() to torch's", times["instrument.profile"] / times["torch.profiler.profile"], 1 / 20)
+
+
+def iterating() -> None:
+    """What `steps` adds to an iteration."""
+    items = range(20_000)
+
+    def bare() -> None:
+        for _ in items:
+            pass
+
+    with tempfile.TemporaryDirectory() as folder:
+        loop = instrument.steps(items, folder, wait=10**12, active=1)
+        loop.profile.stop = lambda: None  # type: ignore[method-assign]  # its end is no part of an iteration
+
+        def stepped() -> None:
+            for _ in loop:
+                pass
+
+        times = medians({"for item in items": bare, "for item in instrument.steps(items)": stepped}, 1)
+    each = {name: time / len(items) for name, time in times.items()}
+    show("An iteration", each, "for item in items")
+    first, second = each.values()
+    verdict("what steps() adds to an iteration", (second - first) / 1000, 0.3, "us")
+
+
+def importing() -> None:
+    """`import instrument`, in fresh processes."""
+    code = "import time; t = time.perf_counter(); import {}; print((time.perf_counter() - t) * 1e9)"
+    times = {}
+    for name, runs in (("instrument", 11), ("torch", 3)):
+        command = [sys.executable, "-c", code.format(name)]
+        values = [float(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(runs)]
+        times[name] = statistics.median(values)
+    show("import", times, "torch")
+    verdict("import instrument", times["instrument"] / 1e6, 15, "ms")
+
+
+if __name__ == "__main__":
+    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, medians of {ROUNDS} rounds")
+    for part in (idle, recording, compiled, stepping, iterating, importing):
+        part()

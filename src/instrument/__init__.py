@@ -1,0 +1,38 @@
+"""Name the parts of a PyTorch step once; see them in every profiler.
+
+Public names are loaded on first use, so that ``import instrument`` imports neither torch nor a profiler.
+"""
+
+TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
+if TYPE_CHECKING:
+    from .config import configure
+    from .regions.annotation import annotate, mark
+    from .windows.loop import profile
+    from .windows.schedule import schedule
+    from .windows.steps import steps
+
+__version__ = "0.1.0"
+__all__ = ["annotate", "configure", "mark", "profile", "schedule", "steps"]
+
+_HOMES = {
+    "annotate": ".regions.annotation",
+    "configure": ".config",
+    "mark": ".regions.annotation",
+    "profile": ".windows.loop",
+    "schedule": ".windows.schedule",
+    "steps": ".windows.steps",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

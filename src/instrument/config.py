@@ -1,0 +1,80 @@
+"""Settings: `configure` and the ``INSTRUMENT_*`` environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+
+EMITTERS = ("torch", "nvtx", "roctx", "itt", "jax")
+_FALSE = ("0", "false", "no", "off")
+
+
+class Settings:
+    """What can be chosen, with its environment variable.
+
+    Attributes:
+        enabled: ``INSTRUMENT=0`` turns everything off; read once, when ``instrument`` is first used.
+        emitters: ``INSTRUMENT_EMITTERS``: "auto" (each profiler found attached), or those named, whether
+            they are found attached or not.
+        summary: ``INSTRUMENT_SUMMARY=0``: print no summary after the last window.
+        strict: ``INSTRUMENT_STRICT=1``: raise internal errors instead of stepping aside; for tests.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.enabled = environ.get("INSTRUMENT", "1").lower() not in _FALSE
+        self.summary = environ.get("INSTRUMENT_SUMMARY", "1").lower() not in _FALSE
+        self.strict = environ.get("INSTRUMENT_STRICT", "0").lower() not in ("", *_FALSE)
+        self.emitters: str | tuple[str, ...] = "auto"
+        self.listeners: list[Callable[[], None]] = []  # called after `configure` changed something
+        try:
+            self.emitters = parse_emitters(environ.get("INSTRUMENT_EMITTERS", "auto"))
+        except ValueError as error:  # an environment variable must not stop a training job
+            from . import log
+
+            log.warning("INSTRUMENT_EMITTERS is ignored", reason=str(error))
+
+
+def parse_emitters(value: str | Iterable[str]) -> str | tuple[str, ...]:
+    """Return "auto" or the names of emitters in ``value`` ("torch,nvtx" or an iterable of names).
+
+    Raises:
+        ValueError: a name that is no emitter.
+    """
+    if value == "auto":
+        return "auto"
+    names = tuple(name.strip() for name in (value.split(",") if isinstance(value, str) else value))
+    names = tuple(name for name in names if name)
+    for name in names:
+        if name not in EMITTERS:
+            raise ValueError(f'"emitters" must be "auto" or names out of {", ".join(EMITTERS)}: {name!r}')
+    return names
+
+
+settings = Settings(os.environ)
+
+
+def configure(
+    *,
+    emitters: str | Iterable[str] | None = None,
+    summary: bool | None = None,
+    strict: bool | None = None,
+) -> None:
+    """Change settings for this process; what is not given stays as it is.
+
+    Args:
+        emitters: "auto", or the profilers that regions go to: names out of "torch", "nvtx", "roctx", "itt",
+            "jax". Those named are used whether or not their tool is found attached.
+        summary: print the summary after the last window.
+        strict: raise internal errors instead of logging them once and stepping aside.
+
+    Raises:
+        ValueError: an unknown emitter.
+    """
+    if emitters is not None:
+        settings.emitters = parse_emitters(emitters)
+    if summary is not None:
+        settings.summary = bool(summary)
+    if strict is not None:
+        settings.strict = bool(strict)
+    for listener in settings.listeners:
+        listener()

@@ -1,0 +1,30 @@
+"""The errors that this library raises on purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class InstrumentError(Exception):
+    """The base of them all."""
+
+
+class TraceError(InstrumentError, ValueError):
+    """A trace that cannot be read.
+
+    Attributes:
+        path: The file.
+        reason: What is wrong with it, in words.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)  # both, so that the error pickles
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot read the trace {self.path}: {self.reason}"
+
+
+class CaptureError(InstrumentError):
+    """A window that cannot be recorded; the message is the reason that the manifest gives."""

@@ -1,0 +1,75 @@
+"""Mark a window for Nsight Systems, which records it: nothing of ours is written.
+
+``nsys profile -c nvtx -p 'capture@instrument' --capture-range-end=repeat:N ...`` records the windows alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..regions.emitters.nvtx import NvtxEmitter
+from ..regions.region import Region, by_name
+
+
+class NsightSystemsExporter:
+    """Opens an NVTX range ``capture@instrument`` around the recorded steps of each window."""
+
+    name = "nsight_systems"
+    hint = "recorded by Nsight Systems: nsys stats REPORT.nsys-rep, or open the report in nsys-ui"
+
+    def __init__(self) -> None:
+        self._nvtx = NvtxEmitter()
+
+    def prepare(self) -> None:
+        """Nothing is slow here."""
+
+    def capture(self) -> NsightSystemsCapture:
+        """Make the capture of one window."""
+        return NsightSystemsCapture(self._nvtx)
+
+
+class NsightSystemsCapture:
+    """The range around one window, and a range "step" with the step's number as payload around each step."""
+
+    def __init__(self, nvtx: NvtxEmitter) -> None:
+        self._nvtx = nvtx
+        self._window: Any = None
+        self._step: Any = None
+
+    def start(self) -> None:
+        """Open the capture range, and tell tools that wait for cudaProfilerStart."""
+        self._window = self._nvtx.start(Region("capture", by_name("capture")))
+        _cuda_profiler("start")
+
+    def step(self, number: int | None) -> None:
+        """End the step that is recorded, and begin ``number``."""
+        if self._step is not None:
+            self._nvtx.end(self._step)
+            self._step = None
+        if number is not None:
+            self._step = self._nvtx.start(Region("step", by_name("step"), payload=number))
+
+    def add_metadata(self, key: str, value: str) -> None:
+        """A report has no place for it."""
+
+    def stop(self) -> None:
+        """Close the capture range."""
+        _cuda_profiler("stop")
+        self._nvtx.end(self._window)
+
+    def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
+        """Nothing to write: nsys does."""
+        return list
+
+    def discard(self) -> None:
+        """Nothing was started."""
+
+
+def _cuda_profiler(action: str) -> None:
+    # CPU builds of torch raise here, and a process that never used CUDA has nothing to start.
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_available() and cuda.is_initialized():
+        getattr(cuda.profiler, action)()

@@ -1,0 +1,39 @@
+"""No error of ours reaches the user's code: it is logged once, counted, and the feature steps aside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from . import log
+from .config import settings
+
+
+class Guard:
+    """Counts what failed, by feature, and logs each kind of failure once."""
+
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()
+        self._logged: set[tuple[str, str]] = set()
+
+    def failed(self, feature: str, error: Exception) -> None:
+        """Take note of ``error`` in ``feature``; raise it again only under ``INSTRUMENT_STRICT=1``."""
+        self.failures[feature] += 1
+        if settings.strict:
+            raise error
+        kind = (feature, repr(error))
+        if kind not in self._logged:
+            self._logged.add(kind)
+            log.warning(f"{feature} failed and steps aside", error=kind[1])
+
+    @contextmanager
+    def contained(self, feature: str) -> Iterator[None]:
+        """Run the body; an ``Exception`` ends it and goes to `failed` (``KeyboardInterrupt`` passes through)."""
+        try:
+            yield
+        except Exception as error:
+            self.failed(feature, error)
+
+
+guard = Guard()

@@ -1,0 +1,212 @@
+"""`annotate` and `mark`: the public way to name code."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar, overload
+
+from .. import compat
+from ..config import settings
+from . import live, region, wrap
+
+_NOTHING: live.Token = (live.NOBODY.pop, None)
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C")
+
+# Code that may be suspended inside a with block, so that what follows on the thread is not nested in it.
+_SUSPENDED = (
+    inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
+)
+
+
+class Annotation:
+    """A decorator and a context manager that names code; made by `annotate`.
+
+    One object may be entered many times: nested, from several threads and from interleaved tasks.
+    """
+
+    __slots__ = ("_attributes", "_name", "_open", "_region")
+
+    def __init__(self, name: str | None, attributes: tuple[Any, ...]) -> None:
+        self._name = name
+        self._attributes = attributes
+        self._region: region.Region | None = None
+        self._open: list[tuple[int, live.Token]] | None = None  # the frames that entered, with what to close
+
+    def __repr__(self) -> str:
+        return f"annotate({self._name!r})"
+
+    def __call__(self, wrapped: C, /) -> C:
+        """Return ``wrapped``, annotated."""
+        if live.tracing() or not settings.enabled:
+            return wrapped
+        return self._decorate(wrapped, self._name)  # type: ignore[no-any-return]
+
+    def _decorate(self, wrapped: Any, name: str | None) -> Any:
+        again = functools.partial(self._decorate, name=name)
+        if isinstance(wrapped, (staticmethod, classmethod)):
+            return type(wrapped)(again(wrapped.__func__))
+        if isinstance(wrapped, property):
+            return property(wrapped.fget and again(wrapped.fget), wrapped.fset, wrapped.fdel, wrapped.__doc__)
+        if isinstance(wrapped, functools.cached_property):
+            return functools.cached_property(again(wrapped.func))
+        if isinstance(wrapped, type):
+            prefix = name or wrapped.__qualname__
+            return wrap.class_(wrapped, lambda method, own: self._decorate(method, f"{prefix}.{own}"))
+        if not callable(wrapped) or hasattr(wrapped, "named_modules"):
+            raise TypeError(
+                "annotate decorates functions, methods, properties and classes; "
+                f'for other code use "with instrument.annotate(...)": {wrapped!r}'
+            )
+        name = name or getattr(wrapped, "__qualname__", None) or type(wrapped).__qualname__
+        return wrap.function(wrapped, region.make(name, *self._attributes))
+
+    def _begin(self, frame: FrameType, suspended: int) -> None:
+        named = self._region
+        if named is None:
+            if self._name is None:
+                raise TypeError('annotate needs a name here: with instrument.annotate("name"): ...')
+            named = self._region = region.make(self._name, *self._attributes)
+        # Latched here: what is opened now is closed by `_finish`, whoever listens by then.
+        token = (live.start if suspended else live.enter)(named) if live.recording else _NOTHING
+        if self._open is None:
+            self._open = [(id(frame), token)]
+        else:
+            self._open.append((id(frame), token))
+
+    def _finish(self) -> None:
+        entries, place = self._open, -1
+        if not entries:
+            return
+        if len(entries) > 1:
+            # The same frame opens and closes a with block, whatever other threads and tasks do in between.
+            # Called by hand from two frames (or by an ExitStack), the last one opened is closed.
+            own = id(sys._getframe(2))
+            while entries[place][0] != own:
+                place -= 1
+                if place < -len(entries):
+                    place = -1
+                    break
+        live.leave(entries.pop(place)[1])
+
+    def __enter__(self) -> Annotation:
+        if live.tracing():
+            live.hide(self._name or "")
+            return self
+        if live.recording or self._open or self._name is None:
+            frame = sys._getframe(1)
+            self._begin(frame, frame.f_code.co_flags & _SUSPENDED)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if live.tracing():
+            return
+        if self._open:
+            self._finish()
+
+    async def __aenter__(self) -> Annotation:
+        if live.recording or self._open or self._name is None:
+            self._begin(sys._getframe(1), _SUSPENDED)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._open:
+            self._finish()
+
+
+class _Off(Annotation):
+    """What `annotate` returns under ``INSTRUMENT=0``."""
+
+    __slots__ = ()
+
+    def _begin(self, frame: FrameType, suspended: int) -> None:
+        pass
+
+
+@overload
+def annotate(message: F, /) -> F: ...
+@overload
+def annotate(
+    message: str | None = None,
+    color: str | int | None = None,
+    domain: str | None = None,
+    category: str | int | None = None,
+    payload: int | float | None = None,
+) -> Annotation: ...
+def annotate(
+    message: Any = None,
+    color: str | int | None = None,
+    domain: str | None = None,
+    category: str | int | None = None,
+    payload: int | float | None = None,
+) -> Any:
+    """Name a stretch of code, for every profiler that listens.
+
+    As a decorator, bare or called, for functions, methods (also static, class and async ones), generators,
+    properties and classes (their public methods); as a context manager, also ``async with``. Without a
+    listening profiler a call costs one flag read.
+
+    Args:
+        message: the region's name; for a decorator, by default the qualified name of what is decorated.
+        color: an integer 0xRRGGBB or 0xAARRGGBB, "#RRGGBB", or a colour's name; by default one that depends
+            on the name alone. Shown by NVTX tools.
+        domain: the NVTX or ITT domain; by default "instrument".
+        category: the NVTX category, a name or a number.
+        payload: a number that NVTX tools show with each range.
+
+    Raises:
+        TypeError: an argument of a type other than these, or something that cannot be decorated.
+        ValueError: an unknown colour.
+
+    Example:
+        >>> @annotate("attention", color="green")
+        ... def attention(q, k, v): ...
+        >>> with annotate("data"):
+        ...     batch = next(loader)
+    """
+    if message is None or isinstance(message, str):
+        if not (color is None and domain is None and category is None and payload is None):
+            region.check(color, domain, category, payload)
+        attributes = (color, domain, category, payload)
+        return Annotation(message, attributes) if settings.enabled else _Off(message, attributes)
+    if not (callable(message) or hasattr(message, "__func__") or hasattr(message, "__get__")):
+        raise TypeError(f'"message" must be a string, or what is to be decorated: {message!r}')
+    return Annotation(None, (color, domain, category, payload))(message)
+
+
+def mark(
+    message: str,
+    color: str | int | None = None,
+    domain: str | None = None,
+    category: str | int | None = None,
+    payload: int | float | None = None,
+) -> None:
+    """Show an instant in every profiler that listens; the arguments are those of `annotate`."""
+    if live.tracing():
+        live.hide(message)
+        return
+    if not isinstance(message, str):
+        raise TypeError(f'"message" must be a string: {message!r}')
+    region.check(color, domain, category, payload)
+    if live.recording:
+        live.instant(region.make(message, color, domain, category, payload))
+
+
+def _listen() -> None:
+    """Follow torch, now or once it is imported, and the tools that this process runs under."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "compiler"):
+        live.live.hear_torch(torch)
+    else:
+        compat.when_imported("torch", live.live.hear_torch)
+    settings.listeners.append(live.live.detect)
+    live.live.detect()
+
+
+if settings.enabled:
+    _listen()

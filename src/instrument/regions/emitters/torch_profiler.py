@@ -1,0 +1,46 @@
+"""Regions as torch.profiler ranges of category ``user_annotation``, which also show on the GPU's lane."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ...compat import range_functions
+from ..region import Region
+
+
+class TorchProfilerEmitter:
+    """Opens torch.profiler ranges during one recording.
+
+    torch (2.13 and before) crashes on a range that is open when one recording stops and ends, or is freed,
+    during the next: it writes into the first one's memory. So those still open are ended as soon as a
+    recording stopped. They show in its trace, up to its end.
+    """
+
+    name = "torch"
+    _open: ClassVar[dict[int, Any]] = {}  # of the whole process, as torch records one profile at a time
+
+    def __init__(self) -> None:
+        self._enter, self._exit = range_functions()
+
+    def push(self, region: Region) -> Any:
+        """Open a range."""
+        handle = self._enter(region.name)
+        self._open[id(handle)] = handle
+        return handle
+
+    def pop(self, handle: Any) -> None:
+        """Close the range, unless its recording stopped in the meantime."""
+        if self._open.pop(id(handle), None) is not None:
+            self._exit(handle)
+
+    start = push
+    end = pop
+
+    def mark(self, region: Region) -> None:
+        """Show an instant as a range of no length: the trace format of torch.profiler has no instants."""
+        self._exit(self._enter(region.name))
+
+    def stop(self) -> None:
+        """The recording stopped: no profiler records now."""
+        while self._open:
+            self._exit(self._open.popitem()[1])

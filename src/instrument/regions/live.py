@@ -1,0 +1,222 @@
+"""The one set of live emitters, and the flag that says whether there is any.
+
+`recording` is the whole idle cost of an annotation: wrappers run with this module's namespace as their
+globals and read it there. It is True while some emitter listens.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import compat
+from ..config import settings
+from ..guard import guard
+from .emitters import Emitter, attached, redundant
+from .emitters.jax import JaxEmitter
+from .emitters.torch_profiler import TorchProfilerEmitter
+from .region import Region
+
+Token = tuple[Callable[[Any], None], Any]  # what closes a region, with its argument
+
+
+class Nobody:
+    """Takes regions when nobody listens."""
+
+    name = "nobody"
+
+    def push(self, region: Region) -> None:
+        """Do nothing."""
+
+    def pop(self, handle: Any) -> None:
+        """Do nothing."""
+
+    start = push
+    end = pop
+    mark = push
+
+
+class Several:
+    """Shows each region in several profilers; one that fails leaves the others alone."""
+
+    name = "several"
+
+    def __init__(self, emitters: Sequence[Emitter]) -> None:
+        self._emitters = emitters
+
+    def push(self, region: Region) -> list[Token]:
+        """Open a nested range in each."""
+        return [attempt(emitter, emitter.push, emitter.pop, region) for emitter in self._emitters]
+
+    def start(self, region: Region) -> list[Token]:
+        """Open a range in each that others may overlap."""
+        return [attempt(emitter, emitter.start, emitter.end, region) for emitter in self._emitters]
+
+    def pop(self, tokens: list[Token]) -> None:
+        """Close what `push` or `start` opened, last first."""
+        for token in reversed(tokens):
+            leave(token)
+
+    end = pop
+
+    def mark(self, region: Region) -> None:
+        """Show an instant in each."""
+        for emitter in self._emitters:
+            attempt(emitter, emitter.mark, NOBODY.pop, region)
+
+
+class Unsettled:
+    """Stands in after a change, until the first region: only then the profiler is up and can be asked."""
+
+    name = "unsettled"
+
+    def push(self, region: Region) -> Token:
+        """Settle who listens and open a nested range there."""
+        live.settle()
+        return enter(region)
+
+    def start(self, region: Region) -> Token:
+        """Settle who listens and open a range there that others may overlap."""
+        live.settle()
+        return start(region)
+
+    def pop(self, token: Token) -> None:
+        """Close it."""
+        leave(token)
+
+    end = pop
+
+    def mark(self, region: Region) -> None:
+        """Settle who listens and show an instant there."""
+        live.settle()
+        instant(region)
+
+
+NOBODY = Nobody()
+recording = False
+current: Emitter = NOBODY
+compiled_away: set[str] = set()  # names of regions that torch.compile traced through
+
+
+def tracing() -> bool:
+    """Tell whether Dynamo traces the caller; replaced by torch's own function once torch is imported."""
+    return False
+
+
+def hide(name: str) -> None:
+    """Note that the region ``name`` is inside compiled code, where no profiler will see it.
+
+    Dynamo calls this while it traces and leaves no trace of it in the graph: that is what the attribute
+    below (`torch.compiler.assume_constant_result`) asks for.
+    """
+    compiled_away.add(name)
+
+
+hide._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def attempt(
+    emitter: Emitter, begin: Callable[[Region], Any], close: Callable[[Any], None], region: Region
+) -> Token:
+    """Begin ``region`` in ``emitter``; if that fails, take the emitter out."""
+    try:
+        return close, begin(region)
+    except Exception as error:
+        live.drop(emitter, error)
+        return NOBODY.pop, None
+
+
+def enter(region: Region) -> Token:
+    """Open ``region`` wherever somebody listens; close it with `leave` on the same thread, innermost first."""
+    emitter = current
+    try:
+        return emitter.pop, emitter.push(region)
+    except Exception as error:
+        live.drop(emitter, error)
+        return NOBODY.pop, None
+
+
+def start(region: Region) -> Token:
+    """Open ``region`` like `enter`, in a way that other regions may overlap: for code that is suspended."""
+    emitter = current
+    return attempt(emitter, emitter.start, emitter.end, region)
+
+
+def leave(token: Token) -> None:
+    """Close what `enter` or `start` opened, whoever listens by now."""
+    try:
+        token[0](token[1])
+    except Exception as error:
+        guard.failed("closing a region", error)
+
+
+def instant(region: Region) -> None:
+    """Show an instant wherever somebody listens."""
+    emitter = current
+    attempt(emitter, emitter.mark, NOBODY.pop, region)
+
+
+class Live:
+    """Which emitters listen, and why."""
+
+    def __init__(self) -> None:
+        self.attached: list[Emitter] = []  # their tool was there when the process started
+        self.torch: TorchProfilerEmitter | None = None  # a torch profiler records
+        self.hears_torch = False
+
+    def refresh(self) -> None:
+        """Take the change in: find out at the next region who listens."""
+        global recording, current
+        listening = bool(self.torch or self.attached)
+        current = Unsettled() if listening else NOBODY
+        recording = listening
+
+    def settle(self) -> None:
+        """Find out who listens, each region going to every profiler once."""
+        global current
+        emitters = list(self.attached)
+        if self.torch is not None:
+            emitters.append(self.torch)
+            if "jax" in sys.modules and settings.emitters == "auto":
+                emitters.append(JaxEmitter())
+        drop = redundant([emitter.name for emitter in emitters], compat.profiler_target())
+        emitters = [emitter for emitter in emitters if emitter.name not in drop]
+        current = emitters[0] if len(emitters) == 1 else Several(emitters)
+
+    def drop(self, emitter: Emitter, error: Exception) -> None:
+        """Take a failing emitter out for good."""
+        self.attached = [other for other in self.attached if other is not emitter]
+        if emitter is self.torch:
+            self.torch = None
+        self.refresh()
+        guard.failed(f"emitter {emitter.name}", error)
+
+    def detect(self) -> None:
+        """Look for the tools that this process runs under."""
+        self.attached = attached()
+        self.refresh()
+
+    def hear_torch(self, torch: Any) -> None:
+        """Follow torch's profilers and compiler from now on."""
+        global tracing
+        if not self.hears_torch:
+            self.hears_torch = True
+            tracing = torch.compiler.is_dynamo_compiling
+            compat.on_profiler(self.profiler_started, self.profiler_stopped)
+
+    def profiler_started(self) -> None:
+        """A torch profiler is about to record."""
+        if settings.emitters == "auto" or "torch" in settings.emitters:
+            self.torch = TorchProfilerEmitter()
+            self.refresh()
+
+    def profiler_stopped(self) -> None:
+        """The torch profiler stopped recording."""
+        if self.torch is not None:
+            self.torch.stop()
+            self.torch = None
+            self.refresh()
+
+
+live = Live()

@@ -1,0 +1,146 @@
+"""A region: a named stretch of code, with how a profiler should show it."""
+
+from __future__ import annotations
+
+import unicodedata
+import zlib
+from functools import lru_cache
+from typing import Any
+
+DOMAIN = "instrument"
+OPAQUE = 0xFF000000
+
+# The names that nvtx knows without matplotlib, and the rest of the basic web colours.
+COLORS = {
+    "aqua": 0x00FFFF,
+    "black": 0x000000,
+    "blue": 0x0000FF,
+    "cyan": 0x00FFFF,
+    "darkgreen": 0x006400,
+    "fuchsia": 0xFF00FF,
+    "gray": 0x808080,
+    "green": 0x008000,
+    "grey": 0x808080,
+    "lime": 0x00FF00,
+    "magenta": 0xFF00FF,
+    "maroon": 0x800000,
+    "navy": 0x000080,
+    "olive": 0x808000,
+    "orange": 0xFFA500,
+    "purple": 0x800080,
+    "rapids": 0x7400FF,
+    "red": 0xFF0000,
+    "silver": 0xC0C0C0,
+    "teal": 0x008080,
+    "white": 0xFFFFFF,
+    "yellow": 0xFFFF00,
+}
+
+# Muted and far apart, so that neighbours differ on a timeline; a region without a colour gets one by its name.
+PALETTE = (
+    0x4E79A7, 0xF28E2B, 0xE15759, 0x76B7B2, 0x59A14F, 0xEDC948,
+    0xB07AA1, 0xFF9DA7, 0x9C755F, 0x86BCB6, 0xD37295, 0x8CD17D,
+)  # fmt: skip
+
+
+class Region:
+    """A named stretch of code. Emitters keep what they prepared for it in ``prepared``, by their own name.
+
+    ``plain`` is the name for torch.profiler: printable ASCII without quotes and backslashes. It writes
+    "unknown" for any name with other characters, and quotes unescaped, which makes the whole trace unreadable.
+    """
+
+    __slots__ = ("category", "color", "domain", "name", "payload", "plain", "prepared")
+
+    def __init__(
+        self,
+        name: str,
+        color: int,
+        domain: str = DOMAIN,
+        category: str | int | None = None,
+        payload: int | float | None = None,
+    ) -> None:
+        self.name = name
+        self.plain = _plain(name)
+        self.color = color
+        self.domain = domain
+        self.category = category
+        self.payload = payload
+        self.prepared: dict[str, Any] = {}
+
+
+_REPLACED = {'"': "'", "\\": "/", "\t": " ", "\n": " ", "\r": " "}
+
+
+def _plain(name: str) -> str:
+    if name.isascii() and name.isprintable() and '"' not in name and "\\" not in name:
+        return name
+    letters = [c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)]
+    known = (_REPLACED.get(c, c) for c in letters)
+    return "".join(c if c.isascii() and c.isprintable() else f"U+{ord(c):04X}" for c in known)
+
+
+def check(color: object, domain: object, category: object, payload: object) -> None:
+    """Raise ``TypeError`` or ``ValueError``, naming the argument, for what `make` would not take."""
+    if color is not None:
+        argb(color)
+    if domain is not None and not isinstance(domain, str):
+        raise TypeError(f'"domain" must be a string: {domain!r}')
+    if category is not None and (isinstance(category, bool) or not isinstance(category, (str, int))):
+        raise TypeError(f'"category" must be a string or an integer: {category!r}')
+    if payload is not None and (isinstance(payload, bool) or not isinstance(payload, (int, float))):
+        raise TypeError(f'"payload" must be an int or a float: {payload!r}')
+
+
+def argb(color: object) -> int:
+    """Return ``color`` as 0xAARRGGBB; an integer is taken as it is.
+
+    Args:
+        color: an integer, "#RRGGBB", "#AARRGGBB", one of `COLORS`, or any colour matplotlib knows if it is
+            installed.
+
+    Raises:
+        TypeError: neither a string nor an integer.
+        ValueError: an unknown colour, or an integer outside 0 .. 0xFFFFFFFF.
+    """
+    if isinstance(color, bool) or not isinstance(color, (int, str)):
+        raise TypeError(f'"color" must be a string or an integer: {color!r}')
+    if isinstance(color, int):
+        if not 0 <= color <= 0xFFFFFFFF:
+            raise ValueError(f'"color" must be within 0 .. 0xFFFFFFFF: {color!r}')
+        return color
+    known = COLORS.get(color.lower())
+    if known is not None:
+        return OPAQUE | known
+    digits = color[1:]
+    if color.startswith("#") and len(digits) in (6, 8) and not set(digits) - set("0123456789abcdefABCDEF"):
+        return int(digits, 16) | (OPAQUE if len(digits) == 6 else 0)
+    try:
+        from matplotlib.colors import to_rgb
+
+        red, green, blue = (round(255 * part) for part in to_rgb(color))
+    except (ImportError, ValueError):
+        raise ValueError(
+            f'"color" must be an integer, "#RRGGBB", one of {", ".join(COLORS)}, '
+            f"or, with matplotlib installed, a colour it knows: {color!r}"
+        ) from None
+    return OPAQUE | int(red) << 16 | int(green) << 8 | int(blue)
+
+
+def by_name(name: str) -> int:
+    """Return the colour of a region that was given none; the same for the same name, in every process."""
+    return OPAQUE | PALETTE[zlib.crc32(name.encode("utf-8", "replace")) % len(PALETTE)]
+
+
+# Bounded, since names made in a loop (f"batch {i}") would otherwise be kept for ever.
+@lru_cache(maxsize=4096)
+def make(
+    name: str,
+    color: str | int | None,
+    domain: str | None,
+    category: str | int | None,
+    payload: int | float | None,
+) -> Region:
+    """Return the region with these attributes; the same object for the same attributes."""
+    shade = argb(color) if color is not None else by_name(name)
+    return Region(name, shade, domain or DOMAIN, category, payload)

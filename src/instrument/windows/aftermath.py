@@ -1,0 +1,95 @@
+"""What follows a window, on a thread of its own while training goes on: files, manifest, summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ..config import settings
+from ..exporters.capture import Capture
+from ..guard import guard
+from .manifest import Manifest
+
+
+class Aftermath:
+    """Finishes the windows of one run in order.
+
+    Args:
+        manifest: where each window gets its line.
+        hint: what to tell the user where there are no files of ours.
+    """
+
+    def __init__(self, manifest: Manifest, hint: str) -> None:
+        self._manifest = manifest
+        self._hint = hint
+        self._worker: ThreadPoolExecutor | None = None
+        self._pending: list[Future[None]] = []
+        self._summaries: list[Any] = []
+        self._files: list[Path] = []
+        self._unsaid = 0  # recorded windows that no summary spoke of yet
+
+    def later(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Run ``call`` after what was handed over before; what it raises is contained."""
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="instrument")
+        self._pending = [future for future in self._pending if not future.done() or future.exception()]
+        self._pending.append(self._worker.submit(self._contained, call, *args, **kwargs))
+
+    @staticmethod
+    def _contained(call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        with guard.contained("finishing a window"):
+            call(*args, **kwargs)
+
+    def recorded(
+        self, capture: Capture, save: Callable[[], list[Path]], reasons: list[str], **entry: Any
+    ) -> None:
+        """A window was recorded: read its trace before it is compressed, save the files, add the line."""
+        with guard.contained("the summary"):
+            raw = getattr(capture, "raw", None)
+            if raw is not None and settings.summary:
+                from ..traces.summary import summarize
+
+                self._summaries.append(summarize(raw))
+        failure = None
+        try:
+            files = save()
+        except Exception as error:
+            failure = error
+            raw = getattr(capture, "raw", None)
+            files = [raw] if raw is not None and raw.exists() else []
+            entry["status"] = entry["status"] if files else "failed"
+            reasons = [*reasons, f"{'not compressed' if files else 'not saved'}: {type(error).__name__}: {error}"]
+        if files or failure is None:
+            self._files += files
+            self._unsaid += 1
+        self._manifest.add(**entry, reason="; ".join(reasons) or None, files=files)
+        if failure is not None:
+            guard.failed("saving a window", failure)
+
+    def report(self) -> None:
+        """Print the summary of the windows so far, once."""
+        if not (self._unsaid and settings.summary):
+            return
+        from rich.console import Console
+
+        # Not stdout: that may be the program's result.
+        console = Console(stderr=True)
+        if self._summaries:
+            from ..report.terminal import render
+            from ..traces.summary import merge
+
+            render(merge(self._summaries), files=self._files, folder=self._manifest.folder, console=console)
+        elif self._hint:
+            windows = "1 window" if self._unsaid == 1 else f"{self._unsaid} windows"
+            console.print(f"instrument: {windows} {self._hint}", highlight=False, soft_wrap=True)
+        self._unsaid = 0
+
+    def finish(self) -> None:
+        """Wait until everything is written."""
+        if self._worker is not None:
+            self._worker.shutdown(wait=True)
+            self._worker = None
+            for future in self._pending:
+                future.result()  # raises only what `_contained` let through: strict settings

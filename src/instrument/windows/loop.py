@@ -1,0 +1,334 @@
+"""`profile`: the object that a training loop steps, which opens and closes windows as the schedule says."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from .. import log
+from ..config import settings
+from ..errors import CaptureError
+from ..exporters.capture import Exporter, choose
+from ..guard import guard
+from ..regions import live
+from .aftermath import Aftermath
+from .manifest import Manifest
+from .recording import Recording
+from .schedule import Phase, Schedule, Window, schedule
+from .torch_schedule import FromTorch
+
+NEVER = sys.maxsize
+
+
+class Profile:
+    """A loop's profiler; made by `profile`.
+
+    Attributes:
+        step_num: the number of the current step.
+        out: the folder that everything lands in.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        plan: Schedule | FromTorch,
+        exporter: Exporter,
+        on_trace_ready: Callable[[Profile], Any] | None,
+        ranks: frozenset[int] | None,
+        first_step: int,
+    ) -> None:
+        self.step_num = first_step
+        self.out = out
+        self._change = NEVER  # the next step at which there is something to do
+        self._plan = plan
+        self._exporter = exporter
+        self._on_trace_ready = on_trace_ready
+        self._ranks = ranks
+        self._recording: Recording | None = None
+        self._over = 0  # the number of the last window that is over
+        self._metadata: dict[str, str] = {}
+        self._manifest = Manifest(out)
+        self._aftermath = Aftermath(self._manifest, exporter.hint)
+        self._started = False
+        self._process = 0
+        self._rank = 0
+
+    def step(self) -> None:
+        """Tell that a step ended and the next begins: an integer compare, unless a window is open or due."""
+        self.step_num += 1
+        if self.step_num >= self._change:
+            self._advance()
+
+    def start(self) -> None:
+        """Begin with step `step_num`; after `stop`, go on from where that was."""
+        if self._started or not settings.enabled:
+            return
+        self._started = True
+        self._process = os.getpid()
+        self._rank = _rank()
+        if self._ranks is not None and self._rank not in self._ranks:
+            return
+        with guard.contained("preparing the exporter"):
+            following = self._plan.next_window(self.step_num)
+            passed = following.index - 1 if following is not None else self._plan.count or 0
+            self._over = max(self._over, passed)
+            if following is not None:
+                self._exporter.prepare()
+        self._advance()
+
+    def stop(self) -> None:
+        """End: close an open window, wait for its files, account for windows not reached, print the summary."""
+        if not self._started:
+            return
+        self._started = False
+        self._change = NEVER
+        if self._process != os.getpid():  # a forked child: the windows are its parent's
+            return
+        if self._recording is not None and self._recording.end_ns is None:  # else on_trace_ready calls this
+            self._close(self._recording)
+        with guard.contained("ending"):
+            if self._ranks is None or self._rank in self._ranks:
+                for window in islice(self._unreached(), 1000):
+                    self._note(window, "not reached", f"the loop ended at step {self.step_num}")
+            self._aftermath.later(self._report)
+            self._aftermath.finish()
+
+    def __enter__(self) -> Profile:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # What `on_trace_ready` may ask, as it would of a `torch.profiler.profile`.
+
+    @property
+    def windows(self) -> list[dict[str, Any]]:
+        """What came of each window so far, as in ``manifest.jsonl``."""
+        return self._manifest.entries
+
+    def export_chrome_trace(self, path: str, use_python_export: bool = False) -> None:
+        """Copy the trace of the window that just ended to ``path``; for use in ``on_trace_ready``.
+
+        ``use_python_export``, which torch's own handlers pass from torch 2.13 on, changes nothing.
+        """
+        self._ended("export_chrome_trace").export(os.fspath(path))
+
+    def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> Any:
+        """What `torch.profiler.profile.export_stacks` does; for use in ``on_trace_ready``."""
+        return self._ended("export_stacks").profiler.export_stacks(path, metric)
+
+    def key_averages(self, *args: Any, **kwargs: Any) -> Any:
+        """What `torch.profiler.profile.key_averages` returns; for use in ``on_trace_ready``.
+
+        Takes 30 s and 2 GB on a window of 500,000 events.
+        """
+        return self._ended("key_averages").profiler.key_averages(*args, **kwargs)
+
+    def events(self) -> Any:
+        """What `torch.profiler.profile.events` returns; for use in ``on_trace_ready``."""
+        return self._ended("events").profiler.events()
+
+    def add_metadata(self, key: str, value: str) -> None:
+        """Put a text into the trace of each window that ends from now on."""
+        self._metadata[key] = value
+
+    def _ended(self, asked: str) -> Any:
+        recording = self._recording
+        if recording is None or recording.end_ns is None or not hasattr(recording.capture, "profiler"):
+            raise CaptureError(f"{asked}: a torch.profiler trace is there only in on_trace_ready")
+        return recording.capture
+
+    # The way through the schedule. Nothing below raises into the loop.
+
+    def _advance(self) -> None:
+        """Do what is due at this step and set the step at which to come back."""
+        step, recording = self.step_num, self._recording
+        if self._process != os.getpid():
+            self._change = NEVER
+            return
+        self._change = step + 1
+        with guard.contained("following the schedule"):
+            if recording is not None and not recording.here():
+                return
+            phase, window = self._plan.at(step)
+            if recording is not None and (window is None or window.index != recording.window.index):
+                self._close(recording)
+                if not self._started:  # on_trace_ready called `stop`
+                    self._change = NEVER
+                    return
+            if window is None:
+                following = self._plan.next_window(step)
+                self._change = NEVER if following is None else following.warmup
+            elif window.index <= self._over:  # the rest of a window that failed
+                if self._plan.finite or window.stop < NEVER:
+                    self._change = window.stop
+            else:
+                self._follow(phase, window)
+
+    def _follow(self, phase: Phase, window: Window) -> None:
+        try:
+            if self._recording is None:
+                self._recording = Recording(window, self._exporter.capture())
+            self._recording.window = window
+            if phase is Phase.ACTIVE:
+                self._recording.step(self.step_num)
+            else:
+                self._change = window.active
+        except Exception as error:
+            self._give_up(window, error)
+
+    def _close(self, recording: Recording) -> None:
+        """End the window: on time, or early because the loop ended."""
+        window = recording.window
+        try:
+            recording.stop(self.step_num, self._metadata)
+            folder = self.out / f"window-{window.index:04d}"
+            save = recording.capture.save(folder, f"rank{self._rank}.{recording.end_ns}")
+        except Exception as error:
+            self._give_up(window, error)
+            return
+        self._over = window.index
+        early = self.step_num < window.stop < NEVER
+        reasons = [f"the loop ended at step {self.step_num}"] if early else []
+        failure = None
+        try:
+            if self._on_trace_ready is not None:
+                self._on_trace_ready(self)
+        except Exception as error:
+            failure = error
+            reasons.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
+        finally:  # a KeyboardInterrupt, too, leaves the files
+            self._recording = None
+            self._aftermath.later(
+                self._aftermath.recorded,
+                recording.capture,
+                save,
+                reasons,
+                **self._entry(window, recording),
+                status="partial" if early else "recorded",
+            )
+        if self._plan.count == window.index:
+            self._aftermath.later(self._report)
+        if failure is not None:
+            guard.failed("on_trace_ready", failure)
+
+    def _give_up(self, window: Window, error: Exception) -> None:
+        """Take note of why a window is not recorded, leave nothing on, and go on to the next."""
+        recording, self._recording = self._recording, None
+        self._over = window.index
+        if isinstance(error, CaptureError):
+            status, reason = "skipped", str(error)
+        else:
+            status, reason = "failed", f"{type(error).__name__}: {error}"
+        self._note(window, status, reason, recording)
+        log.warning("window not recorded", window=window.index, reason=reason)
+        with guard.contained("leaving a failed window"):
+            if recording is not None:
+                recording.abandon()
+        if status == "failed":
+            guard.failed(f"exporter {self._exporter.name}", error)
+
+    def _unreached(self) -> Iterable[Window]:
+        following = self._plan.window(self._over + 1)
+        if following is None or not self._plan.finite:
+            return [following] if following is not None else []
+        return filter(None, map(self._plan.window, range(following.index, (self._plan.count or 0) + 1)))
+
+    def _entry(self, window: Window, recording: Recording | None) -> dict[str, Any]:
+        return {
+            "rank": self._rank,
+            "window": window.index,
+            "planned_steps": (window.active, window.stop - 1 if window.stop < NEVER else None),
+            "steps": recording and recording.steps,
+            "start_ns": recording and recording.start_ns,
+            "end_ns": recording and recording.end_ns,
+            "exporter": self._exporter.name,
+            "hidden_regions": sorted(live.compiled_away),
+        }
+
+    def _note(self, window: Window, status: str, reason: str, recording: Recording | None = None) -> None:
+        entry = self._entry(window, recording) | {"status": status, "reason": reason}
+        self._aftermath.later(self._manifest.add, **entry)
+
+    def _report(self) -> None:
+        if live.compiled_away:
+            log.info("regions inside compiled code are not recorded; annotate around the compiled call",
+                     regions=sorted(live.compiled_away))  # fmt: skip
+        if self._rank == min(self._ranks or {0}):
+            self._aftermath.report()
+
+
+def _rank() -> int:
+    """Return the rank of this process in its job, 0 where there is no job."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else 0
+
+
+def profile(
+    out: str | os.PathLike[str] = "runs/instrument",
+    *,
+    schedule: Schedule | Callable[[int], Any] | None = None,
+    on_trace_ready: Callable[[Profile], Any] | None = None,
+    exporter: str | Exporter = "auto",
+    ranks: Iterable[int] | None = None,
+    first_step: int = 0,
+    **options: Any,
+) -> Profile:
+    """Record chosen steps of a training loop; call ``.step()`` on what this returns after each step.
+
+    Each window lands in ``OUT/window-0001/`` as ``rank0.TIME.pt.trace.json.gz``, which opens in Perfetto,
+    chrome://tracing and TensorBoard; ``OUT/manifest.jsonl`` says what came of each. After the last window a
+    summary is printed to stderr. No failure of the recording reaches the loop.
+
+    Args:
+        out: the folder.
+        schedule: what `instrument.schedule` returns, or a function of a step's number such as
+            `torch.profiler.schedule` returns; None records everything in one window.
+        on_trace_ready: called at the end of each window, on the loop's thread, with what this returns.
+        exporter: "auto", "torch_profiler" or "nsight_systems"; auto is Nsight Systems under ``nsys``.
+        ranks: the ranks that record; None for all. Others take part in nothing and wait for nobody.
+        first_step: the number of the first step, for a run that is resumed. Named steps and periods of a
+            schedule count from 0 all the same, cycles (wait, warmup, active) from here.
+        options: as `torch.profiler.profile` takes them: ``activities``, ``record_shapes``,
+            ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ...
+
+    Raises:
+        TypeError, ValueError: an argument that is not accepted; the message gives its name and value.
+
+    Example:
+        >>> with profile("runs/bert", schedule=schedule(wait=1, warmup=1, active=3, repeat=2)) as prof:
+        ...     for batch in loader:
+        ...         train_step(batch)
+        ...         prof.step()
+    """
+    if not isinstance(out, (str, os.PathLike)):
+        raise TypeError(f'"out" must be the path of a folder: {out!r}')
+    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
+        raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
+    if on_trace_ready is not None and not callable(on_trace_ready):
+        raise TypeError(f'"on_trace_ready" must be a function: {on_trace_ready!r}')
+    if ranks is not None and not isinstance(ranks, Iterable):
+        raise TypeError(f'"ranks" must be several integers, such as [0]: {ranks!r}')
+    chosen = None if ranks is None else frozenset(ranks)
+    if chosen is not None and not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
+        raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
+    plan = _plan(schedule, first_step)
+    return Profile(Path(out), plan, choose(exporter, options), on_trace_ready, chosen, first_step)
+
+
+def _plan(given: Schedule | Callable[[int], Any] | None, first_step: int) -> Schedule | FromTorch:
+    if given is None:
+        return schedule(at=first_step, active=NEVER)
+    if isinstance(given, Schedule):
+        return given.starting(first_step)
+    if callable(given):
+        return FromTorch(given, first_step)
+    raise TypeError(f'"schedule" must be an instrument.schedule(...) or a function of a step\'s number: {given!r}')

@@ -1,0 +1,70 @@
+"""The record of what came of each window: a line of JSON in ``manifest.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..guard import guard
+
+
+class Manifest:
+    """Appends a line for each window, and keeps the lines of this process in ``entries``.
+
+    Args:
+        folder: where ``manifest.jsonl`` lies; made when the first line is written.
+
+    Each line has ``run`` (one value for all lines of a process), ``rank``, ``window`` (its number in the
+    schedule, from 1), ``status`` ("recorded", "partial", "skipped", "failed" or "not reached"), ``reason``
+    (in words, null when all went well), ``planned_steps`` and ``steps`` (first and last, both included; null
+    where there is none), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files`` (``path``
+    relative to the folder, ``bytes``) and ``hidden_regions`` (inside compiled code, where no profiler sees them).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries: list[dict[str, Any]] = []
+        self._run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
+
+    def add(
+        self,
+        *,
+        rank: int,
+        window: int,
+        status: str,
+        reason: str | None = None,
+        planned_steps: Sequence[int | None],
+        steps: Sequence[int] | None = None,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        exporter: str,
+        files: Sequence[Path] = (),
+        hidden_regions: Sequence[str] = (),
+    ) -> None:
+        """Add the line of one window; a folder that cannot be written leaves it in `entries` alone."""
+        entry = {
+            "run": self._run,
+            "rank": rank,
+            "window": window,
+            "status": status,
+            "reason": reason,
+            "planned_steps": list(planned_steps),
+            "steps": steps and list(steps),
+            "start_ns": start_ns,
+            "end_ns": end_ns,
+            "exporter": exporter,
+            "files": [{"path": str(f.relative_to(self.folder)), "bytes": f.stat().st_size} for f in files],
+            "hidden_regions": list(hidden_regions),
+        }
+        self.entries.append(entry)
+        with guard.contained("writing the manifest"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # One write in append mode: ranks that share the folder do not cut each other's lines.
+            descriptor = os.open(self.folder / "manifest.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            with os.fdopen(descriptor, "ab", buffering=0) as file:
+                file.write(json.dumps(entry).encode() + b"\n")

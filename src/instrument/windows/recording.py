@@ -1,0 +1,74 @@
+"""One window while it is open."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from .. import log
+from ..errors import CaptureError
+from ..exporters.capture import Capture
+from .schedule import Window
+
+
+class Recording:
+    """A window and its capture, opened on this thread: torch's profiler must be stopped where it was started.
+
+    Attributes:
+        steps: the first and the last step recorded so far; None in warm-up.
+        start_ns: when recording began, in ns since the epoch; None in warm-up.
+        end_ns: when it ended.
+    """
+
+    def __init__(self, window: Window, capture: Capture) -> None:
+        self.window = window
+        self.capture = capture
+        self.steps: tuple[int, int] | None = None
+        self.start_ns: int | None = None
+        self.end_ns: int | None = None
+        self._thread = threading.get_ident()
+        self._warned = False
+
+    def here(self) -> bool:
+        """Tell whether this is the thread that opened the window; warn the first time it is not."""
+        if self._thread == threading.get_ident():
+            return True
+        if not self._warned:
+            self._warned = True
+            log.warning("not the thread that opened the window, which stays open", window=self.window.index)
+        return False
+
+    def step(self, number: int) -> None:
+        """The step ``number``, to be recorded, begins."""
+        if self.start_ns is None:
+            self.capture.start()
+            self.start_ns = time.time_ns()
+        self.capture.step(number)
+        self.steps = (self.steps[0] if self.steps else number, number)
+
+    def stop(self, step: int, metadata: Mapping[str, str]) -> None:
+        """Stop recording, with ``metadata`` in the trace; the loop is about to begin ``step``.
+
+        Raises:
+            CaptureError: nothing was recorded, or this is the wrong thread.
+        """
+        if not self.here():
+            raise CaptureError("the loop ended on another thread than the one that opened the window")
+        if self.start_ns is None:
+            raise CaptureError(f"the loop ended in warm-up, at step {step}")
+        self.capture.step(None)
+        for key, value in metadata.items():
+            self.capture.add_metadata(key, value)
+        self.capture.stop()
+        self.end_ns = time.time_ns()
+
+    def abandon(self) -> None:
+        """Leave nothing on after a failure, or after a warm-up that led to nothing."""
+        if self.end_ns is not None or not self.here():
+            return
+        self.end_ns = time.time_ns()
+        if self.start_ns is None:
+            self.capture.discard()
+        else:
+            self.capture.stop()

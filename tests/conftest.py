@@ -1,0 +1,66 @@
+"""Fixtures for every test: internal errors are raised, and nothing of ours stays live after a test."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from instrument.config import settings
+from instrument.regions import annotation, live
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no GPU that torch can use"))
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Raise internal errors, and fail a test that leaves a profiler or an emitter live."""
+    assert annotation.annotate  # follows torch's profilers from here on
+    monkeypatch.setattr(settings, "strict", True)
+    live.compiled_away.clear()
+    yield
+    assert not torch.autograd._profiler_enabled()
+    assert not live.recording
+
+
+@pytest.fixture
+def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contain internal errors, as for users."""
+    monkeypatch.setattr(settings, "strict", False)
+
+
+Events = list[dict[str, Any]]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Callable[..., Events]:
+    """Run a function under torch.profiler and return its user annotations, in order of their start."""
+
+    def run(function: Callable[[], object], category: str = "user_annotation") -> Events:
+        with profile(activities=[ProfilerActivity.CPU]) as prof:
+            function()
+        path = tmp_path / "trace.json"
+        prof.export_chrome_trace(str(path))
+        return annotations(path, category)
+
+    return run
+
+
+def annotations(path: Path, category: str = "user_annotation") -> Events:
+    """Return the complete events of ``category`` in a trace, in order of their start."""
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    events = json.loads(text)["traceEvents"]
+    chosen = [event for event in events if event.get("cat") == category and event["ph"] == "X"]
+    return sorted(chosen, key=lambda event: (event["ts"], -event["dur"]))

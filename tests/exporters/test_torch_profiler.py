@@ -1,0 +1,211 @@
+"""What the torch.profiler exporter leaves is one trace a window, which TensorBoard's plugin loads as it is."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity
+
+import instrument
+from instrument.config import settings
+from instrument.errors import CaptureError
+from instrument.exporters.capture import choose
+from instrument.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
+
+from ..support import programs
+from ..windows.training import steps, train
+
+
+def record(exporter: TorchProfilerExporter, folder: Path, stem: str = "rank0.1") -> TorchProfilerCapture:
+    """One window of two steps, stopped but not saved."""
+    capture = exporter.capture()
+    capture.start()
+    for number in (4, 5):
+        capture.step(number)
+        torch.ones(3).sum()
+    capture.step(None)
+    capture.stop()
+    return capture
+
+
+def test_a_capture_leaves_one_gzipped_trace(tmp_path: Path) -> None:
+    """Saving writes the trace at once, finishing leaves the compressed one alone."""
+    capture = record(TorchProfilerExporter({}), tmp_path)
+    finish = capture.save(tmp_path / "w", "rank0.1")
+    assert ["rank0.1.raw"] == os.listdir(tmp_path / "w")
+    assert [tmp_path / "w" / "rank0.1.pt.trace.json.gz"] == finish()
+    assert ["rank0.1.pt.trace.json.gz"] == os.listdir(tmp_path / "w")
+    assert [4, 5] == steps(tmp_path / "w" / "rank0.1.pt.trace.json.gz")
+
+
+def test_the_trace_survives_a_disk_that_fills_up_while_it_is_compressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The uncompressed trace is kept under a name that viewers know, and no half-written one."""
+    finish = record(TorchProfilerExporter({}), tmp_path).save(tmp_path, "rank0.1")
+
+    class Full(gzip.GzipFile):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(gzip, "open", lambda path, mode, compresslevel: Full(path, mode, compresslevel))
+    with pytest.raises(OSError, match="No space left"):
+        finish()
+    assert ["rank0.1.pt.trace.json"] == os.listdir(tmp_path)
+    assert [4, 5] == steps(tmp_path / "rank0.1.pt.trace.json")
+
+
+def test_a_capture_is_refused_while_another_profiler_records(tmp_path: Path) -> None:
+    """Whether it is there already or comes in during warm-up, it keeps all of its events."""
+    exporter = TorchProfilerExporter({})
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as other:
+        with pytest.raises(CaptureError, match="another torch profiler is active"):
+            exporter.capture()
+        torch.ones(3).sum()
+    assert "aten::sum" in {event.name for event in other.events()}
+    capture = exporter.capture()
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as other:
+        with pytest.raises(CaptureError, match="another torch profiler is active"):
+            capture.start()
+        capture.discard()
+        torch.ones(3).sum()
+    assert "aten::sum" in {event.name for event in other.events()}
+    assert record(exporter, tmp_path).save(tmp_path, "after")()
+
+
+def test_a_discarded_capture_leaves_nothing_on(tmp_path: Path) -> None:
+    """A warm-up that led to nothing does not disturb the next capture or a user's own profiler."""
+    exporter = TorchProfilerExporter({})
+    exporter.capture().discard()
+    assert not torch.autograd._profiler_enabled()
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as own:
+        torch.ones(3).sum()
+    assert "aten::sum" in {event.name for event in own.events()}
+    assert record(exporter, tmp_path).save(tmp_path, "after")()
+
+
+def test_a_trace_that_torch_could_not_write_is_an_error_with_the_free_space(tmp_path: Path) -> None:
+    """torch says so on stderr alone; the error names the folder and what is free there."""
+    capture = record(TorchProfilerExporter({}), tmp_path)
+    (tmp_path / "w" / "rank0.1.raw").mkdir(parents=True)  # torch cannot write there
+    capture.profiler.export_chrome_trace = lambda path: Path(path).rmdir()  # type: ignore[method-assign]
+    with pytest.raises(CaptureError, match=r"torch could not write the trace to .*/w \([\d,]+ bytes free\)"):
+        capture.save(tmp_path / "w", "rank0.1")
+
+
+def test_a_trace_is_exported_before_it_is_compressed_only(tmp_path: Path) -> None:
+    """`export` copies the raw trace; before it is saved and after it is compressed there is none."""
+    capture = record(TorchProfilerExporter({}), tmp_path)
+    with pytest.raises(CaptureError, match="only in on_trace_ready"):
+        capture.export(str(tmp_path / "early.json"))
+    finish = capture.save(tmp_path, "rank0.1")
+    capture.export(str(tmp_path / "plain.json"))
+    finish()
+    with pytest.raises(CaptureError, match="only in on_trace_ready"):
+        capture.export(str(tmp_path / "late.json"))
+    assert [4, 5] == steps(tmp_path / "plain.json")
+
+
+@pytest.mark.parametrize(
+    "variable", ["CUDA_INJECTION64_PATH", "NV_TPS_LAUNCH_TOKEN", "ROCP_TOOL_LIBRARIES"]
+)
+def test_beside_a_gpu_tool_only_the_cpu_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str
+) -> None:
+    """The GPU's tracing interface has one user at a time, which the log says."""
+    monkeypatch.setenv(variable, "/opt/tool/libtool.so")
+    exporter = TorchProfilerExporter({"record_shapes": True})
+    assert {"record_shapes": True, "activities": [ProfilerActivity.CPU]} == exporter._options
+    assert "torch.profiler records the CPU only" in caplog.text
+
+
+def test_the_exporter_is_chosen_by_name_or_by_what_the_process_runs_under(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """auto is torch.profiler, and Nsight Systems in a process under nsys."""
+    for variable in ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    assert "torch_profiler" == choose("auto", {}).name == choose("torch_profiler", {}).name
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
+    assert "nsight_systems" == choose("auto", {}).name == choose("nsight_systems", {}).name
+
+
+def test_preparing_twice_costs_once() -> None:
+    """prepare imports what torch's profiler needs, so that no step of the loop pays for it."""
+    exporter = TorchProfilerExporter({})
+    exporter.prepare()
+    exporter.prepare()
+    assert "torch._inductor" in sys.modules
+
+
+def load_for_tensorboard(folder: Path) -> dict[str, Any]:
+    """What the loader of torch_tb_profiler makes of a folder, without its subprocesses."""
+    from torch_tb_profiler import consts
+    from torch_tb_profiler.profiler.data import RunProfileData
+    from torch_tb_profiler.profiler.run_generator import RunGenerator
+
+    found = {}
+    for path in sorted(folder.iterdir()):
+        match = consts.WORKER_PATTERN.match(path.name)
+        assert match, path
+        data = RunProfileData.parse(match[1], match[2], str(path), str(folder))
+        found[match[1]] = (data, RunGenerator(match[1], match[2], data).generate_run_profile())
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")  # the plugin's own
+def test_tensorboards_plugin_loads_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loader finds the worker by the file's name, the steps with their lengths, and the operators."""
+    pytest.importorskip("torch_tb_profiler", exc_type=ImportError)
+    monkeypatch.setattr(settings, "summary", False)
+    with instrument.profile(tmp_path, schedule=instrument.schedule("1-2")) as prof:
+        train(4, prof.step)
+    found = load_for_tensorboard(tmp_path / "window-0001")
+    assert ["rank0"] == list(found)
+    data, profile = found["rank0"]
+    assert ["1", "2"] == data.steps_names
+    assert 2 == len(data.steps_costs)
+    assert data.avg_costs.costs[0] > 0
+    assert "Overall" in profile.views[0].display_name or profile.views
+    assert "aten::addmm" in json.dumps(profile.operation_table_by_name)
+
+
+TENSORBOARD = """
+    import json, sys
+    from torch_tb_profiler import io
+    from torch_tb_profiler.profiler.loader import RunLoader
+
+    if __name__ == "__main__":
+        cache = io.Cache()
+        run = RunLoader("run", sys.argv[1], cache).load()
+        print(json.dumps([run.workers, [sorted(view.display_name for view in profile.views) for profile in run.profiles.values()]]))
+"""
+
+
+def test_tensorboards_run_loader_lists_the_ranks_as_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of a window, as it is, is a run of TensorBoard's: a worker for each rank."""
+    pytest.importorskip("torch_tb_profiler", exc_type=ImportError)
+    monkeypatch.setattr(settings, "summary", False)
+    out = tmp_path / "out"
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with instrument.profile(out, schedule=instrument.schedule("1-2")) as prof:
+            train(4, prof.step)
+    script = programs.program(TENSORBOARD, tmp_path)
+    environment = programs.environment({"TORCH_PROFILER_START_METHOD": "fork"})
+    done = programs.run(programs.python(script, [str(out / "window-0001")]), environment)
+    workers, views = json.loads(done.stdout.splitlines()[-1])
+    assert ["rank0", "rank1"] == sorted(workers)
+    assert all("Overview" in names for names in views)
+
+

@@ -1,0 +1,533 @@
+"""`annotate` as a decorator and as a context manager, under a real torch profiler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import instrument
+from instrument.regions import live
+
+Recorded = Callable[..., list[dict[str, Any]]]
+
+
+def names(events: list[dict[str, Any]]) -> list[str]:
+    return [event["name"] for event in events]
+
+
+def child(code: str, **variables: str) -> None:
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path), **variables})
+
+
+@instrument.annotate
+def bare(a: int, b: int = 2, /, *rest: int, c: int = 3, **others: int) -> tuple[object, ...]:
+    """Its documentation."""
+    return a, b, rest, c, others
+
+
+@instrument.annotate("named", color="green", category="compute", payload=1)
+def named() -> int:
+    return 1
+
+
+class Model:
+    @instrument.annotate
+    def method(self) -> str:
+        return "method"
+
+    @instrument.annotate
+    @classmethod
+    def above_class(cls) -> str:
+        return cls.__name__
+
+    @classmethod
+    @instrument.annotate
+    def below_class(cls) -> str:
+        return cls.__name__
+
+    @instrument.annotate
+    @staticmethod
+    def above_static() -> str:
+        return "static"
+
+    @staticmethod
+    @instrument.annotate
+    def below_static() -> str:
+        return "static"
+
+    @property
+    @instrument.annotate("getter")
+    def below_property(self) -> str:
+        return "property"
+
+    @instrument.annotate("getter above")
+    @property
+    def above_property(self) -> str:
+        """Its documentation."""
+        return "property"
+
+    @instrument.annotate("cached")
+    @functools.cached_property
+    def cached(self) -> str:
+        return "cached"
+
+
+@instrument.annotate
+class Whole:
+    shared = 1
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def public(self) -> int:
+        return self._private()
+
+    def _private(self) -> int:
+        return 1
+
+    @instrument.annotate("own name")
+    def already(self) -> int:
+        return 2
+
+    @classmethod
+    def make(cls) -> Whole:
+        return cls()
+
+    @staticmethod
+    def static() -> int:
+        return 3
+
+    @property
+    def size(self) -> int:
+        return 4
+
+    class Inner:
+        def method(self) -> int:
+            return 5
+
+
+@instrument.annotate("prefix")
+class Prefixed:
+    def __call__(self) -> int:
+        return 6
+
+
+def test_bare_and_called(recorded: Recorded) -> None:
+    """A region has the function's qualified name or the one given, once for each call."""
+    events = recorded(lambda: (bare(1), named(), named()))
+    assert names(events) == ["bare", "named", "named"]
+
+
+def test_a_region_spans_the_call(recorded: Recorded) -> None:
+    """The body's operators lie within the region."""
+
+    @instrument.annotate("outer")
+    def outer() -> None:
+        with instrument.annotate("inner"):
+            torch.ones(10)
+
+    outer_event, inner_event = recorded(outer)
+    assert outer_event["ts"] <= inner_event["ts"]
+    assert outer_event["ts"] + outer_event["dur"] >= inner_event["ts"] + inner_event["dur"]
+
+
+@pytest.mark.parametrize("recording", [False, True])
+def test_arguments_pass_unchanged(recorded: Recorded, recording: bool) -> None:
+    """Every kind of parameter and default arrives as without the decorator."""
+
+    def call() -> None:
+        assert bare(1) == (1, 2, (), 3, {})
+        assert bare(1, 5, 6, 7, c=8, d=9) == (1, 5, (6, 7), 8, {"d": 9})
+
+    recorded(call) if recording else call()
+
+
+def test_wrong_arguments_raise_as_without() -> None:
+    """A wrong call raises TypeError in the function's own name."""
+    with pytest.raises(TypeError, match=r"bare\(\) missing 1 required positional argument: 'a'"):
+        bare()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"named\(\) takes 0 positional arguments but 1 was given"):
+        named(1)  # type: ignore[call-arg]
+
+
+def test_parameters_with_names_of_our_own(recorded: Recorded) -> None:
+    """Parameters may be called what the wrapper calls its own names."""
+
+    @instrument.annotate("taken")
+    def taken(recording: int, tracing: int = 2, *, leave: int = 3, _function_: int = 4) -> tuple[int, ...]:
+        return recording, tracing, leave, _function_
+
+    assert taken(1) == (1, 2, 3, 4)
+    assert names(recorded(lambda: taken(0, leave=1))) == ["taken"]
+
+
+def test_defaults_are_the_same_objects() -> None:
+    """A mutable default is shared, as it was."""
+    seen: list[int] = []
+
+    @instrument.annotate
+    def default(a: list[int] = seen, *, b: list[int] = seen) -> tuple[list[int], list[int]]:
+        return a, b
+
+    first, second = default()
+    assert first is seen
+    assert second is seen
+
+
+def test_what_inspect_sees() -> None:
+    """Signature, name, documentation, module and kind are those of the function."""
+    assert inspect.signature(bare) == inspect.signature(bare.__wrapped__)
+    assert (bare.__name__, bare.__qualname__, bare.__module__) == ("bare", "bare", __name__)
+    assert inspect.getdoc(bare) == "Its documentation."
+    assert "return a, b, rest, c, others" in inspect.getsource(bare)
+    assert Model.above_property.__doc__ == "Its documentation."
+
+
+def test_pickling() -> None:
+    """An annotated function pickles as the name it is found under."""
+    assert pickle.loads(pickle.dumps(bare)) is bare
+
+
+def test_class_members(recorded: Recorded) -> None:
+    """Methods, class methods, static methods and properties work above and below the decorator."""
+    model = Model()
+
+    def call() -> list[str]:
+        return [
+            model.method(), model.above_class(), Model.below_class(), model.above_static(), Model.below_static(),
+            model.below_property, model.above_property, model.cached, model.cached,
+        ]  # fmt: skip
+
+    assert call() == ["method", "Model", "Model", "static", "static", "property", "property", "cached", "cached"]
+    del model.__dict__["cached"]
+    assert names(recorded(call)) == [
+        "Model.method", "Model.above_class", "Model.below_class", "Model.above_static", "Model.below_static",
+        "getter", "getter above", "cached",
+    ]  # fmt: skip
+
+
+def test_class_public_methods(recorded: Recorded) -> None:
+    """A class gets its public methods annotated; private, inherited and annotated ones stay."""
+
+    def call() -> None:
+        whole = Whole.make()
+        assert (whole.public(), whole.already(), whole.static(), whole.size) == (1, 2, 3, 4)
+        assert whole.Inner().method() == 5
+        assert Prefixed()() == 6
+
+    assert names(recorded(call)) == ["Whole.make", "Whole.public", "own name", "Whole.static", "prefix.__call__"]
+
+
+def test_other_callables(recorded: Recorded) -> None:
+    """Built-in functions and partial objects are callables too."""
+    length = instrument.annotate("len")(len)
+    partial = instrument.annotate("partial")(functools.partial(pow, 2))
+    bound = instrument.annotate([3, 1].index)
+    assert names(recorded(lambda: (length([1]), partial(3), bound(1)))) == ["len", "partial", "list.index"]
+    assert (length([1]), partial(3), bound(1)) == (1, 8, 1)
+
+
+def test_coroutine(recorded: Recorded) -> None:
+    """A coroutine's region lasts while it runs, awaits included, and the function stays a coroutine function."""
+
+    @instrument.annotate("fetch")
+    async def fetch(value: int) -> int:
+        await asyncio.sleep(0.02)
+        return value
+
+    assert inspect.iscoroutinefunction(fetch)
+    assert asyncio.run(fetch(3)) == 3
+    (event,) = recorded(lambda: asyncio.run(fetch(3)))
+    assert event["name"] == "fetch"
+    assert event["dur"] > 15_000
+
+
+def test_generator(recorded: Recorded) -> None:
+    """A generator keeps send, throw and its return value; its region ends when it is exhausted or closed."""
+
+    @instrument.annotate("numbers")
+    def numbers() -> Iterator[Any]:
+        got = yield 1
+        try:
+            yield got
+        except ValueError:
+            yield "caught"
+        return "result"
+
+    def use() -> None:
+        generator = numbers()
+        assert inspect.isgenerator(generator)
+        assert (next(generator), generator.send("sent"), generator.throw(ValueError())) == (1, "sent", "caught")
+        with pytest.raises(StopIteration) as stop:
+            next(generator)
+        assert stop.value.value == "result"
+
+    use()
+    assert inspect.isgeneratorfunction(numbers)
+    assert names(recorded(use)) == ["numbers"]
+
+    def close() -> None:
+        generator = numbers()
+        next(generator)
+        generator.close()
+        torch.ones(1)
+
+    (event,) = recorded(close)
+    assert event["dur"] < 10_000_000
+
+
+def test_async_generator(recorded: Recorded) -> None:
+    """An async generator keeps asend, athrow and aclose."""
+    closed = []
+
+    @instrument.annotate("stream")
+    async def stream() -> AsyncIterator[Any]:
+        try:
+            got = yield 1
+            try:
+                yield got
+            except ValueError:
+                yield "caught"
+        finally:
+            closed.append(True)
+
+    async def use() -> None:
+        items: Any = stream()
+        assert await items.asend(None) == 1
+        assert await items.asend("sent") == "sent"
+        assert await items.athrow(ValueError()) == "caught"
+        await items.aclose()
+        assert [item async for item in stream()] == [1, None]
+        with pytest.raises(KeyError):
+            items = stream()
+            await items.asend(None)
+            await items.athrow(KeyError())
+
+    asyncio.run(use())
+    assert inspect.isasyncgenfunction(stream)
+    assert names(recorded(lambda: asyncio.run(use()))) == ["stream"] * 3
+    assert closed == [True] * 6
+
+
+def test_context_managers(recorded: Recorded) -> None:
+    """`with` and `async with` nest, and one object may be entered again inside itself."""
+    again = instrument.annotate("again")
+
+    async def both() -> None:
+        async with instrument.annotate("async"):
+            with again, again:
+                await asyncio.sleep(0)
+
+    def use() -> None:
+        asyncio.run(both())
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(instrument.annotate("first"))
+            stack.enter_context(instrument.annotate("second"))
+
+    use()
+    assert names(recorded(use)) == ["async", "again", "again", "first", "second"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
+def test_exceptions_pass_and_close(recorded: Recorded, error: type[BaseException]) -> None:
+    """An exception leaves as it came, and what follows is no longer inside the region."""
+
+    @instrument.annotate("failing")
+    def failing() -> None:
+        with instrument.annotate("inside"):
+            raise error("as it came")
+
+    def use() -> None:
+        with pytest.raises(error, match="as it came"):
+            failing()
+        with instrument.annotate("after"):
+            pass
+
+    inside, after = recorded(use)[1:]
+    assert (inside["name"], after["name"]) == ("inside", "after")
+    assert after["ts"] >= inside["ts"] + inside["dur"]
+
+
+def test_names_that_json_escapes(recorded: Recorded) -> None:
+    """Quotes, backslashes and control characters in a name leave the trace readable."""
+
+    def use() -> None:
+        for name in ('say "hi"', "C:\\temp", "tab\tnewline\n", "", "naïve 模型 🔥", "\udcff"):
+            with instrument.annotate(name):
+                pass
+
+    assert names(recorded(use)) == [
+        "say 'hi'", "C:/temp", "tab newline ", "", "naive U+6A21U+578B U+1F525", "U+DCFF",
+    ]  # fmt: skip
+
+
+def test_recursion_and_threads(recorded: Recorded) -> None:
+    """A region is entered once a level; one object used by many threads at once stays whole."""
+    shared = instrument.annotate("shared")
+
+    @instrument.annotate("level")
+    def descend(depth: int) -> int:
+        return descend(depth - 1) + 1 if depth else 0
+
+    assert names(recorded(lambda: descend(3))) == ["level"] * 4
+
+    def work() -> None:
+        for _ in range(200):
+            with shared, shared:
+                descend(2)
+
+    def spread() -> None:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        work()
+        for thread in threads:
+            thread.join()
+
+    assert len(recorded(spread)) == 200 * (2 + 3)  # the profiler sees the thread that started it
+    assert shared._open == []
+
+
+def test_window_opens_or_closes_in_a_region(recorded: Recorded) -> None:
+    """A region is recorded if the profiler ran when it was entered, and else not at all."""
+    straddling = instrument.annotate("straddling")
+    with straddling:
+        assert names(recorded(lambda: None)) == []
+
+    def leave_open() -> None:
+        straddling.__enter__()
+
+    assert names(recorded(leave_open)) == ["straddling"]
+    with straddling:  # not recorded, while the one before is still open
+        pass
+    assert len(straddling._open or ()) == 1
+    straddling.__exit__()
+    assert straddling._open == []
+
+
+def test_idle_context_manager_keeps_nothing() -> None:
+    """Without a profiler a with block leaves no trace on its object."""
+    idle = instrument.annotate("idle")
+    with idle:
+        pass
+    assert idle._open is None
+    assert not live.recording
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"message": 3}, r'"message" must be a string, or what is to be decorated: 3'),
+        ({"message": "x", "color": "no such colour"}, r'"color" must be an integer.*: \'no such colour\''),
+        ({"message": "x", "color": 1.5}, r'"color" must be a string or an integer: 1.5'),
+        ({"message": "x", "color": -1}, r'"color" must be within 0 .. 0xFFFFFFFF: -1'),
+        ({"message": "x", "domain": 1}, r'"domain" must be a string: 1'),
+        ({"message": "x", "category": 1.5}, r'"category" must be a string or an integer: 1.5'),
+        ({"message": "x", "payload": "1"}, r'"payload" must be an int or a float: \'1\''),
+    ],
+)
+def test_wrong_attributes(arguments: dict[str, Any], message: str) -> None:
+    """A wrong argument fails at the call, with its name and value."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        instrument.annotate(**arguments)
+
+
+def test_wrong_use() -> None:
+    """What cannot be decorated, and a with block without a name, say what to do instead."""
+    with pytest.raises(TypeError, match="for other code use"):
+        instrument.annotate("x")(3)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="for other code use"):
+        instrument.annotate(torch.nn.Linear(1, 1))
+    with pytest.raises(TypeError, match=r'with instrument.annotate\("name"\)'), instrument.annotate():
+        pass
+
+
+def test_mark(recorded: Recorded) -> None:
+    """An instant shows as a range of about no length."""
+    (event,) = recorded(lambda: instrument.mark("checkpoint written"))
+    assert event["name"] == "checkpoint written"
+    instrument.mark("nobody listens")
+    with pytest.raises(TypeError, match='"message" must be a string: 3'):
+        instrument.mark(3)  # type: ignore[arg-type]
+
+
+def test_off() -> None:
+    """INSTRUMENT=0 hands back the very object that was decorated, and context managers do nothing."""
+    code = """
+import instrument, sys
+def function(): pass
+class Thing:
+    def method(self): pass
+method = Thing.__dict__["method"]
+assert instrument.annotate(function) is function
+assert instrument.annotate("x", color="red")(function) is function
+assert instrument.annotate(Thing) is Thing and Thing.__dict__["method"] is method
+with instrument.annotate("x"): instrument.mark("y")
+assert not {"torch", "nvtx", "wrapt"} & set(sys.modules), sys.modules
+"""
+    child(code, INSTRUMENT="0")
+
+
+def test_torch_imported_later() -> None:
+    """Functions decorated before torch is imported are recorded, and traced by torch.compile."""
+    code = """
+import sys, instrument
+@instrument.annotate("early")
+def early(x): return x + 1
+assert "torch" not in sys.modules
+early(1)
+import torch
+from torch.profiler import profile
+with profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+    early(1)
+assert [e.name for e in prof.events()] == ["early"], prof.events()
+assert torch.compile(early, fullgraph=True, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+"""
+    child(code)
+
+
+def test_first_used_while_a_profiler_runs() -> None:
+    """The first annotation of a process is recorded when a torch profiler runs already."""
+    code = """
+import instrument, torch
+from torch.profiler import profile
+with profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+    with instrument.annotate("late"): pass
+with instrument.annotate("after"): pass
+assert [e.name for e in prof.events()] == ["late"], prof.events()
+"""
+    child(code)
+
+
+def test_other_decorators_attributes(recorded: Recorded) -> None:
+    """Attributes of a function are kept, but for those by which torch.compile would take the wrapper for it."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    compiled = torch.compile(function, backend="eager")
+    compiled.note = "kept"
+    outside = instrument.annotate("outside")(compiled)
+    assert outside.note == "kept"
+    assert not [name for name in vars(outside) if name.startswith("_torchdynamo")]
+    x = torch.ones(2)
+    outside(x)
+
+    def run() -> None:
+        with profile(activities=[ProfilerActivity.CPU]):
+            outside(x)
+
+    run()
+    assert "outside" in names(recorded(lambda: outside(x)))

@@ -1,0 +1,190 @@
+"""Which profilers a region goes to, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument import annotate
+from instrument.regions.emitters import redundant
+from instrument.regions.emitters.torch_profiler import TorchProfilerEmitter
+from tests.conftest import annotations
+from tests.support import native
+from tests.support.programs import environment, program, python, run
+from tests.support.ranges import outline
+
+
+@pytest.mark.parametrize("emit_roctx, target, names, expected", [
+    ("", "KINETO", ["nvtx", "itt", "roctx", "torch"], set()),
+    ("", "NVTX", ["nvtx", "torch"], {"torch"}),
+    ("", "NVTX", ["roctx", "torch"], {"torch"}),  # ROCm's emit_nvtx calls rocTX
+    ("", "NVTX", ["itt", "torch"], set()),
+    ("", "NVTX", ["torch"], set()),
+    ("", "ITT", ["itt", "torch"], {"torch"}),
+    ("", "ITT", ["nvtx", "torch"], set()),
+    ("", "NVTX", ["nvtx"], set()),
+    ("0", "KINETO", ["roctx", "torch"], set()),
+    ("1", "KINETO", ["roctx", "torch"], {"roctx"}),
+    ("1", "KINETO", ["roctx"], set()),
+])  # fmt: skip
+def test_redundant(
+    monkeypatch: pytest.MonkeyPatch, emit_roctx: str, target: str, names: list[str], expected: set[str]
+) -> None:
+    """Where torch turns its ranges into those of a tool that listens anyway, one of the two steps back."""
+    monkeypatch.setenv("TORCH_PROFILER_EMIT_ROCTX", emit_roctx)
+    assert expected == redundant(names, target)
+
+
+@pytest.mark.gpu
+@pytest.mark.native
+def test_emit_nvtx_shows_no_region_twice() -> None:
+    """torch's emit_nvtx makes its own ranges, of operators; the regions are not among them again."""
+    events = native.nvtx_log("""
+        import torch
+        from instrument import annotate
+
+        torch.ones(1, device="cuda")
+        with torch.autograd.profiler.emit_nvtx():
+            with annotate("work"):
+                torch.ones(1, device="cuda")
+    """)
+    names = [str(r.name).split(",")[0] for r in native.ranges(events)]
+    assert (1, 1) == (names.count("work"), names.count("aten::ones"))
+
+
+@pytest.mark.native
+def test_configure_chooses_at_run_time(tmp_path: Path) -> None:
+    """Chosen emitters get regions from then on; what is open is closed where it was opened."""
+    script = """
+        import sys
+        from torch.profiler import ProfilerActivity, profile
+        from instrument import annotate, configure
+
+        def region(name):
+            with annotate(name):
+                pass
+
+        region("auto before")
+        with profile(activities=[ProfilerActivity.CPU]) as prof:
+            with annotate("across"):
+                configure(emitters=["nvtx"])
+                region("nvtx and the profiler that is already on")
+        prof.export_chrome_trace(sys.argv[1])
+        with profile(activities=[ProfilerActivity.CPU]):
+            region("nvtx")
+        configure(emitters=())
+        region("nobody")
+        with profile(activities=[ProfilerActivity.CPU]) as prof:
+            configure(emitters="torch")
+            region("too late for torch")
+        with profile(activities=[ProfilerActivity.CPU]) as prof:
+            region("torch")
+        prof.export_chrome_trace(sys.argv[2])
+        configure(emitters="auto")
+        region("auto after")
+        try:
+            configure(emitters=["nvtx", "vtune"])
+        except ValueError as error:
+            assert "vtune" in str(error), error
+        region("as before")
+    """
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    found = native.ranges(native.nvtx_log(script, args=[str(first), str(second)]))
+    already = "nvtx and the profiler that is already on"
+    assert f"auto before\nacross\n  {already}\nnvtx\nauto after\nas before" == outline(found)
+    assert ["across", already] == [event["name"] for event in annotations(first)]
+    assert ["torch"] == [event["name"] for event in annotations(second)]
+
+
+REGION = """
+    from instrument import annotate
+
+    with annotate("region"):
+        pass
+"""
+
+
+@pytest.mark.native
+def test_chosen_in_the_environment() -> None:
+    """INSTRUMENT_EMITTERS leaves out a tool that is there, and calls one that is not known to be."""
+    assert [] == native.nvtx_log(REGION, env={"INSTRUMENT_EMITTERS": "torch,itt"})
+    assert ["push", "pop"] == [e["op"] for e in native.roctx_log(REGION, env={"INSTRUMENT_EMITTERS": "roctx"})]
+
+
+@pytest.mark.native
+def test_a_wrong_name_in_the_environment_is_ignored(tmp_path: Path) -> None:
+    """A wrong INSTRUMENT_EMITTERS is one warning that says what is accepted; the tools found are used."""
+    wrong = {"INSTRUMENT_EMITTERS": "nvtx,vtune"}
+    assert "region" == outline(native.ranges(native.nvtx_log(REGION, env=wrong)))
+    done = run(python(program(REGION, tmp_path)), environment(wrong))
+    assert 1 == len(done.stderr.splitlines())
+    assert all(word in done.stderr for word in ("INSTRUMENT_EMITTERS is ignored", "'vtune'", "torch, nvtx, roctx"))
+
+
+def test_a_failing_emitter_is_dropped(
+    recorded: Callable[..., list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    lenient: None,
+) -> None:
+    """Its failure never reaches the function, is logged once, and the next recording starts afresh."""
+
+    @annotate("work")
+    def work() -> int:
+        with annotate("block"):
+            return 42
+
+    def push(self: object, region: object) -> None:
+        raise OSError("no room for ranges")
+
+    results: list[int] = []
+    with monkeypatch.context() as broken:
+        broken.setattr(TorchProfilerEmitter, "push", push)
+        assert [] == recorded(lambda: results.extend([work(), work()]))
+    assert [42, 42] == results
+    assert ["event='emitter torch failed and steps aside' error=\"OSError('no room for ranges')\""] == caplog.messages
+    assert ["work", "block"] == [event["name"] for event in recorded(work)]
+
+
+@pytest.mark.native
+def test_the_others_go_on(tmp_path: Path) -> None:
+    """When one of two fails, as it opens or as it closes, the other one misses nothing."""
+    script = """
+        import logging, sys
+        from torch.profiler import ProfilerActivity, profile
+        from instrument import annotate
+        from instrument.regions.emitters.nvtx import NvtxEmitter
+        from instrument.regions.emitters.torch_profiler import TorchProfilerEmitter
+
+        messages = []
+        logging.getLogger("instrument").addFilter(lambda record: messages.append(record.getMessage()))
+
+        @annotate("work")
+        def work(result):
+            return result
+
+        def fail(*_):
+            raise OSError("broken")
+
+        for path, broken, method in (
+            (sys.argv[1], TorchProfilerEmitter, "push"),
+            (sys.argv[2], NvtxEmitter, "push"),
+        ):
+            original = getattr(broken, method)
+            with profile(activities=[ProfilerActivity.CPU]) as prof:
+                assert 1 == work(1)
+                with annotate("across"):
+                    setattr(broken, method, fail)
+                    assert [2, 3] == [work(2), work(3)]
+                    setattr(broken, method, original)
+            prof.export_chrome_trace(path)
+        assert 2 == len(messages), messages
+    """
+    torch_broken, nvtx_broken = tmp_path / "torch.json", tmp_path / "nvtx.json"
+    found = native.ranges(native.nvtx_log(script, args=[str(torch_broken), str(nvtx_broken)]))
+    assert "work\nacross\n  work\n  work\nwork\nacross" == outline(found)
+    assert ["work", "across"] == [event["name"] for event in annotations(torch_broken)]
+    assert ["work", "across", "work", "work"] == [event["name"] for event in annotations(nvtx_broken)]

@@ -1,0 +1,68 @@
+"""Regions as rocTX ranges, seen by stand-ins for AMD's libraries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import native
+from tests.support.programs import environment, program, python, run
+from tests.support.ranges import outline
+
+pytestmark = pytest.mark.native
+
+UNDER_ROCPROF = {"ROCP_TOOL_LIBRARIES": "librocprofiler-sdk-tool.so"}
+PROGRAM = """
+    import asyncio
+    from instrument import annotate, mark
+
+    @annotate("inner")
+    def inner():
+        mark("instant")
+
+    @annotate("task")
+    async def task():
+        await asyncio.sleep(0)
+
+    async def main():
+        await asyncio.gather(task(), task())
+
+    with annotate("outer \\u00e9", color="red", domain="d", category="c", payload=1):
+        inner()
+    asyncio.run(main())
+"""
+OLD, NEW = "libroctx64.so.4", "librocprofiler-sdk-roctx.so.1"
+
+
+@pytest.mark.parametrize("called, options", [
+    (OLD, {"libraries": [OLD]}),
+    (NEW, {"libraries": [NEW]}),
+    (NEW, {"libraries": [OLD, NEW]}),
+    ("librocprofiler-sdk-roctx.so", {"libraries": ["librocprofiler-sdk-roctx.so", "libroctx64.so"]}),
+    ("preload", {"libraries": [OLD, NEW], "how": "preload"}),
+])  # fmt: skip
+def test_ranges_go_to_the_profilers_library(called: str, options: dict[str, Any]) -> None:
+    """What the profiler loaded into the process comes first, then rocprofiler-sdk, then roctracer."""
+    events = native.roctx_log(PROGRAM, env=UNDER_ROCPROF, **options)
+    assert {called} == {event["library"] for event in events}
+    assert ["push", "push", "mark", "pop", "pop", "start", "start", "end", "end"] == [event["op"] for event in events]
+    found = native.ranges(events)
+    assert "outer é\n  inner" == outline(r for r in found if r.kind == "push_pop")
+    assert ["task", "task"] == [r.name for r in found if r.kind == "start_end"]
+    assert ["instant"] == [r.name for r in native.marks(events)]
+
+
+def test_without_rocprof_nothing_is_called() -> None:
+    """A library that is merely installed is left alone."""
+    assert [] == native.roctx_log(PROGRAM)
+
+
+def test_no_library_is_one_sentence(tmp_path: Path) -> None:
+    """Without a rocTX library the program goes on, and is told once what to install."""
+    done = run(python(program(PROGRAM, tmp_path)), environment(UNDER_ROCPROF))
+    if not done.stderr:
+        pytest.skip("this machine has a rocTX library")
+    assert 1 == len(done.stderr.splitlines())
+    assert "no rocTX library found: install rocprofiler-sdk or roctracer (ROCm)" in done.stderr

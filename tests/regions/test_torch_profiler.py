@@ -1,0 +1,128 @@
+"""Regions in torch.profiler's traces, also beside NVTX and across the ends of a recording."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from instrument import annotate
+from tests.conftest import annotations
+from tests.support import native
+from tests.support.programs import environment, program, python, run
+from tests.support.ranges import outline
+
+
+def test_regions_are_user_annotations_around_their_operators(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """A plain torch.profiler block, none of ours, shows regions as record_function does, so on the GPU's lane too."""
+
+    def work() -> None:
+        with annotate("region"):
+            torch.ones(1)
+
+    (region,) = recorded(work)
+    assert "region" == region["name"]
+    assert ["aten::ones", "aten::empty", "aten::fill_"] == [event["name"] for event in recorded(work, "cpu_op")]
+
+
+def test_interleaved_tasks_cross(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """Two tasks that take turns each keep their own name and length."""
+    async def task(name: str, opened: asyncio.Event, go_on: asyncio.Event) -> None:
+        with annotate(name):
+            opened.set()
+            await go_on.wait()
+
+    async def main() -> None:
+        one, two, three = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(task("first", one, two))
+        await one.wait()
+        second = asyncio.create_task(task("second", two, three))
+        await first
+        three.set()
+        await second
+
+    first, second = recorded(lambda: asyncio.run(main()))
+    assert ["first", "second"] == [first["name"], second["name"]]
+    assert first["ts"] < second["ts"] < first["ts"] + first["dur"] < second["ts"] + second["dur"]
+
+
+def test_regions_that_outlive_their_recording(tmp_path: Path) -> None:
+    """Regions open as a recording stops show in its trace; ending or losing them in the next one crashes nobody.
+
+    `torch.profiler.record_function` dies of it: 50 rounds of 200 open ranges corrupt the heap.
+    """
+    script = """
+        import gc, sys
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+        from instrument import annotate
+
+        def recording():
+            return profile(activities=[ProfilerActivity.CPU])
+
+        def ended(opened):
+            while opened:
+                opened.pop().__exit__(None, None, None)
+
+        def lost(opened):
+            opened.clear()
+            gc.collect()
+
+        for how in (ended, lost):
+            for _ in range(50):
+                with recording() as first:
+                    opened = [annotate(f"region {i}").__enter__() for i in range(100)]
+                    try:  # a second profiler, which torch refuses, changes nothing
+                        torch.autograd.profiler.emit_itt().__enter__()
+                    except RuntimeError:
+                        pass
+                    opened += [annotate(f"region {i}").__enter__() for i in range(100, 200)]
+                with recording() as second:
+                    how(opened)
+                    torch.ones(1)
+        first.export_chrome_trace(sys.argv[1])
+        second.export_chrome_trace(sys.argv[2])
+    """
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    run(python(program(script, tmp_path), [str(first), str(second)]), environment())
+    assert sorted(f"region {i}" for i in range(200)) == sorted(event["name"] for event in annotations(first))
+    assert [] == annotations(second)
+
+
+@pytest.mark.native
+def test_with_nvtx_and_torch_imported_late(tmp_path: Path) -> None:
+    """Each region shows once in each of both; torch may come after the first region, a window in the midst of one."""
+    script = """
+        import sys
+        from instrument import annotate
+
+        @annotate("early")
+        def early():
+            pass
+
+        with annotate("before"):
+            early()
+        assert "torch" not in sys.modules
+        from torch.profiler import ProfilerActivity, profile
+
+        prof, across = profile(activities=[ProfilerActivity.CPU]), annotate("across")
+        with annotate("around"):
+            prof.start()
+            with annotate("block"):
+                early()
+                early()
+            with across:
+                prof.stop()
+                early()
+        prof.export_chrome_trace(sys.argv[1])
+        early()
+    """
+    trace = tmp_path / "trace.json"
+    found = native.ranges(native.nvtx_log(script, args=[str(trace)]))
+    assert "before\n  early\naround\n  block\n    early\n    early\n  across\n    early\nearly" == outline(found)
+    assert {"block": 1, "early": 2, "across": 1} == Counter(event["name"] for event in annotations(trace))

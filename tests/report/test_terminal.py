@@ -1,0 +1,201 @@
+"""What a person reads at the end of a run."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from instrument.report.terminal import render
+from instrument.traces.summary import OperatorStat, RegionStat, Summary, summarize
+
+GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
+
+GPU_TEXT = """\
+Where the step went: 1.00 ms, GPU work 112 us (mean of 2 steps)
+region                   calls      CPU  CPU self  % step      GPU  % GPU
+─────────────────────────────────────────────────────────────────────────
+forward                      1   240 us    160 us    24.0  52.8 us   47.4
+  attention                  1  80.0 us   80.0 us     8.0  50.3 us   45.1
+backward                   0.5   150 us    150 us    15.0  50.2 us   45.1
+evaluate                   0.5  50.0 us   50.0 us     5.0  2.00 us    1.8
+Optimizer.step#SGD.step    0.5  50.0 us   50.0 us     5.0   450 ns    0.4
+(in no region)                                             6.00 us    5.4
+
+operator     calls  CPU self  % step      GPU  % GPU
+────────────────────────────────────────────────────
+MmBackward0    0.5   55.0 us     5.5        0    0.0
+aten::mm       1.5   50.0 us     5.0   101 us   90.2
+aten::copy_    0.5   10.0 us     1.0  3.50 us    3.1
+aten::relu     0.5   10.0 us     1.0  2.50 us    2.2
+aten::empty    0.5         0     0.0        0    0.0
+
+Files
+  runs/bert/1.json
+  runs/bert/2.json
+Open one with
+  Perfetto     https://ui.perfetto.dev, "Open trace file"
+  Chrome       chrome://tracing, Load
+  TensorBoard  tensorboard --logdir runs
+               (pip install torch-tb-profiler)
+"""
+
+
+def rendered(
+    summary: Summary, files: list[Path] | None = None, width: int = 80, folder: Path = Path("runs")
+) -> str:
+    out = StringIO()
+    render(summary, files=files or [], folder=folder, console=Console(file=out, width=width))
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def cpu_summary(*regions: RegionStat, operators: tuple[OperatorStat, ...] = ()) -> Summary:
+    return Summary(1, 1_000_000, regions, operators, None, None)
+
+
+def cpu_region(*path: str, ns: int = 1_000) -> RegionStat:
+    return RegionStat(path, 1, ns, ns, None)
+
+
+def test_gpu_trace() -> None:
+    """The whole text of a small trace, per step, in plain characters."""
+    assert rendered(summarize(GPU_TRACE), [Path("runs/bert/1.json"), Path("runs/bert/2.json")]) == GPU_TEXT
+
+
+def test_cpu_trace() -> None:
+    """Without a GPU there is a bar instead of its columns; the largest children come first."""
+    text = rendered(
+        cpu_summary(
+            cpu_region("a", ns=100_000),
+            cpu_region("b", ns=500_000),
+            cpu_region("b", "x", ns=100),
+            cpu_region("b", "y", ns=200_000),
+        )
+    )
+    expected = """\
+b           1  500 us    500 us    50.0  ####
+  y         1  200 us    200 us    20.0  ##
+  x         1  100 ns    100 ns     0.0
+a           1  100 us    100 us    10.0  #
+"""
+    assert expected in text
+    assert "GPU" not in text
+
+
+@pytest.mark.parametrize("name", ["[/]", "[bold]x[/bold]", "layer[0] :smile:", "https://x.y", "'q' 1.5 None"])
+def test_names_are_literal(name: str) -> None:
+    """Nothing in a name is markup, an emoji or a colour."""
+    out = StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system="truecolor")
+    operators = (OperatorStat(name, 1, 10, None),)
+    files = [Path("runs") / name]
+    render(cpu_summary(cpu_region(name), operators=operators), files=files, folder=Path("runs"), console=console)
+    lines = out.getvalue().splitlines()
+    assert sum(line.startswith(f"{name} ") for line in lines) == 2
+    assert f"  {files[0]}" in lines
+
+
+def test_names_stay_on_one_line() -> None:
+    """Control characters in a name cannot move the cursor."""
+    lines = rendered(cpu_summary(cpu_region("a\nb\x1b[2J"))).splitlines()
+    assert lines[-1].startswith("a b [2J ")
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_long_names_lose_their_middle(width: int) -> None:
+    """The start and the end of a name are what tells it from others; numbers are never cut."""
+    name = "autograd::engine::evaluate_function: " + "x" * 100 + "AccumulateGrad0"
+    operators = (OperatorStat(name, 123, 4_560_000, None),)
+    text = rendered(cpu_summary(operators=operators), width=width)
+    line = next(line for line in text.splitlines() if "…" in line)
+    assert line.startswith("autogra")
+    assert line.split()[-5:] == ["123", "4.56", "ms", "456.0", "########"]
+    assert "Grad0" in line if width >= 80 else "d0" in line
+    assert len(line) <= max(width, 60)
+
+
+def test_deep_trees_keep_their_names() -> None:
+    """Recursion indents only as far as there is room for names."""
+    stats = [cpu_region(*["recurse"] * depth) for depth in range(1, 30)]
+    lines = [line for line in rendered(cpu_summary(*stats)).splitlines() if "recurse" in line]
+    assert len(lines) == 29
+    assert max(map(len, lines)) <= 80
+
+
+def test_long_trees_are_cut() -> None:
+    """The largest regions are shown with those around them, and the rest is counted."""
+    small = [cpu_region(f"small {i}", ns=10 + i) for i in range(100)]
+    text = rendered(cpu_summary(*small, cpu_region("p", ns=1), cpu_region("p", "child", ns=5_000)))
+    assert "\np " in text
+    assert "\n  child " in text
+    assert "small 99 " in text
+    assert "small 70 " not in text
+    assert "... and 71 smaller regions" in text
+
+
+def test_operators_are_cut() -> None:
+    """The first ten are shown."""
+    operators = tuple(OperatorStat(f"aten::op{i}", 1, 100 - i, None) for i in range(13))
+    text = rendered(cpu_summary(operators=operators))
+    assert "aten::op9 " in text
+    assert "aten::op10" not in text
+    assert "... and 3 more operators" in text
+
+
+def test_no_regions() -> None:
+    """A run without annotations is told of them."""
+    assert "No regions: name parts of the step with instrument.annotate" in rendered(cpu_summary())
+
+
+def test_no_steps() -> None:
+    """A trace that marks no steps gives totals."""
+    summary = Summary(0, 2_500_000_000, (RegionStat(("a",), 4, 1_250_000_000, 0, None),), (), None, None)
+    text = rendered(summary)
+    assert "Where the time went: 2.50 s (no steps marked)" in text
+    assert text.splitlines()[-1].split() == ["a", "4", "1.25", "s", "0", "50.0", "####"]
+
+
+def test_nothing_recorded() -> None:
+    """An empty summary renders."""
+    assert rendered(Summary(0, 0, (), (), None, None)).startswith("Where the time went: 0 (no steps marked)\n")
+
+
+def test_file_names_are_whole(tmp_path: Path) -> None:
+    """Paths are neither wrapped nor cut, so that they can be copied; many are counted."""
+    files = [tmp_path / ("long name " * 10).strip() / f"{i}.json" for i in range(12)]
+    text = rendered(cpu_summary(), files, folder=Path("my runs"))
+    assert f"  {files[9]}\n" in text
+    assert "... and 2 more in my runs" in text
+    assert "--logdir 'my runs'" in text
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (1, "1 ns"),
+        (999, "999 ns"),
+        (1_000, "1.00 us"),
+        (9_999, "10.0 us"),
+        (99_960, "100 us"),
+        (999_600, "1.00 ms"),
+        (12_345_678, "12.3 ms"),
+        (61_000_000_000, "61.0 s"),
+        (3_600_000_000_000, "3600 s"),
+    ],
+)
+def test_units(ns: int, text: str) -> None:
+    """Three digits, in the unit that suits."""
+    assert f"Where the step went: {text} (1 step)\n" in rendered(Summary(1, ns, (), (), None, None))
+
+
+def test_ascii_only() -> None:
+    """A file whose encoding has no line-drawing characters gets none."""
+
+    class Ascii(StringIO):
+        encoding = "ascii"
+
+    out = Ascii()
+    render(summarize(GPU_TRACE), files=[], folder=Path("runs"), console=Console(file=out, width=80))
+    assert out.getvalue().isascii()

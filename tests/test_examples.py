@@ -1,0 +1,73 @@
+"""The examples run as their users run them, in an empty folder."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, check=True, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_examples_are_short() -> None:
+    """No example is longer than 60 lines."""
+    assert [path.name for path in EXAMPLES.glob("*.py") if len(path.read_text().splitlines()) > 60] == []
+
+
+def test_transformer(tmp_path: Path) -> None:
+    """The annotated loop prints the same losses, then where the step went, and leaves its two windows."""
+    plain = run(tmp_path, str(EXAMPLES / "transformer.py"))
+    annotated = run(tmp_path, str(EXAMPLES / "transformer_annotated.py"))
+    assert annotated.stdout == plain.stdout
+    assert plain.stdout.count("loss") == 12
+    rows = re.findall(r"^( *)(\S.*?)  +[\d.]+  +[\d.]+ [mu]?s ", annotated.stderr, re.MULTILINE)
+    depths = {name: len(indent) // 2 for indent, name in rows}
+    expected = {"forward": 0, "self-attention": 1, "mlp": 1, "add & norm": 1, "backward": 0}
+    assert {name: depths.get(name) for name in expected} == expected
+    manifest = [
+        json.loads(line) for line in (tmp_path / "runs/transformer/manifest.jsonl").read_text().splitlines()
+    ]
+    assert [(entry["window"], entry["status"], entry["steps"]) for entry in manifest] == [
+        (1, "recorded", [2, 4]),
+        (2, "recorded", [7, 9]),
+    ]
+    for entry in manifest:
+        (file,) = entry["files"]
+        trace = tmp_path / "runs/transformer" / file["path"]
+        assert trace.stat().st_size == file["bytes"]
+        events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+        counts = Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
+        assert {name: counts[name] for name in ("forward", "backward", "self-attention", "mlp", "add & norm")} == {
+            "forward": 3, "backward": 3, "self-attention": 6, "mlp": 6, "add & norm": 12,
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ([], "64_bf16_cold_eager"),
+        (["--size", "256", "--dtype", "fp32", "--warmup"], "256_fp32_warm_eager"),
+        (["--compile", "--warmup"], "64_bf16_warm_compiled"),
+    ],
+)
+def test_matmul_add(tmp_path: Path, options: list[str], name: str) -> None:
+    """Table and trace are named after what was measured, and the trace holds the region."""
+    done = run(tmp_path, str(EXAMPLES / "matmul_add.py"), *options)
+    table = (tmp_path / f"runs/{name}.txt").read_text()
+    assert table in done.stdout
+    assert "matmul_add" in table
+    events = json.loads((tmp_path / f"runs/{name}.json").read_text())["traceEvents"]
+    regions = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    assert regions.count("matmul_add") == 3

@@ -1,0 +1,139 @@
+"""The order of the rooms: imports run downward only, and the package's door stays light."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "instrument"
+
+# From top to bottom. A room knows those on later lines; modules of one line do not know each other.
+ORDER = [
+    ["__init__"],
+    ["windows"],
+    ["exporters"],
+    ["report"],
+    ["traces"],
+    ["regions"],
+    ["guard"],
+    ["config", "compat"],
+    ["errors", "log"],
+]
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def name(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def room(module: tuple[str, ...]) -> str:
+    return module[1] if len(module) > 1 else "__init__"
+
+
+def imports(path: Path, tree: ast.AST) -> Iterator[tuple[str, ...]]:
+    """The modules of the package that ``tree`` imports, wherever it does."""
+    package = name(path) if path.stem == "__init__" else name(path)[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (
+                tuple(alias.name.split(".")) for alias in node.names if alias.name.startswith("instrument")
+            )
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = (*base, *(node.module or "").split(".")) if node.module else base
+            if module[:1] != ("instrument",):
+                continue
+            for alias in node.names:
+                inner = (*module, alias.name)
+                file = SOURCE.parent.joinpath(*inner)
+                yield inner if file.with_suffix(".py").exists() or file.is_dir() else module
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: ".".join(name(path)))
+def test_imports_run_downward(path: Path) -> None:
+    """A module imports its own room and those below, never one above or beside."""
+    own = room(name(path))
+    if own == "__init__":
+        return
+    for module in imports(path, ast.parse(path.read_text())):
+        other = room(module)
+        assert other == own or LEVEL[own] < LEVEL[other], f"{'.'.join(name(path))} imports {'.'.join(module)}"
+
+
+def test_no_cycles() -> None:
+    """No module is needed to import itself."""
+    known = {name(path): path for path in modules()}
+    needs = {
+        module: {found for found in imports(path, ast.parse(path.read_text())) if found in known}
+        for module, path in known.items()
+        if module != ("instrument",)
+    }
+    done: set[tuple[str, ...]] = set()
+
+    def visit(module: tuple[str, ...], above: tuple[tuple[str, ...], ...]) -> None:
+        assert module not in above, " -> ".join(".".join(part) for part in (*above, module))
+        if module not in done:
+            for needed in needs.get(module, ()):
+                visit(needed, (*above, module))
+            done.add(module)
+
+    for module in needs:
+        visit(module, ())
+
+
+def test_every_room_has_a_level() -> None:
+    """A new room takes its place in the order."""
+    assert {room(name(path)) for path in modules()} <= set(LEVEL)
+
+
+def test_hot_path_imports_little() -> None:
+    """The modules behind `annotate` import no exporter, no structlog and no wrapt at their top."""
+    for path in (SOURCE / "regions").rglob("*.py"):
+        top = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        named = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+        assert not named & {"structlog", "wrapt", "torch", "nvtx", "rich", "msgspec"}, path
+
+
+def fresh(code: str) -> dict[str, list[str]]:
+    source = "import sys, json; before = set(sys.modules)\n" + code
+    source += "\nprint(json.dumps(sorted(set(sys.modules) - before)))"
+    run = subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True)
+    return json.loads(run.stdout)
+
+
+def test_import_is_light() -> None:
+    """`import instrument` imports nothing but itself."""
+    assert fresh("import instrument") == ["instrument"]
+
+
+def test_annotate_is_light() -> None:
+    """Decorating before torch is there imports neither torch nor nvtx."""
+    loaded = fresh("import instrument\n@instrument.annotate\ndef f(): pass\nf()")
+    assert not {"torch", "nvtx", "numpy", "structlog", "msgspec", "rich"} & set(loaded)
+
+
+def test_all() -> None:
+    """`__all__` holds every public name, each of which is there, whatever was imported before."""
+    code = """
+import instrument
+import instrument.windows.schedule, instrument.regions.live, instrument.exporters.capture
+for name in instrument.__all__:
+    assert callable(getattr(instrument, name)), name
+assert set(instrument.__all__) <= set(dir(instrument))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    import instrument
+
+    with pytest.raises(AttributeError, match="module 'instrument' has no attribute 'nothing'"):
+        instrument.nothing  # noqa: B018

@@ -1,0 +1,321 @@
+"""Where the time went: against traces that torch records here, and one with GPU work written by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from instrument.errors import InstrumentError, TraceError
+from instrument.traces.summary import OperatorStat, RegionStat, Summary, merge, summarize
+
+GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
+BASE_US = 1_712_195_495_000_000
+
+Event = dict[str, Any]
+
+
+def region(name: str, start_us: float, dur_us: float, thread: object = 1, cat: str = "user_annotation") -> Event:
+    return {"ph": "X", "cat": cat, "name": name, "ts": start_us, "dur": dur_us, "pid": 1, "tid": thread}
+
+
+def launched(correlation: int, at_us: float, dur_us: float, thread: object = 1) -> list[Event]:
+    """A launch and its kernel."""
+    args = {"args": {"correlation": correlation}}
+    return [
+        region("cudaLaunchKernel", at_us, 1, thread, "cuda_runtime") | args,
+        region("gemm", at_us + 5, dur_us, "stream 7", "kernel") | args | {"pid": "GPU 0"},
+    ]
+
+
+def write(folder: Path, events: list[Event]) -> Path:
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+def paths(summary: Summary) -> list[str]:
+    return ["/".join(stat.path) for stat in summary.regions]
+
+
+def union_ns(ranges: list[tuple[int, int]]) -> int:
+    """The length that the ranges (start, end) cover, overlaps once."""
+    return len({ns for start, end in ranges for ns in range(start, end)})
+
+
+# A trace with GPU work
+
+
+def test_regions_of_a_gpu_trace() -> None:
+    """GPU time goes to the region that launched it, also from the threads of the backward pass."""
+    expected = (
+        RegionStat(("forward",), 2, 480_000, 320_000, 50_125 + 20_000 + 30_500 + 5_005),
+        RegionStat(("forward", "attention"), 2, 160_000, 160_000, 50_125 + 20_000 + 30_500),
+        RegionStat(("backward",), 1, 300_000, 300_000, 100_500),
+        RegionStat(("Optimizer.step#SGD.step",), 1, 100_000, 100_000, 900),
+        RegionStat(("evaluate",), 1, 100_000, 100_000, 4_000),
+    )
+    assert expected == summarize(GPU_TRACE).regions
+
+
+def test_totals_of_a_gpu_trace() -> None:
+    """Work that nothing of the window launched is counted as such, GPU annotations not at all."""
+    summary = summarize(GPU_TRACE)
+    assert (summary.steps, summary.step_ns) == (2, 2_000_500)
+    assert (summary.gpu_total_ns, summary.gpu_unattributed_ns) == (223_040, 7_007 + 3_003 + 2_000)
+
+
+def test_operators_of_a_gpu_trace() -> None:
+    """Operators have their own time and the GPU work of the innermost one, the longest first."""
+    expected = (
+        OperatorStat("MmBackward0", 1, 110_000, 0),
+        OperatorStat("aten::mm", 3, 100_000, 50_125 + 100_500 + 20_000 + 30_500),
+        OperatorStat("aten::copy_", 1, 20_000, 7_007),
+        OperatorStat("aten::relu", 1, 20_000, 5_005),
+        OperatorStat("aten::empty", 1, 0, 0),
+    )
+    assert expected == summarize(GPU_TRACE).operators
+
+
+def test_a_thread_with_its_own_region_keeps_its_launches(tmp_path: Path) -> None:
+    """Only where no region is open do launches of other threads go to the thread of the steps."""
+    events = [region("ProfilerStep#0", 0, 100), region("backward", 0, 100), region("comm", 10, 20, thread=2)]
+    trace = write(tmp_path, events + launched(1, 15, 7, thread=2) + launched(2, 40, 9, thread=2))
+    assert {s.path[0]: s.gpu_ns for s in summarize(trace).regions} == {"backward": 9_000, "comm": 7_000}
+
+
+def test_categories_of_2021(tmp_path: Path) -> None:
+    """The categories began with capitals, and a step was an operator."""
+    events = [
+        region("ProfilerStep#0", 0, 100, cat="Operator"),
+        region("aten::mm", 10, 20, cat="Operator") | {"args": {"external id": 4}},
+        region("gemm", 30, 5, "stream 7", cat="Kernel") | {"args": {"external id": 4, "correlation": 9}},
+    ]
+    summary = summarize(write(tmp_path, events))
+    assert (summary.steps, summary.step_ns) == (1, 100_000)
+    assert (OperatorStat("aten::mm", 1, 20_000, 5_000),) == summary.operators
+
+
+# Traces that torch writes
+
+
+def test_recorded_nesting(tmp_path: Path) -> None:
+    """Regions that torch records come back as a tree with their counts; CPU-only traces have no GPU time."""
+
+    def step() -> None:
+        with record_function("forward"):
+            for _ in range(2):
+                with record_function("block"), record_function("block"):
+                    torch.ones(4).sum()
+        with record_function("backward"):
+            torch.ones(4).sum()
+
+    path = tmp_path / "trace.json.gz"
+    plan = schedule(wait=1, warmup=1, active=3, repeat=1)
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=plan,
+        on_trace_ready=lambda p: p.export_chrome_trace(str(path)),
+    ) as profiler:
+        for _ in range(5):
+            step()
+            profiler.step()
+
+    summary = summarize(path)
+    assert summary.steps == 3
+    expected = {"forward": 3, "forward/block": 6, "forward/block/block": 6, "backward": 3}
+    assert expected == dict(zip(paths(summary), [stat.calls for stat in summary.regions], strict=True))
+    forward, block, inner, backward = summary.regions
+    assert forward.self_ns + block.cpu_ns == forward.cpu_ns
+    assert block.self_ns + inner.cpu_ns == block.cpu_ns
+    assert forward.cpu_ns + backward.cpu_ns < summary.step_ns
+    assert [stat.calls for stat in summary.operators if stat.name == "aten::ones"] == [9]
+    assert summary.gpu_total_ns is None
+    assert {stat.gpu_ns for stat in summary.regions} == {stat.gpu_ns for stat in summary.operators} == {None}
+
+
+def test_recorded_optimizer(tmp_path: Path) -> None:
+    """What torch itself annotates is a region like any other."""
+    weight = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("update"):
+        weight.sum().backward()
+        optimizer.step()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    summary = summarize(tmp_path / "trace.json")
+    assert paths(summary) == ["update", "update/Optimizer.step#SGD.step"]
+    assert summary.steps == 0
+    assert summary.regions[0].cpu_ns <= summary.step_ns
+
+
+def test_recorded_threads(tmp_path: Path) -> None:
+    """Ranges nest on their own thread only, however they overlap in time."""
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+
+    def work() -> None:
+        with record_function("worker"):
+            torch.ones(4).sum()
+
+    cpu = [ProfilerActivity.CPU]
+    with profile(activities=cpu, experimental_config=config) as profiler, record_function("main"):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    summary = summarize(tmp_path / "trace.json")
+    assert paths(summary) == ["main", "worker"]
+    assert {True} == {stat.self_ns == stat.cpu_ns for stat in summary.regions}
+
+
+# Ranges of any shape
+
+moments = st.integers(0, 60)
+ranges = st.lists(st.tuples(st.integers(0, 2), moments, moments), max_size=12)
+launches = st.lists(st.tuples(st.integers(0, 3), moments, st.integers(0, 9)), max_size=12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(ranges=ranges, launches=launches, steps=st.booleans())
+def test_nothing_is_lost(
+    tmp_path_factory: pytest.TempPathFactory,
+    ranges: list[tuple[int, int, int]],
+    launches: list[tuple[int, int, int]],
+    steps: bool,
+) -> None:
+    """However ranges interleave, GPU time adds up, and each moment is some region's own."""
+    events = [region("ab"[i % 2], start, dur, thread) for i, (thread, start, dur) in enumerate(ranges)]
+    events += [region("ProfilerStep#1", 0, 50)] * steps
+    for correlation, (thread, at, dur) in enumerate(launches, start=1):
+        events += launched(correlation, at, dur, thread)
+    summary = summarize(write(tmp_path_factory.mktemp("any"), events))
+
+    roots = [stat.gpu_ns or 0 for stat in summary.regions if len(stat.path) == 1]
+    assert sum(roots) + (summary.gpu_unattributed_ns or 0) == (summary.gpu_total_ns or 0)
+    assert 1_000 * sum(dur for *_, dur in launches) == (summary.gpu_total_ns or 0)
+    assert len(ranges) == sum(stat.calls for stat in summary.regions)
+    assert 1_000 * sum(dur for *_, dur in ranges) == sum(stat.cpu_ns for stat in summary.regions)
+    assert all(0 <= stat.self_ns <= stat.cpu_ns for stat in summary.regions)
+    covered = sum(union_ns([(s, s + dur) for t, s, dur in ranges if t == thread]) for thread in range(3))
+    assert 1_000 * covered <= sum(stat.self_ns for stat in summary.regions)
+
+
+@settings(deadline=None, max_examples=60)
+@given(brackets=st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=30))
+def test_nested_self_times_make_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, brackets: list[tuple[bool, int]]
+) -> None:
+    """Where ranges nest, the self times of all are the time that any was open."""
+    clock, open_, closed = 0, [], []
+    for opens, wait in [*brackets, *[(False, 1)] * len(brackets)]:
+        clock += wait
+        if opens:
+            open_.append(clock)
+        elif open_:
+            closed.append((open_.pop(), clock, len(open_)))
+    events = [region(f"depth {depth}", start, end - start) for start, end, depth in closed]
+    summary = summarize(write(tmp_path_factory.mktemp("nested"), events))
+    covered = union_ns([(start, end) for start, end, _ in closed])
+    assert 1_000 * covered == sum(stat.self_ns for stat in summary.regions)
+    assert all(stat.path == tuple(f"depth {i}" for i in range(len(stat.path))) for stat in summary.regions)
+
+
+def test_interleaved_tasks_are_siblings(tmp_path: Path) -> None:
+    """Ranges of two asyncio tasks overlap inside the loop's; their common time is covered once."""
+    trace = write(tmp_path, [region("loop", 0, 100), region("a", 10, 50), region("b", 30, 60)])
+    expected = {"loop": 20_000, "loop/a": 50_000, "loop/b": 60_000}
+    summary = summarize(trace)
+    assert expected == dict(zip(paths(summary), [stat.self_ns for stat in summary.regions], strict=True))
+
+
+def test_times_since_1970_are_exact(tmp_path: Path) -> None:
+    """Microseconds with decimals that a float cannot hold come out to the nanosecond."""
+    text = json.dumps({"traceEvents": [region("a", 803, 0), region("b", 937, 0.125)]})
+    for decimals in ("803", "937"):
+        text = text.replace(f'"ts": {decimals}', f'"ts": {BASE_US}.{decimals}')
+    trace = tmp_path / "trace.json"
+    trace.write_text(text)
+    assert summarize(trace).step_ns == 937 - 803 + 125
+
+
+# Several windows
+
+
+def test_merge_adds_up() -> None:
+    """Two windows of the same shape make one with double numbers."""
+    once = summarize(GPU_TRACE)
+    twice = merge([once, once])
+    assert merge([once]) == once
+    assert (4, 2 * once.step_ns) == (twice.steps, twice.step_ns)
+    assert paths(once) == paths(twice)
+    gpu_ns = [stat.gpu_ns or 0 for stat in once.regions]
+    assert [2 * ns for ns in gpu_ns] == [stat.gpu_ns for stat in twice.regions]
+    assert twice.gpu_unattributed_ns == 2 * 12_010
+
+
+def test_merge_keeps_the_tree_in_order(tmp_path: Path) -> None:
+    """A region that only a later window has comes right after its parent's others, and counts no GPU time."""
+    first = summarize(write(tmp_path, [region("a", 0, 10), region("x", 1, 2), region("b", 20, 10)]))
+    second = summarize(write(tmp_path, [region("c", 0, 10), region("a", 20, 10), region("y", 21, 2)]))
+    assert paths(merge([first, second])) == ["a", "a/x", "a/y", "b", "c"]
+    gpu = summarize(GPU_TRACE)
+    assert gpu.gpu_total_ns == merge([first, gpu]).gpu_total_ns
+    assert merge([first, gpu]).regions[0].gpu_ns == 0
+
+
+def test_merge_of_nothing() -> None:
+    """No windows make an empty summary."""
+    assert Summary(0, 0, (), (), None, None) == merge([])
+
+
+# Damaged files
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty"),
+        (b'{"traceEvents": [{"ph": "X", "na', "truncated"),
+        (b'{"traceEvents": [{"name": "{"device": "cpu"}"}]}', "malformed"),
+        (b'{"rocprofiler-sdk-tool": []}', "traceEvents"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "soon"}]}', '"soon" is no time'),
+        (gzip.compress(b'{"traceEvents": []}')[:-12], "ended before"),
+        (b"\x1f\x8bnot gzip at all", "method"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, data: bytes, reason: str) -> None:
+    """The error names the file and what is wrong with it."""
+    path = tmp_path / "trace.json"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=reason) as caught:
+        summarize(path)
+    assert str(path) in str(caught.value)
+    assert isinstance(caught.value, InstrumentError)
+    assert isinstance(caught.value, ValueError)
+    assert str(caught.value) == str(pickle.loads(pickle.dumps(caught.value)))
+
+
+def test_a_missing_file_is_no_damaged_one(tmp_path: Path) -> None:
+    """What the system says about the file is not dressed up."""
+    with pytest.raises(FileNotFoundError):
+        summarize(tmp_path / "missing.json")
+
+
+def test_a_bare_list_of_events(tmp_path: Path) -> None:
+    """The format allows a file without the object around the events."""
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([region("a", 0, 10)]))
+    assert paths(summarize(path)) == ["a"]
+
+
+def test_an_empty_trace(tmp_path: Path) -> None:
+    """A window in which nothing happened is no error."""
+    assert merge([]) == summarize(write(tmp_path, []))

@@ -1,0 +1,411 @@
+"""A loop with windows leaves the traces that its schedule asked for, and pays nothing off-window."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerAction, ProfilerActivity
+
+import instrument
+from instrument.config import settings as ours
+from instrument.errors import CaptureError
+from instrument.windows.schedule import Phase, Schedule
+
+from .training import (
+    Recorder,
+    content,
+    manifest,
+    names,
+    nothing,
+    planned,
+    recorded,
+    statuses,
+    steps,
+    traces,
+    train,
+)
+
+NONE, WARMUP, RECORD, SAVE = (
+    ProfilerAction.NONE,
+    ProfilerAction.WARMUP,
+    ProfilerAction.RECORD,
+    ProfilerAction.RECORD_AND_SAVE,
+)
+
+
+def plan(**arguments: Any) -> Schedule:
+    return instrument.schedule(**arguments)
+
+
+def run(out: Path, count: int, body: Callable[[int], object] = nothing, **arguments: Any) -> Any:
+    """Train for ``count`` steps under a profile, and return it."""
+    with instrument.profile(out, **arguments) as prof:
+        train(count, prof.step, body)
+    return prof
+
+
+def test_each_window_is_one_trace_of_the_planned_steps(out: Path) -> None:
+    """A cycle twice makes two gzipped traces, each with its own two steps and the regions within."""
+    run(out, 10, schedule=plan(wait=1, warmup=1, active=2, repeat=2))
+    first, second = traces(out)
+    assert ["window-0001", "window-0002"] == [first.parent.name, second.parent.name]
+    for path in (first, second):
+        assert re.fullmatch(r"rank0\.\d{19}\.pt\.trace\.json\.gz", path.name)
+        assert b"\x1f\x8b" == path.read_bytes()[:2]
+    assert [[2, 3], [6, 7]] == [steps(first), steps(second)]
+    assert ["batch 6", "forward", "batch 7", "forward"] == [
+        name for name in names(second) if name.startswith(("batch", "forward"))
+    ]
+    assert {"manifest.jsonl", "window-0001", "window-0002"} == {path.name for path in out.iterdir()}
+
+
+def test_a_trace_is_what_chrome_and_perfetto_read(out: Path) -> None:
+    """The JSON has complete events with name, start and length, and regions are user annotations in their step."""
+    run(out, 3, schedule=plan(at=1))
+    trace = content(traces(out)[0])
+    events = trace["traceEvents"]
+    assert "ms" == trace["displayTimeUnit"]
+    complete = [event for event in events if event["ph"] == "X"]
+    assert complete
+    assert all({"name", "ts", "dur", "pid", "tid"} <= event.keys() for event in complete)
+    annotated = {event["name"]: event for event in complete if event.get("cat") == "user_annotation"}
+    step, region = annotated["ProfilerStep#1"], annotated["forward"]
+    assert step["ts"] <= region["ts"]
+    assert region["ts"] + region["dur"] <= step["ts"] + step["dur"]
+    assert "aten::addmm" in {event["name"] for event in complete if event.get("cat") == "cpu_op"}
+
+
+def test_adjacent_windows_lose_no_step(out: Path) -> None:
+    """With neither wait nor warm-up every step is in exactly one window."""
+    run(out, 6, schedule=plan(active=2, repeat=3))
+    assert [[0, 1], [2, 3], [4, 5]] == recorded(out)
+
+
+def test_warm_up_is_discarded(out: Path) -> None:
+    """What ran in warm-up steps is not in the trace."""
+    run(out, 6, schedule=plan(warmup=3, active=2, repeat=1))
+    assert ["batch 3", "batch 4"] == [name for name in names(traces(out)[0]) if name.startswith("batch")]
+
+
+def test_no_schedule_is_one_window_of_everything(out: Path) -> None:
+    """Without a schedule all that the block does is recorded, as with a bare torch.profiler.profile."""
+    prof = run(out, 3)
+    (path,) = traces(out)
+    assert ["batch 0", "batch 1", "batch 2"] == [name for name in names(path) if name.startswith("batch")]
+    assert [0, 1, 2] == steps(path)[:3]
+    assert [(1, "recorded")] == statuses(prof.windows)
+    assert [0, None] == prof.windows[0]["planned_steps"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (instrument.schedule("1,4-5"), [[1], [4, 5]]),
+        (instrument.schedule(at=[1, 6], active=2), [[1, 2], [6, 7]]),
+        (instrument.schedule(every=5, warmup=1, active=2), [[5, 6], [10, 11]]),
+        (torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2), [[2, 3], [6, 7]]),
+        (torch.profiler.schedule(wait=1, warmup=1, active=1, skip_first=3), [[5], [8], [11]]),
+        (lambda step: SAVE if step in (2, 3, 9) else NONE, [[2], [3], [9]]),
+        (lambda step: [NONE, WARMUP, RECORD, SAVE][step % 4], [[2, 3], [6, 7], [10, 11]]),
+        (lambda step: RECORD if 3 <= step < 5 else NONE, [[3, 4]]),
+        (lambda step: {2: RECORD, 3: WARMUP, 4: SAVE}.get(step, NONE), [[2], [4]]),
+        (lambda step: 3 if step == 2 else 0, [[2]]),
+    ],
+)
+def test_every_kind_of_schedule_is_followed(out: Path, schedule: Any, expected: list[list[int]]) -> None:
+    """Named steps, periods, torch's own schedules and any function of the step lead to their windows."""
+    run(out, 12, schedule=schedule)
+    assert expected == recorded(out)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (instrument.schedule(wait=1, warmup=1, active=2, repeat=2), [[102, 103], [106, 107]]),
+        (torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2), [[102, 103], [106, 107]]),
+        (instrument.schedule("3,101-102,108"), [[101, 102], [108]]),
+        (instrument.schedule(every=50, active=2, repeat=3), [[100, 101]]),
+        (None, [list(range(100, 111))]),
+    ],
+)
+def test_a_resumed_run_counts_from_its_first_step(out: Path, schedule: Any, expected: list[list[int]]) -> None:
+    """Cycles begin at first_step, named steps and periods keep their numbers; traces show the run's own."""
+    prof = run(out, 10, schedule=schedule, first_step=100)
+    assert expected == recorded(out)
+    assert 110 == prof.step_num
+
+
+def test_a_profile_stopped_and_started_again_goes_on(out: Path) -> None:
+    """The second start counts on: the first window is not recorded twice, the second one is."""
+    prof = instrument.profile(out, schedule=plan(at=[1, 5]))
+    prof.start()
+    train(3, prof.step)
+    prof.stop()
+    train(1, nothing)
+    prof.start()
+    train(5, prof.step)
+    prof.stop()
+    prof.stop()
+    assert [[1], [5]] == recorded(out)
+    last = {entry["window"]: entry["status"] for entry in manifest(out)}
+    assert {1: "recorded", 2: "recorded"} == last
+
+
+def test_a_second_run_into_the_same_folder_overwrites_nothing(out: Path) -> None:
+    """Both traces stay and the manifest has both lines."""
+    run(out, 3, schedule=plan(at=1))
+    before = {path: path.read_bytes() for path in traces(out)}
+    run(out, 3, schedule=plan(at=1))
+    assert 2 == len(traces(out))
+    assert before == {path: path.read_bytes() for path in before}
+    assert [(1, "recorded")] * 2 == statuses(manifest(out))
+
+
+@pytest.mark.parametrize(("ranks", "files"), [(None, 1), ([3], 1), ([0, 3], 1), ({0, 1}, 0)])
+def test_only_the_chosen_ranks_record(
+    out: Path, monkeypatch: pytest.MonkeyPatch, ranks: Any, files: int
+) -> None:
+    """The rank of the launcher's RANK variable decides, and names the file; others write nothing at all."""
+    monkeypatch.setenv("RANK", "3")
+    prof = run(out, 3, schedule=plan(at=1), ranks=ranks)
+    assert files == len(traces(out))
+    assert files == len(prof.windows)
+    assert all(path.name.startswith("rank3.") for path in traces(out))
+    assert all(entry["rank"] == 3 for entry in prof.windows)
+    assert bool(files) == out.exists()
+    assert 3 == prof.step_num
+
+
+def test_a_rank_that_is_no_number_is_rank_0(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A RANK that some other tool set to a text does not stop the loop."""
+    monkeypatch.setenv("RANK", "first")
+    run(out, 3, schedule=plan(at=1))
+    assert traces(out)[0].name.startswith("rank0.")
+
+
+def test_switched_off_it_writes_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With INSTRUMENT=0 the loop counts its steps and that is all."""
+    monkeypatch.setattr(ours, "enabled", False)
+    prof = run(out, 3, schedule=plan(at=1))
+    assert [] == prof.windows
+    assert not out.exists()
+    assert 3 == prof.step_num
+
+
+# What on_trace_ready may ask of a profile, as it would of torch's own.
+
+
+def test_the_tensorboard_handler_of_torch_works(out: Path, tmp_path: Path) -> None:
+    """torch.profiler.tensorboard_trace_handler writes its own copies, beside ours."""
+    folder = tmp_path / "tensorboard"
+    handler = torch.profiler.tensorboard_trace_handler(str(folder), worker_name="w")
+    run(out, 6, schedule=plan(active=1, wait=1, repeat=2), on_trace_ready=handler)
+    copies = sorted(folder.glob("w.*.pt.trace.json"))
+    assert [[1], [3]] == [steps(path) for path in copies] == recorded(out)
+    zipped = torch.profiler.tensorboard_trace_handler(str(tmp_path / "zipped"), use_gzip=True)
+    run(out, 3, schedule=plan(at=1), on_trace_ready=zipped)
+    assert [1] == steps(next((tmp_path / "zipped").glob("*.pt.trace.json.gz")))
+
+
+def test_the_idioms_of_on_trace_ready_work(out: Path, tmp_path: Path) -> None:
+    """A trace under the user's own name, tables, events, stacks and the step's number."""
+    seen: list[Any] = []
+
+    def ready(prof: Any) -> None:
+        prof.export_chrome_trace(tmp_path / f"{prof.step_num}.json")
+        prof.export_chrome_trace(str(tmp_path / f"{prof.step_num}.json.gz"))
+        prof.export_stacks(str(tmp_path / "stacks.txt"), "self_cpu_time_total")
+        seen.append(prof.key_averages(group_by_input_shape=True).table(sort_by="cpu_time_total", row_limit=100))
+        seen.append({event.name for event in prof.events()})
+
+    run(out, 4, schedule=plan(at="1-2"), on_trace_ready=ready, with_stack=True, record_shapes=True)
+    assert [1, 2] == steps(tmp_path / "3.json") == steps(tmp_path / "3.json.gz")
+    assert content(tmp_path / "3.json") == content(traces(out)[0])
+    table, events = seen
+    assert "aten::addmm" in table
+    assert {"forward", "ProfilerStep#1", "aten::addmm"} <= events
+    assert (tmp_path / "stacks.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["export_chrome_trace", "export_stacks", "key_averages", "events"])
+def test_what_on_trace_ready_may_ask_is_an_error_elsewhere(out: Path, name: str) -> None:
+    """Outside on_trace_ready there is no trace, which the error says."""
+    prof = instrument.profile(out)
+    arguments = ["x.json"] if name.startswith("export") else []
+    with pytest.raises(CaptureError, match=f"{name}: a torch.profiler trace is there only in on_trace_ready"):
+        getattr(prof, name)(*arguments)
+
+
+def test_on_trace_ready_may_stop_the_profile(out: Path) -> None:
+    """One window is enough: what was recorded stays, the rest is accounted for."""
+    prof = run(out, 6, schedule=plan(at=[1, 3]), on_trace_ready=lambda prof: prof.stop())
+    prof._aftermath.finish()
+    assert [[1]] == recorded(out)
+    assert {1: "recorded", 2: "not reached"} == dict(statuses(prof.windows))
+
+
+def test_metadata_is_in_the_trace(out: Path) -> None:
+    """Texts added before or during a window are in it; those a trace cannot hold do not break it."""
+    prof = instrument.profile(out, schedule=plan(at="1-2"))
+    prof.add_metadata("model", "tiny")
+    prof.add_metadata('a "key"', 'C:\\new "dir"\nü')
+    with prof:
+        train(4, prof.step, lambda number: prof.add_metadata("last", str(number)))
+    trace = content(traces(out)[0])
+    assert "tiny" == trace["model"]
+    assert "C:/new 'dir' ü" == trace["a 'key'"]
+    assert "2" == trace["last"]
+
+
+def test_options_of_torch_arrive(out: Path) -> None:
+    """Shapes, stacks and memory are in the trace when asked for."""
+    options = {"record_shapes": True, "with_stack": True, "profile_memory": True}
+    run(out, 3, schedule=plan(at=1), activities=[ProfilerActivity.CPU], **options)
+    trace = content(traces(out)[0])
+    assert [1, 1, 1] == [trace["record_shapes"], trace["with_stack"], trace["profile_memory"]]
+    product = next(event for event in trace["traceEvents"] if event["name"] == "aten::addmm")
+    assert [[3], [5, 4], [4, 3]] == product["args"]["Input Dims"][:3]
+    assert any("training.py" in event["name"] for event in trace["traceEvents"])
+    assert any(event["name"] == "[memory]" for event in trace["traceEvents"])
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "message"),
+    [
+        (TypeError, {"out": None}, '"out" must be the path of a folder: None'),
+        (TypeError, {"out": 3}, '"out" must be the path of a folder: 3'),
+        (TypeError, {"schedule": 5}, '"schedule" must be an instrument.schedule(...) or a function'),
+        (TypeError, {"schedule": "10-12"}, '"schedule" must be an instrument.schedule(...) or a function'),
+        (TypeError, {"on_trace_ready": "x"}, "\"on_trace_ready\" must be a function: 'x'"),
+        (TypeError, {"ranks": 0}, '"ranks" must be several integers, such as [0]: 0'),
+        (ValueError, {"ranks": []}, '"ranks" must hold integers >= 0: []'),
+        (ValueError, {"ranks": [-1]}, '"ranks" must hold integers >= 0: [-1]'),
+        (ValueError, {"ranks": "01"}, "\"ranks\" must hold integers >= 0: '01'"),
+        (ValueError, {"first_step": -1}, '"first_step" must be an integer >= 0: -1'),
+        (ValueError, {"first_step": 1.5}, '"first_step" must be an integer >= 0: 1.5'),
+        (ValueError, {"exporter": "perfetto"}, '"auto", one of torch_profiler, nsight_systems, or an exporter'),
+        (TypeError, {"exporter": 3}, '"exporter" must be a name or an object with a method "capture": 3'),
+        (TypeError, {"recrod_shapes": True}, '"recrod_shapes" is no option: True; torch.profiler takes activities,'),
+        (ValueError, {"activities": ["cpu"]}, "torch.profiler refuses activities=['cpu']: "),
+        (ValueError, {"activities": []}, "torch.profiler refuses activities=[]: "),
+    ],
+)
+def test_wrong_arguments_fail_at_the_call(
+    out: Path, error: type[Exception], arguments: dict[str, Any], message: str
+) -> None:
+    """The error names the argument, its value and what is accepted, and nothing was written."""
+    with pytest.raises(error, match=re.escape(message)):
+        instrument.profile(**{"out": out, **arguments})
+    assert not out.exists()
+
+
+# The way through any schedule, with an exporter that only records what is asked of it.
+
+small = st.integers(0, 4)
+plans = st.one_of(
+    st.builds(
+        instrument.schedule,
+        wait=small,
+        warmup=small,
+        active=st.integers(1, 4),
+        repeat=small,
+        skip_first=small,
+    ),
+    st.builds(
+        lambda at, active, warmup: instrument.schedule(at=[4 * n for n in at], active=active, warmup=warmup),
+        st.lists(small, min_size=1, unique=True),
+        st.integers(1, 4),
+        small,
+    ),
+    st.builds(
+        lambda gap, active, warmup: instrument.schedule(every=gap + active + warmup, active=active, warmup=warmup),
+        small,
+        st.integers(1, 3),
+        small,
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=plans, length=st.integers(0, 30), first=st.integers(0, 12), as_function=st.booleans())
+def test_any_schedule_is_followed_exactly(plan: Schedule, length: int, first: int, as_function: bool) -> None:
+    """Active steps are captured and no other, captures balance, off-window nothing is called."""
+    shifted = plan.starting(first)
+    recorder = Recorder()
+    given: Any = plan
+    if as_function:  # the same plan, as torch would put it
+
+        def given(step: int) -> int:
+            phase, window = shifted.at(step + first)
+            if phase is Phase.ACTIVE:
+                return 3 if step + first == window.stop - 1 else 2
+            return 1 if phase is Phase.WARMUP else 0
+
+    phases = [shifted.at(step)[0] for step in range(first, first + length + 1)]
+    with tempfile.TemporaryDirectory() as folder:
+        prof = instrument.profile(folder, schedule=given, exporter=recorder, first_step=first)
+        with prof:
+            for before, after in zip(phases, phases[1:], strict=False):
+                calls = len(recorder.calls)
+                prof.step()
+                if before is after is Phase.WAIT:
+                    new = [call for call in recorder.calls[calls:] if call[0] != "finish"]  # that is the thread's
+                    assert [] == new
+        entries = prof.windows
+        assert entries == (manifest(Path(folder)) if entries else [])
+
+    active = [first + offset for offset, phase in enumerate(phases) if phase is Phase.ACTIVE]
+    assert active == recorder.captured()
+    assert recorder.count("start") == recorder.count("stop")
+    assert recorder.count("capture") == recorder.count("start") + recorder.count("discard")
+    assert recorder.count("stop") == recorder.count("save") == recorder.count("finish")
+    assert recorder.count("prepare") <= 1
+
+    reached = {entry["window"]: entry for entry in entries if entry["status"] in ("recorded", "partial")}
+    assert active == sorted(
+        step for entry in reached.values() for step in range(entry["steps"][0], entry["steps"][1] + 1)
+    )
+    assert len(entries) == len({entry["window"] for entry in entries})
+    if not as_function and plan.finite:
+        passed = [window for window in shifted.windows() if window.stop <= first]
+        due = planned(shifted.windows())[len(passed) :]
+        assert due == [tuple(entry["planned_steps"]) for entry in sorted(entries, key=lambda entry: entry["window"])]
+
+
+def test_the_last_steps_work_is_on_a_thread_of_its_own(out: Path) -> None:
+    """The loop's thread only saves; finishing the files is left to ours, which ends with the profile."""
+    recorder = Recorder()
+    run(out, 3, schedule=plan(at=1), exporter=recorder)
+    (thread,) = [call[1] for call in recorder.calls if call[0] == "finish"]
+    assert thread.startswith("instrument")
+    assert thread not in [thread.name for thread in threading.enumerate()]
+
+
+def test_many_windows_leak_nothing(out: Path) -> None:
+    """After 200 windows there is no thread, open file or temporary file of ours, and memory is about flat."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc")
+    run(out, 20, schedule=plan(active=1))
+    threads, files, temporary = threading.active_count(), os.listdir("/proc/self/fd"), set(os.listdir(tempfile.gettempdir()))
+    bytes_before = resident()
+    run(out, 200, schedule=plan(active=1, repeat=200))
+    assert threads == threading.active_count()
+    assert len(files) == len(os.listdir("/proc/self/fd"))
+    assert set(os.listdir(tempfile.gettempdir())) <= temporary | {"pytest-of-root"}
+    assert resident() - bytes_before < 60e6
+    assert {".gz"} == {path.suffix for path in traces(out)}
+    assert 20 + 1 + 200 == len(traces(out))

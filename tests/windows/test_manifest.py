@@ -1,0 +1,119 @@
+"""The manifest has a line for every window, which says what came of it and where it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import instrument
+from instrument.regions import live
+from instrument.windows.manifest import Manifest
+
+from .training import Recorder, manifest, train
+
+
+def run(out: Path, count: int, **arguments: Any) -> list[dict[str, Any]]:
+    with instrument.profile(out, **arguments) as prof:
+        train(count, prof.step)
+    assert prof.windows == manifest(out)
+    return prof.windows
+
+
+def test_a_recorded_window(out: Path) -> None:
+    """Steps, times and sizes are those of the window and its files."""
+    before = time.time_ns()
+    (entry,) = run(out, 5, schedule=instrument.schedule("1-2"))
+    after = time.time_ns()
+    (file,) = entry.pop("files")
+    path = out / file["path"]
+    assert path.stat().st_size == file["bytes"]
+    assert before < entry.pop("start_ns") < entry["end_ns"] < after
+    assert f"window-0001/rank0.{entry.pop('end_ns')}.pt.trace.json.gz" == file["path"]
+    assert re.fullmatch(rf"\d{{8}}T\d{{6}}-{re.escape(socket.gethostname())}-{os.getpid()}", entry.pop("run"))
+    expected = {
+        "rank": 0,
+        "window": 1,
+        "status": "recorded",
+        "reason": None,
+        "planned_steps": [1, 2],
+        "steps": [1, 2],
+        "exporter": "torch_profiler",
+        "hidden_regions": [],
+    }
+    assert expected == entry
+
+
+@pytest.mark.parametrize(
+    ("count", "schedule", "expected"),
+    [
+        (3, {"steps": "1-4"}, [("partial", [1, 3], "the loop ended at step 3")]),
+        (3, {"at": 5, "warmup": 3}, [("skipped", None, "the loop ended in warm-up, at step 3")]),
+        (3, {"at": 9}, [("not reached", None, "the loop ended at step 3")]),
+        (3, {"at": 0}, [("recorded", [0, 0], None)]),
+        (
+            4,
+            {"wait": 1, "warmup": 1, "active": 1, "repeat": 3},
+            [
+                ("recorded", [2, 2], None),
+                ("not reached", None, "the loop ended at step 4"),
+                ("not reached", None, "the loop ended at step 4"),
+            ],
+        ),
+        (2, {"every": 5}, [("not reached", None, "the loop ended at step 2")]),
+    ],
+)
+def test_every_planned_window_has_a_line(
+    out: Path, count: int, schedule: dict[str, Any], expected: list[Any]
+) -> None:
+    """Windows that the loop cut short or never came to are there, with the reason in words."""
+    entries = run(out, count, schedule=instrument.schedule(**schedule), exporter=Recorder())
+    assert expected == [(entry["status"], entry["steps"], entry["reason"]) for entry in entries]
+    assert list(range(1, len(expected) + 1)) == [entry["window"] for entry in entries]
+
+
+def test_a_window_whose_end_is_not_known(out: Path) -> None:
+    """The planned end of a window is null where nobody knows it."""
+    (entry,) = run(out, 3, exporter=Recorder())
+    assert [0, None] == entry["planned_steps"]
+
+
+def test_an_exporter_of_ones_own_is_named(out: Path) -> None:
+    """The manifest says who recorded."""
+    (entry,) = run(out, 3, schedule=instrument.schedule(at=1), exporter=Recorder())
+    assert "recorder" == entry["exporter"]
+    assert [".txt"] == [Path(file["path"]).suffix for file in entry["files"]]
+
+
+def test_regions_hidden_in_compiled_code_are_listed(out: Path) -> None:
+    """What torch.compile traced through is said, not silently lost."""
+    live.hide("attention")
+    (entry,) = run(out, 3, schedule=instrument.schedule(at=1), exporter=Recorder())
+    live.compiled_away.clear()
+    assert ["attention"] == entry["hidden_regions"]
+
+
+def test_ranks_that_share_a_folder_do_not_cut_each_others_lines(out: Path) -> None:
+    """Each line is one write in append mode."""
+    line: dict[str, Any] = {"status": "recorded", "planned_steps": (1, 2), "exporter": "e"}
+    writers = [Manifest(out) for _ in range(4)]
+    for window in range(50):
+        for rank, writer in enumerate(writers):
+            writer.add(rank=rank, window=window, **line, hidden_regions=["x" * 1000])
+    lines = [(entry["window"], entry["rank"]) for entry in manifest(out)]
+    assert [(window, rank) for window in range(50) for rank in range(4)] == lines
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_line_in_the_object(
+    tmp_path: Path, lenient: None
+) -> None:
+    """`entries` has it all the same."""
+    (tmp_path / "file").write_text("")
+    record = Manifest(tmp_path / "file" / "runs")
+    record.add(rank=0, window=1, status="recorded", planned_steps=(1, None), exporter="e")
+    assert [1] == [entry["window"] for entry in record.entries]

@@ -1,0 +1,286 @@
+"""The schedule agrees with torch's over torch's own arguments, with brute force over the others."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import warnings
+from itertools import islice, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instrument.windows.schedule import Phase, Schedule, Window, schedule
+
+ACTION = torch.profiler.ProfilerAction
+PHASE = {
+    ACTION.NONE: Phase.WAIT,
+    ACTION.WARMUP: Phase.WARMUP,
+    ACTION.RECORD: Phase.ACTIVE,
+    ACTION.RECORD_AND_SAVE: Phase.ACTIVE,
+}
+HORIZON = 120
+
+small = st.integers(0, 9)
+cyclic = st.fixed_dictionaries(
+    {
+        "wait": small,
+        "warmup": small,
+        "active": st.integers(1, 9),
+        "repeat": st.integers(0, 4),
+        "skip_first": st.integers(0, 20),
+        "skip_first_wait": st.sampled_from([0, 1, 2, False, True]),
+    }
+)
+explicit = st.fixed_dictionaries(
+    {
+        "at": st.lists(st.integers(0, 25), min_size=1, max_size=6, unique=True).map(
+            lambda tens: [n * 4 for n in tens]
+        ),
+        "warmup": small,
+        "active": st.integers(1, 4),
+    }
+)
+
+
+@st.composite
+def periodic(draw: st.DrawFn) -> dict[str, int]:
+    warmup, active = draw(small), draw(st.integers(1, 5))
+    return {
+        "every": warmup + active + draw(small),
+        "warmup": warmup,
+        "active": active,
+        "repeat": draw(st.integers(0, 4)),
+        "skip_first": draw(st.integers(0, 40)),
+    }
+
+
+plans = st.one_of(cyclic, explicit, periodic()).map(lambda arguments: schedule(**arguments))
+
+
+def torch_schedule(arguments: dict[str, int]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of warmup=0
+        return torch.profiler.schedule(**arguments)
+
+
+def active_steps(plan: Schedule) -> list[int]:
+    return [step for step in range(HORIZON) if plan.at(step)[0] is Phase.ACTIVE]
+
+
+@given(cyclic)
+def test_cycles_are_those_of_torch(arguments: dict[str, int]) -> None:
+    """Every phase is the one torch.profiler.schedule answers, and torch saves exactly at stop - 1."""
+    plan, oracle = schedule(**arguments), torch_schedule(arguments)
+    for step in range(HORIZON):
+        phase, window = plan.at(step)
+        assert PHASE[oracle(step)] is phase
+        saves = oracle(step) is ACTION.RECORD_AND_SAVE
+        assert saves == (window is not None and step == window.stop - 1)
+
+
+@given(plans)
+def test_windows_are_numbered_and_never_overlap(plan: Schedule) -> None:
+    """Each window has its index, an order of its own parts, and starts after the one before."""
+    windows = list(islice(plan.windows(), 10))
+    assert list(range(1, len(windows) + 1)) == [window.index for window in windows]
+    assert all(0 <= window.warmup <= window.active < window.stop for window in windows)
+    assert all(before.stop <= after.warmup for before, after in pairwise(windows))
+    assert windows == [plan.window(window.index) for window in windows]
+
+
+@given(plans)
+def test_count_is_the_number_of_windows(plan: Schedule) -> None:
+    """A finite plan yields count windows and None beyond; an endless one has no count."""
+    assert plan.finite == (plan.count is not None)
+    if plan.count is not None:
+        assert plan.count == len(list(plan.windows()))
+        assert plan.window(plan.count) is not None
+        assert plan.window(plan.count + 1) is None
+    else:
+        assert plan.window(10**12) is not None
+
+
+@given(plans)
+def test_at_and_next_window_agree_with_the_windows(plan: Schedule) -> None:
+    """Both answer what a walk over all windows answers."""
+    windows = list(islice(plan.windows(), HORIZON + 1))
+    for step in range(HORIZON):
+        following = next((window for window in windows if window.stop > step), None)
+        assert following == plan.next_window(step)
+        if following is None or step < following.warmup:
+            assert plan.at(step) == (Phase.WAIT, None)
+        else:
+            assert (Phase.WARMUP if step < following.active else Phase.ACTIVE, following) == plan.at(step)
+
+
+@given(explicit, st.randoms())
+def test_named_steps(arguments: dict[str, Any], random: Any) -> None:
+    """Named steps are recorded, in any order given, with the warm-up that fits."""
+    starts, active = arguments["at"], arguments["active"]
+    plan = schedule(**arguments)
+    assert sorted(start + i for start in starts for i in range(active)) == active_steps(plan)
+    free = 0
+    for window in plan.windows():
+        assert max(free, window.active - arguments["warmup"]) == window.warmup
+        free = window.stop
+    random.shuffle(starts)
+    assert plan == schedule(**arguments) == schedule(iter(starts), active=active, warmup=arguments["warmup"])
+    as_text = ", ".join(map(str, starts))
+    assert plan == schedule(as_text, active=active, warmup=arguments["warmup"])
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=12))
+def test_ranges(lengths: list[int]) -> None:
+    """An inclusive range is one window; gaps and lengths alternate here."""
+    text, step, expected = [], 0, []
+    for gap, length in zip(lengths[::2], lengths[1::2], strict=False):
+        first, last = step + gap, step + gap + length - 1
+        text.append(f"{first}-{last}")
+        expected.append(Window(len(text), first, first, last + 1))
+        step = last + 1
+    assert expected == list(schedule(",".join(reversed(text))).windows())
+
+
+@given(periodic())
+def test_period(arguments: dict[str, int]) -> None:
+    """Recording starts at the multiples of the period that are not below skip_first."""
+    multiples = range(arguments["every"], HORIZON, arguments["every"])
+    starts = [n for n in multiples if n >= arguments["skip_first"]][: arguments["repeat"] or None]
+    recorded = {start + i for start in starts for i in range(arguments["active"])}
+    plan = schedule(**arguments)
+    assert sorted(step for step in recorded if step < HORIZON) == active_steps(plan)
+    for window in islice(plan.windows(), 5):
+        assert arguments["warmup"] == window.active - window.warmup
+
+
+@given(plans)
+def test_a_schedule_is_a_value(plan: Schedule) -> None:
+    """It survives pickle, hashes as it compares, and cannot be changed."""
+    twin = pickle.loads(pickle.dumps(plan))
+    assert (plan, hash(plan), repr(plan)) == (twin, hash(twin), repr(twin))
+    with pytest.raises(AttributeError):
+        plan.count = 3  # type: ignore[misc]
+
+
+def test_far_steps_cost_nothing() -> None:
+    """A plan of 10**12 windows answers by arithmetic."""
+    plan = schedule(every=1000, repeat=10**12)
+    assert (Phase.ACTIVE, Window(10**12, 10**15, 10**15, 10**15 + 1)) == plan.at(10**15)
+    assert plan.next_window(10**15 + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        (schedule(wait=1, warmup=1, active=3, repeat=2), "Schedule('2-4,7-9', warmup=1)"),
+        (schedule(every=1000), "Schedule('1000,2000,3000,...', warmup=0)"),
+        (
+            schedule(every=1000, active=2, repeat=9),
+            "Schedule('1000-1001,2000-2001,3000-3001,...,9000-9001', warmup=0)",
+        ),
+        (schedule("100, 10 - 12", warmup=2), "Schedule('10-12,100', warmup=2)"),
+        (schedule(7), "Schedule('7', warmup=0)"),
+        (schedule("7-7"), "Schedule('7', warmup=0)"),
+    ],
+)
+def test_repr_says_which_steps(plan: Schedule, text: str) -> None:
+    assert text == repr(plan)
+
+
+INTEGER = "must be an integer >="
+REFUSED = [
+    ({}, ValueError, "active must be an integer >= 1, got None: give the steps to record"),
+    ({"wait": 1, "warmup": 1}, ValueError, "active must be an integer >= 1, got None"),
+    ({"active": 0}, ValueError, f"active {INTEGER} 1, got 0"),
+    ({"active": -3}, ValueError, f"active {INTEGER} 1, got -3"),
+    ({"active": True}, TypeError, f"active {INTEGER} 1, got True"),
+    ({"active": "3"}, TypeError, f"active {INTEGER} 1, got '3'"),
+    ({"active": 1, "wait": -1}, ValueError, f"wait {INTEGER} 0, got -1"),
+    ({"active": 1, "warmup": 1.0}, TypeError, f"warmup {INTEGER} 0, got 1.0"),
+    ({"active": 1, "repeat": False}, TypeError, f"repeat {INTEGER} 0, got False"),
+    ({"active": 1, "skip_first": None}, TypeError, f"skip_first {INTEGER} 0, got None"),
+    ({"active": 1, "skip_first_wait": 0.5}, TypeError, f"skip_first_wait {INTEGER} 0, got 0.5"),
+    ({"at": []}, ValueError, "at must name at least one step, got []"),
+    ({"at": ""}, ValueError, "at must be steps and rising ranges such as \"10-12,100\", got '' in ''"),
+    ({"at": "12-10"}, ValueError, "got '12-10' in '12-10'"),
+    ({"at": "1,a-b"}, ValueError, "got 'a-b' in '1,a-b'"),
+    ({"at": "1,,2"}, ValueError, "got '' in '1,,2'"),
+    ({"at": "-5"}, ValueError, "got '-5' in '-5'"),
+    ({"at": "1.5"}, ValueError, "got '1.5' in '1.5'"),
+    ({"at": "1-2-3"}, ValueError, "got '1-2-3' in '1-2-3'"),
+    ({"steps": "x"}, ValueError, "steps must be steps and rising ranges"),
+    ({"at": -1}, ValueError, f"at {INTEGER} 0, got -1"),
+    ({"at": True}, TypeError, f"at {INTEGER} 0, got True"),
+    ({"at": 2.0}, TypeError, f"at {INTEGER} 0, got 2.0"),
+    ({"at": [1, 2.0]}, TypeError, f"each step of at {INTEGER} 0, got 2.0"),
+    ({"at": ["10-12"]}, TypeError, f"each step of at {INTEGER} 0, got '10-12'"),
+    ({"at": [7, 3, 7]}, ValueError, "at must name each window once, got 7 twice in [7, 3, 7]"),
+    ({"at": "5-6,5-6"}, ValueError, "at must name each window once, got 5-6 twice in '5-6,5-6'"),
+    ({"at": "10-12,12"}, ValueError, "do not overlap, got 10-12 and 12 from '10-12,12'"),
+    ({"at": [12, 10], "active": 3}, ValueError, "got 10-12 and 12-14 from [12, 10] with active=3"),
+    (
+        {"at": "10-12", "active": 1},
+        ValueError,
+        "active does not go with a range, which has its own length: got",
+    ),
+    ({"steps": 1, "at": 2}, ValueError, "steps and at mean the same, give one of them: got steps=1 and at=2"),
+    ({"at": 1, "every": 2}, ValueError, "at and every are two plans, give one of them: got at=1 and every=2"),
+    (
+        {"steps": "1", "every": 2},
+        ValueError,
+        "steps and every are two plans, give one of them: got steps='1'",
+    ),
+    ({"at": 1, "wait": 2}, ValueError, "wait must be left out where at is given, got wait=2"),
+    ({"at": 1, "repeat": 2}, ValueError, "repeat must be left out where at is given, got repeat=2"),
+    ({"steps": 1, "skip_first": 2}, ValueError, "skip_first must be left out where steps is given, got"),
+    ({"at": 1, "skip_first_wait": 1}, ValueError, "skip_first_wait must be left out where at is given, got"),
+    ({"every": 5, "wait": 1}, ValueError, "wait must be left out where every is given, got wait=1"),
+    (
+        {"every": 5, "skip_first_wait": True},
+        ValueError,
+        "skip_first_wait must be left out where every is given",
+    ),
+    ({"every": 0}, ValueError, f"every {INTEGER} 1 (warmup=0 + active=1), got 0"),
+    ({"every": -5}, ValueError, f"every {INTEGER} 1 (warmup=0 + active=1), got -5"),
+    ({"every": 3, "warmup": 2, "active": 2}, ValueError, f"every {INTEGER} 4 (warmup=2 + active=2), got 3"),
+    ({"every": 10.0}, TypeError, f"every {INTEGER} 1 (warmup=0 + active=1), got 10.0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), REFUSED, ids=[str(case[0]) for case in REFUSED])
+def test_wrong_arguments_fail_at_the_call(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """The message names the argument, the value and what is accepted."""
+    with pytest.raises(error) as caught:
+        schedule(**arguments)
+    assert message in str(caught.value)
+
+
+def test_questions_out_of_range() -> None:
+    """Steps count from 0, windows from 1."""
+    plan = schedule(active=1)
+    for ask in (plan.at, plan.next_window):
+        with pytest.raises(ValueError, match=r"step must be an integer >= 0, got -1"):
+            ask(-1)
+    with pytest.raises(ValueError, match=r"index must be an integer >= 1, got 0"):
+        plan.window(0)
+
+
+def test_any_integer_type_is_a_number() -> None:
+    """Numbers of numpy, as command lines and configurations give them, count as integers."""
+    numpy = pytest.importorskip("numpy")
+    assert schedule([10, 20], active=2) == schedule(numpy.array([10, 20]), active=numpy.int64(2))
+
+
+def test_imports_no_torch() -> None:
+    """The schedule is plain Python."""
+    heavy = {"torch", "numpy", "structlog"}
+    code = f"import sys, instrument.windows.schedule; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,156 @@
+"""A tiny model, really trained, and what its windows left behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import instrument
+from instrument.windows.schedule import Window
+
+from ..conftest import annotations
+
+
+class Trained(NamedTuple):
+    """Every bit of what training led to."""
+
+    losses: list[str]
+    parameters: list[bytes]
+
+
+def nothing(number: int = 0) -> None:
+    pass
+
+
+def train(
+    numbers: int | Iterable[Any], step: Callable[[], object] = nothing, body: Callable[[int], object] = nothing
+) -> Trained:
+    """Train on one batch for each of ``numbers``; ``body(number)`` runs within each step, ``step()`` after it."""
+    generator = torch.Generator().manual_seed(7)
+    model = torch.nn.Linear(4, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for number in range(numbers) if isinstance(numbers, int) else numbers:
+        with instrument.annotate(f"batch {number}"), instrument.annotate("forward"):
+            loss = model(torch.randn(5, 4, generator=generator)).square().mean()
+        body(number)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item().hex())
+        step()
+    return Trained(losses, [parameter.detach().numpy().tobytes() for parameter in model.parameters()])
+
+
+def manifest(out: Path) -> list[dict[str, Any]]:
+    """The lines of the manifest."""
+    return [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+
+
+def traces(out: Path) -> list[Path]:
+    """Every trace, in order of window and time."""
+    return sorted(out.glob("window-*/*"))
+
+
+def content(path: Path) -> dict[str, Any]:
+    """A trace as JSON."""
+    return json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+
+
+def names(path: Path) -> list[str]:
+    """The names of the user annotations in a trace, in order of their start."""
+    return [event["name"] for event in annotations(path)]
+
+
+def steps(path: Path) -> list[int]:
+    """The numbers of the steps in a trace."""
+    prefix = "ProfilerStep#"
+    return [int(name.removeprefix(prefix)) for name in names(path) if name.startswith(prefix)]
+
+
+def recorded(out: Path) -> list[list[int]]:
+    """The steps of each trace in the folder."""
+    return [steps(path) for path in traces(out)]
+
+
+def statuses(entries: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
+    """Number and status of each window."""
+    return [(entry["window"], entry["status"]) for entry in entries]
+
+
+class Recorder:
+    """An exporter that records the calls made on it; those in ``failing`` raise, once noted."""
+
+    name = "recorder"
+    hint = ""
+
+    def __init__(self, *failing: str) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.failing = failing
+
+    def note(self, *call: Any) -> None:
+        self.calls.append(call)
+        if call[0] in self.failing:
+            raise OSError(f"{call[0]} failed on purpose")
+
+    def prepare(self) -> None:
+        self.note("prepare")
+
+    def capture(self) -> Captured:
+        self.note("capture")
+        return Captured(self)
+
+    def captured(self) -> list[int]:
+        """The steps recorded, in order."""
+        return [call[1] for call in self.calls if call[0] == "step" and call[1] is not None]
+
+    def count(self, name: str) -> int:
+        return sum(call[0] == name for call in self.calls)
+
+
+class Captured:
+    """The capture of one window by a `Recorder`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._note = recorder.note
+
+    def start(self) -> None:
+        self._note("start")
+
+    def step(self, number: int | None) -> None:
+        self._note("step", number)
+
+    def add_metadata(self, key: str, value: str) -> None:
+        self._note("add_metadata", key, value)
+
+    def stop(self) -> None:
+        self._note("stop")
+
+    def discard(self) -> None:
+        self._note("discard")
+
+    def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
+        self._note("save", folder.name, stem)
+
+        def finish() -> list[Path]:
+            self._note("finish", threading.current_thread().name)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{stem}.txt"
+            path.write_text("recorded")
+            return [path]
+
+        return finish
+
+
+def planned(windows: Iterable[Window]) -> list[tuple[int, int]]:
+    """The first and the last recorded step of each window."""
+    return [(window.active, window.stop - 1) for window in windows]
