@@ -23,7 +23,7 @@ ORDER = [
     ["regions"],
     ["guard"],
     ["config", "compat"],
-    ["errors", "log"],
+    ["errors", "log", "tools"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

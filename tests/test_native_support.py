@@ -264,9 +264,7 @@ def test_nsys_reports_what_the_log_reports(tmp_path: Path) -> None:
 @needs_nvtx
 @pytest.mark.nsys
 def test_nsys_hands_back_the_exit_code_and_the_arguments(tmp_path: Path) -> None:
-    report = nsys.profile(
-        "import sys; sys.exit(int(sys.argv[1]))", tmp_path=tmp_path, args=["5"], check=False
-    )
+    report = nsys.profile("import sys; sys.exit(int(sys.argv[1]))", tmp_path=tmp_path, args=["5"], check=False)
     assert report.returncode == 5
     assert nsys.ranges(report.file) == []
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-_EMITTING = {"emit_nvtx": "NVTX", "emit_itt": "ITT"}  # torch's profilers that make ranges for another tool
-_emitting = "NONE"  # the target of the one that is running
+from . import tools
 
-TOOL_FREE_INJECTION = "./."  # what NVTX_INJECTION64_PATH holds when a tool asked for "no injection"
+# torch's profilers that turn its ranges into those of another tool
+_TARGETS = {"emit_nvtx": "NVTX", "emit_itt": "ITT"}
 
 
 def range_functions() -> tuple[Callable[[str], Any], Callable[[Any], None]]:
@@ -41,25 +40,15 @@ def profiler_running() -> bool:
     return bool(enabled()) if enabled is not None else False
 
 
-def profiler_target() -> str:
-    """Return what the running torch profiler turns its ranges into: "KINETO", "NVTX", "ITT", ... or "NONE".
+def on_profiler(started: Callable[[str], None], stopped: Callable[[], None]) -> bool:
+    """Call ``started(target)`` just before any torch profiler starts, ``stopped()`` after it stopped.
 
-    torch tells that on the thread that started the profiler alone; on others, what `on_profiler` saw is told.
-    """
-    torch = sys.modules.get("torch")
-    kind = getattr(getattr(getattr(torch, "_C", None), "_autograd", None), "_profiler_type", None)
-    target = kind().name if kind is not None else "KINETO"
-    return _emitting if target == "NONE" else target
-
-
-def on_profiler(started: Callable[[], None], stopped: Callable[[], None]) -> bool:
-    """Call ``started`` just before any torch profiler of the process starts and ``stopped`` after it stopped.
-
-    Where one runs already, ``started`` is called at once.
+    ``target`` is what the profiler turns ranges into: "KINETO" (its own trace), "NVTX" or "ITT". Where one runs
+    already, ``started`` is called at once.
 
     Returns:
-        False where this version of torch has no place for it: then only windows of `instrument.profile`
-        are heard of, and plain ``torch.profiler.profile`` blocks hold no regions.
+        False where this version of torch has no place for it: plain ``torch.profiler.profile`` blocks and
+        windows then hold no regions.
     """
     from torch.autograd import profiler
 
@@ -69,28 +58,44 @@ def on_profiler(started: Callable[[], None], stopped: Callable[[], None]) -> boo
         return False
 
     def run_on_profiler_start() -> None:
-        global _emitting
         caller = sys._getframe(1).f_locals.get("self")  # the profiler, in its __enter__
-        _emitting = _EMITTING.get(type(caller).__name__, "NONE")
-        started()
+        started(_TARGETS.get(type(caller).__name__, "KINETO"))
         start()
 
     def run_on_profiler_stop() -> None:
-        global _emitting
-        _emitting = "NONE"
         stop()
         stopped()
 
     profiler._run_on_profiler_start = run_on_profiler_start
     profiler._run_on_profiler_stop = run_on_profiler_stop
     if getattr(profiler, "_is_profiler_enabled", False):
-        started()
+        kind = getattr(sys.modules["torch"]._C._autograd, "_profiler_type", None)
+        started(kind().name if kind is not None else "KINETO")
     return True
 
 
-def nvtx_injected() -> bool:
-    """Tell whether a tool asked the NVTX of this process to load its library."""
-    return os.environ.get("NVTX_INJECTION64_PATH", "") not in ("", TOOL_FREE_INJECTION)
+def on_session(prepared: Callable[[Any], None], left: Callable[[], None]) -> bool:
+    """Call ``prepared(profiler)`` when a `torch.autograd.profiler.profile` prepares, ``left()`` when one stops.
+
+    Returns:
+        False where this version of torch has no place for it: overlapping profilers are then not noticed.
+    """
+    from torch.autograd.profiler import profile
+
+    prepare, leave = getattr(profile, "_prepare_trace", None), profile.__exit__
+    if prepare is None:
+        return False
+
+    def prepare_trace(profiler: Any) -> None:
+        prepared(profiler)
+        prepare(profiler)
+
+    def leave_trace(profiler: Any, *exception: Any) -> Any:
+        left()
+        return leave(profiler, *exception)
+
+    profile._prepare_trace, profile.__exit__ = prepare_trace, leave_trace
+    return True
 
 
 def nvtx_domain(name: str) -> Any:
@@ -104,7 +109,7 @@ def nvtx_domain(name: str) -> Any:
     domain = nvtx.get_domain(name)
     if type(domain).__name__ != "DummyDomain":
         return domain
-    if not nvtx_injected():
+    if not tools.nvtx_injected():
         return None
     from nvtx._lib import lib
 

@@ -27,7 +27,7 @@ class Settings:
         self.emitters: str | tuple[str, ...] = "auto"
         self.listeners: list[Callable[[], None]] = []  # called after `configure` changed something
         try:
-            self.emitters = parse_emitters(environ.get("INSTRUMENT_EMITTERS", "auto"))
+            self.emitters = parse_emitters(environ.get("INSTRUMENT_EMITTERS") or "auto")
         except ValueError as error:  # an environment variable must not stop a training job
             from . import log
 

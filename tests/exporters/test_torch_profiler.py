@@ -17,11 +17,15 @@ from torch.profiler import ProfilerActivity
 import instrument
 from instrument.config import settings
 from instrument.errors import CaptureError
-from instrument.exporters.capture import choose
+from instrument.exporters.choose import choose
 from instrument.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
 
 from ..support import programs
 from ..windows.training import steps, train
+
+
+def listed(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
 
 
 def record(exporter: TorchProfilerExporter, folder: Path, stem: str = "rank0.1") -> TorchProfilerCapture:
@@ -40,9 +44,9 @@ def test_a_capture_leaves_one_gzipped_trace(tmp_path: Path) -> None:
     """Saving writes the trace at once, finishing leaves the compressed one alone."""
     capture = record(TorchProfilerExporter({}), tmp_path)
     finish = capture.save(tmp_path / "w", "rank0.1")
-    assert ["rank0.1.raw"] == os.listdir(tmp_path / "w")
+    assert ["rank0.1.raw"] == listed(tmp_path / "w")
     assert [tmp_path / "w" / "rank0.1.pt.trace.json.gz"] == finish()
-    assert ["rank0.1.pt.trace.json.gz"] == os.listdir(tmp_path / "w")
+    assert ["rank0.1.pt.trace.json.gz"] == listed(tmp_path / "w")
     assert [4, 5] == steps(tmp_path / "w" / "rank0.1.pt.trace.json.gz")
 
 
@@ -59,7 +63,7 @@ def test_the_trace_survives_a_disk_that_fills_up_while_it_is_compressed(
     monkeypatch.setattr(gzip, "open", lambda path, mode, compresslevel: Full(path, mode, compresslevel))
     with pytest.raises(OSError, match="No space left"):
         finish()
-    assert ["rank0.1.pt.trace.json"] == os.listdir(tmp_path)
+    assert ["rank0.1.pt.trace.json"] == listed(tmp_path)
     assert [4, 5] == steps(tmp_path / "rank0.1.pt.trace.json")
 
 
@@ -73,7 +77,7 @@ def test_a_capture_is_refused_while_another_profiler_records(tmp_path: Path) -> 
     assert "aten::sum" in {event.name for event in other.events()}
     capture = exporter.capture()
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as other:
-        with pytest.raises(CaptureError, match="another torch profiler is active"):
+        with pytest.raises(CaptureError, match="another torch profiler began during warm-up"):
             capture.start()
         capture.discard()
         torch.ones(3).sum()
@@ -93,11 +97,11 @@ def test_a_discarded_capture_leaves_nothing_on(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_torch_could_not_write_is_an_error_with_the_free_space(tmp_path: Path) -> None:
-    """torch says so on stderr alone; the error names the folder and what is free there."""
+    """Torch says so on stderr alone; the error names the folder and what is free there."""
     capture = record(TorchProfilerExporter({}), tmp_path)
     (tmp_path / "w" / "rank0.1.raw").mkdir(parents=True)  # torch cannot write there
     capture.profiler.export_chrome_trace = lambda path: Path(path).rmdir()  # type: ignore[method-assign]
-    with pytest.raises(CaptureError, match=r"torch could not write the trace to .*/w \([\d,]+ bytes free\)"):
+    with pytest.raises(OSError, match=r"torch could not write the trace to .*/w \([\d,]+ bytes free\)"):
         capture.save(tmp_path / "w", "rank0.1")
 
 
@@ -114,9 +118,7 @@ def test_a_trace_is_exported_before_it_is_compressed_only(tmp_path: Path) -> Non
     assert [4, 5] == steps(tmp_path / "plain.json")
 
 
-@pytest.mark.parametrize(
-    "variable", ["CUDA_INJECTION64_PATH", "NV_TPS_LAUNCH_TOKEN", "ROCP_TOOL_LIBRARIES"]
-)
+@pytest.mark.parametrize("variable", ["CUDA_INJECTION64_PATH", "NV_TPS_LAUNCH_TOKEN", "ROCP_TOOL_LIBRARIES"])
 def test_beside_a_gpu_tool_only_the_cpu_is_recorded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str
 ) -> None:
@@ -130,7 +132,7 @@ def test_beside_a_gpu_tool_only_the_cpu_is_recorded(
 def test_the_exporter_is_chosen_by_name_or_by_what_the_process_runs_under(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """auto is torch.profiler, and Nsight Systems in a process under nsys."""
+    """Auto is torch.profiler, and Nsight Systems in a process under nsys."""
     for variable in ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
         monkeypatch.delenv(variable, raising=False)
     assert "torch_profiler" == choose("auto", {}).name == choose("torch_profiler", {}).name
@@ -139,7 +141,7 @@ def test_the_exporter_is_chosen_by_name_or_by_what_the_process_runs_under(
 
 
 def test_preparing_twice_costs_once() -> None:
-    """prepare imports what torch's profiler needs, so that no step of the loop pays for it."""
+    """Prepare imports what torch's profiler needs, so that no step of the loop pays for it."""
     exporter = TorchProfilerExporter({})
     exporter.prepare()
     exporter.prepare()
@@ -173,8 +175,8 @@ def test_tensorboards_plugin_loads_a_window(tmp_path: Path, monkeypatch: pytest.
     data, profile = found["rank0"]
     assert ["1", "2"] == data.steps_names
     assert 2 == len(data.steps_costs)
-    assert data.avg_costs.costs[0] > 0
-    assert "Overall" in profile.views[0].display_name or profile.views
+    assert all(max(step.costs) > 0 for step in data.steps_costs)
+    assert "Overview" in [view.display_name for view in profile.views]
     assert "aten::addmm" in json.dumps(profile.operation_table_by_name)
 
 
@@ -186,7 +188,8 @@ TENSORBOARD = """
     if __name__ == "__main__":
         cache = io.Cache()
         run = RunLoader("run", sys.argv[1], cache).load()
-        print(json.dumps([run.workers, [sorted(view.display_name for view in profile.views) for profile in run.profiles.values()]]))
+        views = [sorted(view.display_name for view in profile.views) for profile in run.profiles.values()]
+        print(json.dumps([run.workers, views]))
 """
 
 
@@ -207,5 +210,3 @@ def test_tensorboards_run_loader_lists_the_ranks_as_workers(
     workers, views = json.loads(done.stdout.splitlines()[-1])
     assert ["rank0", "rank1"] == sorted(workers)
     assert all("Overview" in names for names in views)
-
-

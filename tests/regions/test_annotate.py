@@ -369,7 +369,7 @@ def test_names_that_json_escapes(recorded: Recorded) -> None:
                 pass
 
     assert names(recorded(use)) == [
-        "say 'hi'", "C:/temp", "tab newline ", "", "naive U+6A21U+578B U+1F525", "U+DCFF",
+        "say 'hi'", "C:/temp", "tab newline ", "", "naive U+6A21U+578B U+1F525", "?",
     ]  # fmt: skip
 
 
@@ -397,7 +397,7 @@ def test_recursion_and_threads(recorded: Recorded) -> None:
             thread.join()
 
     assert len(recorded(spread)) == 200 * (2 + 3)  # the profiler sees the thread that started it
-    assert shared._open == []
+    assert shared._open == {}
 
 
 def test_window_opens_or_closes_in_a_region(recorded: Recorded) -> None:
@@ -412,9 +412,34 @@ def test_window_opens_or_closes_in_a_region(recorded: Recorded) -> None:
     assert names(recorded(leave_open)) == ["straddling"]
     with straddling:  # not recorded, while the one before is still open
         pass
-    assert len(straddling._open or ()) == 1
+    assert len(straddling._open) == 1
     straddling.__exit__()
-    assert straddling._open == []
+    assert straddling._open == {}
+
+
+def test_entered_before_the_window_in_one_thread_and_in_it_in_another(recorded: Recorded) -> None:
+    """Leaving a block that was entered while nobody listened closes no other thread's range."""
+    shared = instrument.annotate("shared")
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait_inside() -> None:
+        with shared:
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=wait_inside)
+    thread.start()
+    entered.wait(10)
+
+    def use() -> None:
+        with shared:
+            leave.set()
+            thread.join()
+            with instrument.annotate("still inside"):
+                pass
+
+    outer, inner = recorded(use)
+    assert outer["ts"] + outer["dur"] >= inner["ts"] + inner["dur"]
 
 
 def test_idle_context_manager_keeps_nothing() -> None:
@@ -422,7 +447,7 @@ def test_idle_context_manager_keeps_nothing() -> None:
     idle = instrument.annotate("idle")
     with idle:
         pass
-    assert idle._open is None
+    assert idle._open == {}
     assert not live.recording
 
 

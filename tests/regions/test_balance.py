@@ -35,7 +35,7 @@ def test_exceptions() -> None:
         with annotate("after"):
             pass
     """)
-    assert "raises\n  block\n" * 4 + "after" == outline(found)
+    assert outline(found) == "raises\n  block\n" * 4 + "after"
 
 
 def test_exit_stack() -> None:
@@ -54,7 +54,7 @@ def test_exit_stack() -> None:
                     pass
                 stack.pop_all().close()
     """)
-    assert ["first", "shared", "shared", "shared", "inside"] == [r.name for r in found]
+    assert [r.name for r in found] == ["first", "shared", "shared", "shared", "inside"]
     assert {"push_pop"} == {r.kind for r in found}
 
 
@@ -86,10 +86,14 @@ def test_generators() -> None:
         next(left)
     """)
     count = {name: sum(r.name == name for r in found) for name in ("numbers", "inside", "outside")}
-    assert {"numbers": 5, "inside": 5, "outside": 1} == count
+    assert count == {"numbers": 5, "inside": 5, "outside": 1}
     outside = next(r for r in found if r.name == "outside")
-    assert 6 == sum(outside.start < r.start < outside.end < r.end for r in found)
-    assert {"numbers": "start_end", "inside": "start_end", "outside": "push_pop"} == {r.name: r.kind for r in found}
+    assert sum(outside.start < r.start < outside.end < r.end for r in found) == 6
+    assert {r.name: r.kind for r in found} == {
+        "numbers": "start_end",
+        "inside": "start_end",
+        "outside": "push_pop",
+    }
 
 
 def test_async_generators() -> None:
@@ -149,7 +153,7 @@ def test_cancelled_tasks() -> None:
 
         asyncio.run(main())
     """)
-    assert "waits\n  block\nwaits\n  block" == outline(found)
+    assert outline(found) == "waits\n  block\nwaits\n  block"
 
 
 def test_threads() -> None:
@@ -180,7 +184,7 @@ def test_threads() -> None:
     nested = "work\n  shared\n    shared\n      work\n        shared\n          shared"
     for thread in {r.thread for r in found}:
         assert "\n".join([nested] * 100) == outline(r for r in found if r.thread == thread)
-    assert 4 * 100 * 6 == len(found)
+    assert len(found) == 4 * 100 * 6
 
 
 INTERLEAVED = """
@@ -224,7 +228,8 @@ INTERLEAVED = """
     shared, async_shared = annotate("shared", domain="shared"), annotate("shared", domain="async shared")
 
     async def main():
-        await interleave(block(nvtx.annotate("first", domain="nvtx")), block(nvtx.annotate("second", domain="nvtx")))
+        first, second = nvtx.annotate("first", domain="nvtx"), nvtx.annotate("second", domain="nvtx")
+        await interleave(block(first), block(second))
         await interleave(block(annotate("first", domain="own")), block(annotate("second", domain="own")))
         await interleave(block(shared), block(shared))
         await interleave(async_block(async_shared), async_block(async_shared))
@@ -238,14 +243,48 @@ def test_interleaved_tasks() -> None:
     """Tasks that take turns on one thread get start/end ranges, which cross and keep their own lengths."""
     found = ranges(INTERLEAVED)
     pairs = {r.domain: [other for other in found if other.domain == r.domain] for r in found}
-    assert {"nvtx": 2, "own": 2, "shared": 2, "async shared": 2, "decorated": 2} == {k: len(v) for k, v in pairs.items()}
+    assert {k: len(v) for k, v in pairs.items()} == {
+        "nvtx": 2,
+        "own": 2,
+        "shared": 2,
+        "async shared": 2,
+        "decorated": 2,
+    }
 
     # Push/pop as in nvtx.annotate: the first task's pop takes the second one's range, so each has the other's end.
     first, second = pairs.pop("nvtx")
-    assert ("first", "second") == (first.name, second.name)
+    assert (first.name, second.name) == ("first", "second")
     assert first.start < second.start < second.end < first.end
 
     for domain, (first, second) in pairs.items():
         assert first.start < second.start < first.end < second.end, domain
         assert ("start_end", "start_end", first.thread) == (first.kind, second.kind, second.thread)
-    assert ["first", "second"] == [r.name for r in pairs["own"]]
+    assert [r.name for r in pairs["own"]] == ["first", "second"]
+
+
+def test_interleaved_tasks_with_exit_stacks() -> None:
+    """An ExitStack in a coroutine opens start/end ranges, like the coroutine's own with blocks."""
+    first, second = ranges("""
+        import asyncio
+        from contextlib import ExitStack
+        from instrument import annotate
+
+        async def task(name, opened, go_on):
+            with ExitStack() as stack:
+                stack.enter_context(annotate(name))
+                opened.set()
+                await go_on.wait()
+
+        async def main():
+            one, two, three = asyncio.Event(), asyncio.Event(), asyncio.Event()
+            first = asyncio.create_task(task("first", one, two))
+            await one.wait()
+            second = asyncio.create_task(task("second", two, three))
+            await first
+            three.set()
+            await second
+
+        asyncio.run(main())
+    """)
+    assert (first.name, second.name) == ("first", "second")
+    assert first.start < second.start < first.end < second.end

@@ -41,7 +41,7 @@ def test_redundant(
 @pytest.mark.gpu
 @pytest.mark.native
 def test_emit_nvtx_shows_no_region_twice() -> None:
-    """torch's emit_nvtx makes its own ranges, of operators; the regions are not among them again."""
+    """Torch's emit_nvtx makes its own ranges, of operators; the regions are not among them again."""
     events = native.nvtx_log("""
         import torch
         from instrument import annotate
@@ -52,7 +52,7 @@ def test_emit_nvtx_shows_no_region_twice() -> None:
                 torch.ones(1, device="cuda")
     """)
     names = [str(r.name).split(",")[0] for r in native.ranges(events)]
-    assert (1, 1) == (names.count("work"), names.count("aten::ones"))
+    assert (names.count("work"), names.count("aten::ones")) == (1, 1)
 
 
 @pytest.mark.native
@@ -96,7 +96,7 @@ def test_configure_chooses_at_run_time(tmp_path: Path) -> None:
     already = "nvtx and the profiler that is already on"
     assert f"auto before\nacross\n  {already}\nnvtx\nauto after\nas before" == outline(found)
     assert ["across", already] == [event["name"] for event in annotations(first)]
-    assert ["torch"] == [event["name"] for event in annotations(second)]
+    assert [event["name"] for event in annotations(second)] == ["torch"]
 
 
 REGION = """
@@ -110,18 +110,18 @@ REGION = """
 @pytest.mark.native
 def test_chosen_in_the_environment() -> None:
     """INSTRUMENT_EMITTERS leaves out a tool that is there, and calls one that is not known to be."""
-    assert [] == native.nvtx_log(REGION, env={"INSTRUMENT_EMITTERS": "torch,itt"})
-    assert ["push", "pop"] == [e["op"] for e in native.roctx_log(REGION, env={"INSTRUMENT_EMITTERS": "roctx"})]
+    assert native.nvtx_log(REGION, env={"INSTRUMENT_EMITTERS": "torch,itt"}) == []
+    assert [e["op"] for e in native.roctx_log(REGION, env={"INSTRUMENT_EMITTERS": "roctx"})] == ["push", "pop"]
 
 
 @pytest.mark.native
 def test_a_wrong_name_in_the_environment_is_ignored(tmp_path: Path) -> None:
     """A wrong INSTRUMENT_EMITTERS is one warning that says what is accepted; the tools found are used."""
     wrong = {"INSTRUMENT_EMITTERS": "nvtx,vtune"}
-    assert "region" == outline(native.ranges(native.nvtx_log(REGION, env=wrong)))
+    assert outline(native.ranges(native.nvtx_log(REGION, env=wrong))) == "region"
     done = run(python(program(REGION, tmp_path)), environment(wrong))
-    assert 1 == len(done.stderr.splitlines())
-    assert all(word in done.stderr for word in ("INSTRUMENT_EMITTERS is ignored", "'vtune'", "torch, nvtx, roctx"))
+    assert len(done.stderr.splitlines()) == 1
+    assert all(word in done.stderr for word in ("INSTRUMENT_EMITTERS is ignored", "vtune", "torch, nvtx, roctx"))
 
 
 def test_a_failing_emitter_is_dropped(
@@ -143,10 +143,12 @@ def test_a_failing_emitter_is_dropped(
     results: list[int] = []
     with monkeypatch.context() as broken:
         broken.setattr(TorchProfilerEmitter, "push", push)
-        assert [] == recorded(lambda: results.extend([work(), work()]))
-    assert [42, 42] == results
-    assert ["event='emitter torch failed and steps aside' error=\"OSError('no room for ranges')\""] == caplog.messages
-    assert ["work", "block"] == [event["name"] for event in recorded(work)]
+        assert recorded(lambda: results.extend([work(), work()])) == []
+    assert results == [42, 42]
+    assert caplog.messages == [
+        "event='emitter torch failed and steps aside' error=\"OSError('no room for ranges')\""
+    ]
+    assert [event["name"] for event in recorded(work)] == ["work", "block"]
 
 
 @pytest.mark.native
@@ -185,6 +187,6 @@ def test_the_others_go_on(tmp_path: Path) -> None:
     """
     torch_broken, nvtx_broken = tmp_path / "torch.json", tmp_path / "nvtx.json"
     found = native.ranges(native.nvtx_log(script, args=[str(torch_broken), str(nvtx_broken)]))
-    assert "work\nacross\n  work\n  work\nwork\nacross" == outline(found)
-    assert ["work", "across"] == [event["name"] for event in annotations(torch_broken)]
-    assert ["work", "across", "work", "work"] == [event["name"] for event in annotations(nvtx_broken)]
+    assert outline(found) == "work\nacross\n  work\n  work\nwork\nacross"
+    assert [event["name"] for event in annotations(torch_broken)] == ["work", "across"]
+    assert [event["name"] for event in annotations(nvtx_broken)] == ["work", "across", "work", "work"]

@@ -47,9 +47,13 @@ PROGRAM = """
 def test_tasks() -> None:
     """Regions are nested tasks in their domain, and overlapped ones where code is suspended."""
     found = native.ranges(native.itt_log(PROGRAM))
-    assert "outer\n  inner\n    instant\nfetch\ntask\ntask" == outline(found)
-    assert {"outer": "instrument", "inner": "instrument", "instant": "instrument", "fetch": "loader", "task": "instrument"} == {
-        r.name: r.domain for r in found
+    assert outline(found) == "outer\n  inner\n    instant\nfetch\ntask\ntask"
+    assert {r.name: r.domain for r in found} == {
+        "outer": "instrument",
+        "inner": "instrument",
+        "instant": "instrument",
+        "fetch": "loader",
+        "task": "instrument",
     }
     first, second = [r for r in found if r.name == "task"]
     assert first.start < second.start < first.end < second.end
@@ -59,7 +63,7 @@ def test_tasks() -> None:
 
 @pytest.mark.parametrize("elsewhere", ["", "thread"], ids=["here", "first region on another thread"])
 def test_emit_itt_shows_no_region_twice(elsewhere: str) -> None:
-    """torch's emit_itt makes its own tasks, of operators; the regions are not among them again."""
+    """Torch's emit_itt makes its own tasks, of operators; the regions are not among them again."""
     script = """
         import sys, threading
         import torch
@@ -82,9 +86,11 @@ def test_emit_itt_shows_no_region_twice(elsewhere: str) -> None:
     """
     found = native.ranges(native.itt_log(script, args=[elsewhere]))
     count = Counter((r.domain, r.name) for r in found)
-    assert {"work": 4 if elsewhere else 3, "block": 1} == {n: c for (domain, n), c in count.items() if domain == "instrument"}
-    assert 2 == count["PyTorch", "aten::ones"]
-    assert [] == [n for domain, n in count if domain == "PyTorch" and n in ("work", "block")]
+    assert {"work": 4 if elsewhere else 3, "block": 1} == {
+        n: c for (domain, n), c in count.items() if domain == "instrument"
+    }
+    assert count["PyTorch", "aten::ones"] == 2
+    assert [n for domain, n in count if domain == "PyTorch" and n in ("work", "block")] == []
 
 
 def test_ittapi_missing_is_one_sentence(tmp_path: Path) -> None:
@@ -98,6 +104,6 @@ def test_ittapi_missing_is_one_sentence(tmp_path: Path) -> None:
             print("done")
     """
     done = run(python(program(script, tmp_path)), environment({"INTEL_LIBITTNOTIFY64": "collector.so"}))
-    assert "done\n" == done.stdout
-    assert 1 == len(done.stderr.splitlines())
+    assert done.stdout == "done\n"
+    assert len(done.stderr.splitlines()) == 1
     assert "ittapi is missing: pip install 'torch-instrument[itt]'" in done.stderr

@@ -36,7 +36,7 @@ RECORD = """
 
 
 def output(script: str, folder: Path) -> tuple[list[str], list[str]]:
-    """Run `script` with a stand-in for jax in ``sys.argv[1]`` and return the lines of stdout and our own of stderr."""
+    """Run `script` with a stand-in for jax in ``sys.argv[1]`` and return what it prints and what we log."""
     (folder / "jax").mkdir()
     (folder / "jax" / "__init__.py").touch()
     (folder / "jax" / "profiler.py").write_text(STAND_IN)
@@ -45,7 +45,7 @@ def output(script: str, folder: Path) -> tuple[list[str], list[str]]:
 
 
 def test_annotations_only_where_the_program_imported_jax(tmp_path: Path) -> None:
-    """jax is never imported for this; once the program did, regions show in both while torch records."""
+    """Jax is never imported for this; once the program did, regions show in both while torch records."""
     # The program's own folder is on sys.path, so that jax could be imported at any time.
     script = """
     assert {"not here", "inner"} <= record("not here")
@@ -61,8 +61,8 @@ def test_annotations_only_where_the_program_imported_jax(tmp_path: Path) -> None
         pass
     """
     stdout, stderr = output(script, tmp_path)
-    assert ["open here", "open inner", "close inner", "close here", "open chosen", "close chosen"] == stdout
-    assert [] == stderr
+    assert stdout == ["open here", "open inner", "close inner", "close here", "open chosen", "close chosen"]
+    assert stderr == []
 
 
 def test_chosen_before_it_is_imported(tmp_path: Path) -> None:
@@ -73,24 +73,23 @@ def test_chosen_before_it_is_imported(tmp_path: Path) -> None:
         print("done")
     """
     stdout, stderr = output(script, tmp_path)
-    assert ["done"] == stdout
-    assert 1 == len(stderr)
+    assert stdout == ["done"]
+    assert len(stderr) == 1
     assert "jax is not imported: import jax before the emitter is used" in stderr[0]
 
 
-@pytest.mark.xfail(reason="Live.settle lets the jax emitter's ImportError through, and torch's regions are lost")
 def test_a_jax_that_cannot_be_used_costs_torch_no_region(tmp_path: Path) -> None:
     """With ``sys.modules["jax"] = None``, as tests do to hide a package, torch's trace has its regions."""
     stdout, stderr = output('\n    sys.modules["jax"] = None\n    assert "x" in record("x")', tmp_path)
-    assert ([], []) == (stdout, stderr)
+    assert (stdout, stderr) == ([], [])
 
 
 def test_with_the_real_jax(recorded: Callable[..., list[dict[str, Any]]]) -> None:
     """The real TraceAnnotation takes our calls."""
-    pytest.importorskip("jax").profiler
+    pytest.importorskip("jax.profiler")
 
     def work() -> None:
         with annotate("outer"), annotate("inner"):
             pass
 
-    assert ["outer", "inner"] == [event["name"] for event in recorded(work)]
+    assert [event["name"] for event in recorded(work)] == ["outer", "inner"]

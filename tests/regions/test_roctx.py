@@ -47,16 +47,26 @@ def test_ranges_go_to_the_profilers_library(called: str, options: dict[str, Any]
     """What the profiler loaded into the process comes first, then rocprofiler-sdk, then roctracer."""
     events = native.roctx_log(PROGRAM, env=UNDER_ROCPROF, **options)
     assert {called} == {event["library"] for event in events}
-    assert ["push", "push", "mark", "pop", "pop", "start", "start", "end", "end"] == [event["op"] for event in events]
+    assert [event["op"] for event in events] == [
+        "push",
+        "push",
+        "mark",
+        "pop",
+        "pop",
+        "start",
+        "start",
+        "end",
+        "end",
+    ]
     found = native.ranges(events)
-    assert "outer é\n  inner" == outline(r for r in found if r.kind == "push_pop")
-    assert ["task", "task"] == [r.name for r in found if r.kind == "start_end"]
-    assert ["instant"] == [r.name for r in native.marks(events)]
+    assert outline(r for r in found if r.kind == "push_pop") == "outer é\n  inner"
+    assert [r.name for r in found if r.kind == "start_end"] == ["task", "task"]
+    assert [r.name for r in native.marks(events)] == ["instant"]
 
 
 def test_without_rocprof_nothing_is_called() -> None:
     """A library that is merely installed is left alone."""
-    assert [] == native.roctx_log(PROGRAM)
+    assert native.roctx_log(PROGRAM) == []
 
 
 def test_no_library_is_one_sentence(tmp_path: Path) -> None:
@@ -64,5 +74,5 @@ def test_no_library_is_one_sentence(tmp_path: Path) -> None:
     done = run(python(program(PROGRAM, tmp_path)), environment(UNDER_ROCPROF))
     if not done.stderr:
         pytest.skip("this machine has a rocTX library")
-    assert 1 == len(done.stderr.splitlines())
+    assert len(done.stderr.splitlines()) == 1
     assert "no rocTX library found: install rocprofiler-sdk or roctracer (ROCm)" in done.stderr

@@ -18,20 +18,23 @@ from tests.support.programs import environment, program, python, run
 from tests.support.ranges import outline
 
 
-def test_regions_are_user_annotations_around_their_operators(recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """A plain torch.profiler block, none of ours, shows regions as record_function does, so on the GPU's lane too."""
+def test_regions_are_user_annotations_around_their_operators(
+    recorded: Callable[..., list[dict[str, Any]]],
+) -> None:
+    """A plain torch.profiler block, none of ours, shows regions as record_function does."""
 
     def work() -> None:
         with annotate("region"):
             torch.ones(1)
 
     (region,) = recorded(work)
-    assert "region" == region["name"]
-    assert ["aten::ones", "aten::empty", "aten::fill_"] == [event["name"] for event in recorded(work, "cpu_op")]
+    assert region["name"] == "region"
+    assert [event["name"] for event in recorded(work, "cpu_op")] == ["aten::ones", "aten::empty", "aten::fill_"]
 
 
 def test_interleaved_tasks_cross(recorded: Callable[..., list[dict[str, Any]]]) -> None:
     """Two tasks that take turns each keep their own name and length."""
+
     async def task(name: str, opened: asyncio.Event, go_on: asyncio.Event) -> None:
         with annotate(name):
             opened.set()
@@ -47,7 +50,7 @@ def test_interleaved_tasks_cross(recorded: Callable[..., list[dict[str, Any]]]) 
         await second
 
     first, second = recorded(lambda: asyncio.run(main()))
-    assert ["first", "second"] == [first["name"], second["name"]]
+    assert [first["name"], second["name"]] == ["first", "second"]
     assert first["ts"] < second["ts"] < first["ts"] + first["dur"] < second["ts"] + second["dur"]
 
 
@@ -73,30 +76,29 @@ def test_regions_that_outlive_their_recording(tmp_path: Path) -> None:
             opened.clear()
             gc.collect()
 
-        for how in (ended, lost):
-            for _ in range(50):
-                with recording() as first:
-                    opened = [annotate(f"region {i}").__enter__() for i in range(100)]
-                    try:  # a second profiler, which torch refuses, changes nothing
-                        torch.autograd.profiler.emit_itt().__enter__()
-                    except RuntimeError:
-                        pass
-                    opened += [annotate(f"region {i}").__enter__() for i in range(100, 200)]
-                with recording() as second:
-                    how(opened)
-                    torch.ones(1)
+        for how in (ended, lost) * 25:
+            with recording() as first:
+                opened = [annotate(f"region {i}").__enter__() for i in range(100)]
+                try:  # a second profiler, which torch refuses, changes nothing
+                    torch.autograd.profiler.emit_itt().__enter__()
+                except RuntimeError:
+                    pass
+                opened += [annotate(f"region {i}").__enter__() for i in range(100, 200)]
+            with recording() as second:
+                how(opened)
+                torch.ones(1)
         first.export_chrome_trace(sys.argv[1])
         second.export_chrome_trace(sys.argv[2])
     """
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     run(python(program(script, tmp_path), [str(first), str(second)]), environment())
     assert sorted(f"region {i}" for i in range(200)) == sorted(event["name"] for event in annotations(first))
-    assert [] == annotations(second)
+    assert annotations(second) == []
 
 
 @pytest.mark.native
 def test_with_nvtx_and_torch_imported_late(tmp_path: Path) -> None:
-    """Each region shows once in each of both; torch may come after the first region, a window in the midst of one."""
+    """Each region shows once in both; torch may come after the first region, a window amid one."""
     script = """
         import sys
         from instrument import annotate
@@ -124,5 +126,5 @@ def test_with_nvtx_and_torch_imported_late(tmp_path: Path) -> None:
     """
     trace = tmp_path / "trace.json"
     found = native.ranges(native.nvtx_log(script, args=[str(trace)]))
-    assert "before\n  early\naround\n  block\n    early\n    early\n  across\n    early\nearly" == outline(found)
-    assert {"block": 1, "early": 2, "across": 1} == Counter(event["name"] for event in annotations(trace))
+    assert outline(found) == "before\n  early\naround\n  block\n    early\n    early\n  across\n    early\nearly"
+    assert Counter(event["name"] for event in annotations(trace)) == {"block": 1, "early": 2, "across": 1}

@@ -11,7 +11,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a profiler around the tests would set; a program gets only the tool that its test gives it.
-TOOL_VARIABLES = ("NVTX_", "NVTXLOG", "INTEL_", "ITTLOG", "ROCTXLOG", "NSYS_", "CUDA_INJECTION", "INSTRUMENT")
+TOOL_VARIABLES = (
+    "NVTX_", "NVTXLOG", "INTEL_", "ITTLOG", "ROCTXLOG", "NSYS_", "CUDA_INJECTION", "INSTRUMENT",
+    "ROCP_", "ROCPROF_", "NV_TPS_", "NV_COMPUTE_",
+)  # fmt: skip
 
 
 def program(script: str | Path, folder: Path) -> Path:

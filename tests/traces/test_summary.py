@@ -319,3 +319,11 @@ def test_a_bare_list_of_events(tmp_path: Path) -> None:
 def test_an_empty_trace(tmp_path: Path) -> None:
     """A window in which nothing happened is no error."""
     assert merge([]) == summarize(write(tmp_path, []))
+
+
+def test_a_step_that_never_ran_is_none(tmp_path: Path) -> None:
+    """A last step in which no operator ran does not count: a loop that ends announces one more."""
+    events = [region("ProfilerStep#4", 0, 10), region("aten::mm", 2, 5, cat="cpu_op")]
+    whole = summarize(write(tmp_path, events))
+    assert summarize(write(tmp_path, [*events, region("ProfilerStep#5", 10, 1)])) == whole
+    assert (whole.steps, whole.step_ns) == (1, 10_000)

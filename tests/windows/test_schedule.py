@@ -253,9 +253,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), REFUSED, ids=[str(case[0]) for case in REFUSED])
-def test_wrong_arguments_fail_at_the_call(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_wrong_arguments_fail_at_the_call(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     """The message names the argument, the value and what is accepted."""
     with pytest.raises(error) as caught:
         schedule(**arguments)

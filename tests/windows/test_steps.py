@@ -64,17 +64,17 @@ def test_an_early_break_ends_the_open_window(out: Path) -> None:
 
 def test_an_exception_in_the_body_passes_through(out: Path) -> None:
     """It reaches the caller as it was raised, and the open window is saved."""
-    error = ZeroDivisionError("mine")
+    error: list[Exception] = [ZeroDivisionError("mine")]
 
     def loop() -> None:
         for number in instrument.steps(range(9), out, at="2-5"):
             if number == 4:
-                raise error
+                raise error[0]
 
     with pytest.raises(ZeroDivisionError) as caught:
         loop()
-    assert error is caught.value
-    del caught, error
+    assert error.pop() is caught.value
+    del caught
     gc.collect()
     assert [(1, "partial")] == statuses(manifest(out))
 
@@ -103,7 +103,7 @@ def test_a_second_epoch_counts_on(out: Path) -> None:
 
 
 def test_a_progress_bar_around_or_inside_works(out: Path) -> None:
-    """tqdm is a generator around ours, or ours one around it; a break through both ends the window."""
+    """A bar such as tqdm is a generator around ours, or ours one around it; a break ends the window."""
 
     class Bar:
         def __init__(self, iterable: Any) -> None:
@@ -113,8 +113,7 @@ def test_a_progress_bar_around_or_inside_works(out: Path) -> None:
             return self.total
 
         def __iter__(self) -> Iterator[Any]:
-            for item in self.iterable:
-                yield item
+            yield from self.iterable
 
     for number in Bar(instrument.steps(range(6), out, at="1-4")):
         if number == 2:
@@ -138,7 +137,11 @@ def test_an_empty_iterable_is_an_empty_loop(out: Path) -> None:
     ("error", "arguments", "message"),
     [
         (TypeError, {"iterable": 3}, '"iterable" must be something to iterate over: 3'),
-        (ValueError, {"schedule": instrument.schedule(at=1), "wait": 1}, '"schedule" was given, so these cannot be: wait'),
+        (
+            ValueError,
+            {"schedule": instrument.schedule(at=1), "wait": 1},
+            '"schedule" was given, so these cannot be: wait',
+        ),
         (ValueError, {"wait": 1}, "active must be an integer >= 1, got None"),
         (TypeError, {"recrod_shapes": True, "at": 1}, '"recrod_shapes" is no option: True'),
         (TypeError, {"out": 5, "at": 1}, '"out" must be the path of a folder: 5'),

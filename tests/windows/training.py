@@ -120,6 +120,8 @@ class Recorder:
 class Captured:
     """The capture of one window by a `Recorder`."""
 
+    raw: Path | None = None
+
     def __init__(self, recorder: Recorder) -> None:
         self._note = recorder.note
 

@@ -1,20 +1,20 @@
-"""What an exporter is, and which one a process should use."""
+"""What an exporter is."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
-
-EXPORTERS = ("torch_profiler", "nsight_systems")
+from typing import Protocol
 
 
 class Capture(Protocol):
     """One window's recording. All but the function that `save` returns is called on one thread.
 
-    A capture is made when the window's warm-up begins, or its first recorded step if it has none.
+    A capture is made when the window's warm-up begins, or its first recorded step if it has none. ``raw`` is its
+    trace as torch.profiler wrote it, if it has one, while that file is there.
     """
+
+    raw: Path | None
 
     def start(self) -> None:
         """Record from here on."""
@@ -49,49 +49,3 @@ class Exporter(Protocol):
 
     def capture(self) -> Capture:
         """Make the capture of one window."""
-
-
-def under_nsight_systems(environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether this process runs under ``nsys profile`` (or ``nsys launch``)."""
-    injected = environ.get("NVTX_INJECTION64_PATH", "") + environ.get("CUDA_INJECTION64_PATH", "")
-    return bool(environ.get("NSYS_PROFILING_SESSION_ID")) or "ToolsInjection64" in injected
-
-
-def gpu_tool(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the tool that holds the GPU's one tracing interface (CUPTI, rocprofiler) in this process."""
-    if environ.get("CUDA_INJECTION64_PATH"):
-        return "Nsight Systems"
-    if environ.get("NV_TPS_LAUNCH_TOKEN") or environ.get("NV_COMPUTE_PROFILER_PERFWORKS_DIR"):
-        return "Nsight Compute"
-    if environ.get("ROCP_TOOL_LIBRARIES"):
-        return "rocprofv3"
-    return None
-
-
-def choose(exporter: str | Exporter, options: Mapping[str, Any]) -> Exporter:
-    """Return the exporter called for.
-
-    Args:
-        exporter: "auto" (Nsight Systems in a process under nsys, else torch.profiler), a name out of
-            `EXPORTERS`, or an exporter.
-        options: arguments for `torch.profiler.profile`.
-
-    Raises:
-        ValueError: an unknown name.
-        TypeError: not an exporter; or ``options`` that torch.profiler does not take.
-    """
-    if exporter == "auto":
-        exporter = "nsight_systems" if under_nsight_systems() else "torch_profiler"
-    if exporter == "nsight_systems":
-        from .nsight_systems import NsightSystemsExporter
-
-        return NsightSystemsExporter()
-    if exporter == "torch_profiler":
-        from .torch_profiler import TorchProfilerExporter
-
-        return TorchProfilerExporter(options)
-    if isinstance(exporter, str):
-        raise ValueError(f'"exporter" must be "auto", one of {", ".join(EXPORTERS)}, or an exporter: {exporter!r}')
-    if not hasattr(exporter, "capture"):
-        raise TypeError(f'"exporter" must be a name or an object with a method "capture": {exporter!r}')
-    return exporter

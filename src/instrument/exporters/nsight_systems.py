@@ -36,6 +36,7 @@ class NsightSystemsCapture:
 
     def __init__(self, nvtx: NvtxEmitter) -> None:
         self._nvtx = nvtx
+        self.raw: Path | None = None
         self._window: Any = None
         self._step: Any = None
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import log
+from .. import log, tools
 from ..compat import profiler_running, range_functions
 from ..errors import CaptureError
-from .capture import gpu_tool
+from ..regions.region import plain
+from .sessions import sessions
 
 _OURS = ("schedule", "on_trace_ready")
 SUFFIX = ".pt.trace.json.gz"  # what TensorBoard's profiler plugin looks for
@@ -42,8 +43,9 @@ class TorchProfilerExporter:
         for name, value in options.items():
             if name not in accepted:
                 raise TypeError(f'"{name}" is no option: {value!r}; torch.profiler takes {", ".join(accepted)}')
+        sessions.watch()
         self._options = dict(options)
-        tool = gpu_tool()
+        tool = tools.gpu_tracer()
         if tool is not None:
             # The GPU's tracing interface has one user at a time; a second one breaks both recordings.
             self._options["activities"] = [ProfilerActivity.CPU]
@@ -71,18 +73,19 @@ class TorchProfilerCapture:
     def __init__(self, options: Mapping[str, Any]) -> None:
         from torch.profiler import profile
 
-        if profiler_running():
+        if sessions.owner is not None or profiler_running():
             raise CaptureError("another torch profiler is active")
         self._enter, self._exit = range_functions()
         self._step: Any = None
         self.raw: Path | None = None  # the trace as torch wrote it, until it is compressed
         self.profiler = profile(**options)
         self.profiler.prepare_trace()
+        self._session = sessions.owner
 
     def start(self) -> None:
         """Record from here on."""
-        if profiler_running():
-            raise CaptureError("another torch profiler is active")
+        if sessions.owner is not self._session or profiler_running():
+            raise CaptureError("another torch profiler began during warm-up")
         self.profiler.start_trace()
 
     def step(self, number: int | None) -> None:
@@ -95,10 +98,12 @@ class TorchProfilerCapture:
 
     def add_metadata(self, key: str, value: str) -> None:
         """Put a text into the trace."""
-        self.profiler.add_metadata_json(_plain(key), f'"{_plain(value)}"')
+        self.profiler.add_metadata_json(plain(key), f'"{plain(value)}"')
 
     def stop(self) -> None:
         """Record no more; takes 1.4 s for 500,000 events."""
+        if sessions.owner is not self._session:
+            raise CaptureError("another torch profiler began inside the window, which ended its recording")
         self.profiler.stop_trace()
 
     def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
@@ -107,8 +112,9 @@ class TorchProfilerCapture:
         raw = folder / f"{stem}.raw"
         self.profiler.export_chrome_trace(str(raw))
         if not raw.exists():  # torch reports that on stderr alone
+            raw.with_name(f"{raw.name}.tmp").unlink(missing_ok=True)  # what it had written
             free = shutil.disk_usage(folder).free
-            raise CaptureError(f"torch could not write the trace to {folder} ({free:,} bytes free)")
+            raise OSError(f"torch could not write the trace to {folder} ({free:,} bytes free)")
         self.raw = raw
 
         def compress() -> list[Path]:
@@ -141,12 +147,6 @@ class TorchProfilerCapture:
 
     def discard(self) -> None:
         """End a capture that never started: started and stopped at once, or the next one finds it prepared."""
-        if not profiler_running():
+        if sessions.owner is self._session and not profiler_running():
             self.profiler.start_trace()
             self.profiler.stop_trace()
-
-
-def _plain(text: str) -> str:
-    """Return ``text`` as a trace can hold it: torch writes "/" for each backslash, so nothing can be escaped."""
-    readable = "".join(character if character.isprintable() else " " for character in text)
-    return readable.replace('"', "'").replace("\\", "/")

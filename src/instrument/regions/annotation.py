@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 from collections.abc import Callable
+from threading import get_ident
 from types import FrameType
 from typing import Any, TypeVar, overload
 
@@ -13,6 +15,7 @@ from .. import compat
 from ..config import settings
 from . import live, region, wrap
 
+_CONTEXTLIB = contextlib.ExitStack.__enter__.__code__.co_filename
 _NOTHING: live.Token = (live.NOBODY.pop, None)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,7 +39,7 @@ class Annotation:
         self._name = name
         self._attributes = attributes
         self._region: region.Region | None = None
-        self._open: list[tuple[int, live.Token]] | None = None  # the frames that entered, with what to close
+        self._open: dict[tuple[int, int], list[live.Token]] = {}  # what to close, by thread and frame
 
     def __repr__(self) -> str:
         return f"annotate({self._name!r})"
@@ -74,32 +77,29 @@ class Annotation:
             named = self._region = region.make(self._name, *self._attributes)
         # Latched here: what is opened now is closed by `_finish`, whoever listens by then.
         token = (live.start if suspended else live.enter)(named) if live.recording else _NOTHING
-        if self._open is None:
-            self._open = [(id(frame), token)]
-        else:
-            self._open.append((id(frame), token))
+        self._open.setdefault((get_ident(), id(frame)), []).append(token)
 
-    def _finish(self) -> None:
-        entries, place = self._open, -1
-        if not entries:
-            return
-        if len(entries) > 1:
-            # The same frame opens and closes a with block, whatever other threads and tasks do in between.
-            # Called by hand from two frames (or by an ExitStack), the last one opened is closed.
-            own = id(sys._getframe(2))
-            while entries[place][0] != own:
-                place -= 1
-                if place < -len(entries):
-                    place = -1
-                    break
-        live.leave(entries.pop(place)[1])
+    def _finish(self, frame: FrameType) -> None:
+        # The same frame opens and closes a with block, whatever other threads and tasks do in between. What was
+        # opened by hand in another frame of this thread is closed last one first.
+        place = (get_ident(), id(frame))
+        tokens = self._open.get(place)
+        if tokens is None:
+            place = next((key for key in reversed(list(self._open)) if key[0] == place[0]), place)
+            tokens = self._open.get(place)
+        if tokens is None:
+            return  # entered before anybody listened
+        token = tokens.pop()
+        if not tokens:
+            del self._open[place]
+        live.leave(token)
 
     def __enter__(self) -> Annotation:
         if live.tracing():
             live.hide(self._name or "")
             return self
         if live.recording or self._open or self._name is None:
-            frame = sys._getframe(1)
+            frame = _user_frame()
             self._begin(frame, frame.f_code.co_flags & _SUSPENDED)
         return self
 
@@ -107,16 +107,24 @@ class Annotation:
         if live.tracing():
             return
         if self._open:
-            self._finish()
+            self._finish(_user_frame())
 
     async def __aenter__(self) -> Annotation:
         if live.recording or self._open or self._name is None:
-            self._begin(sys._getframe(1), _SUSPENDED)
+            self._begin(_user_frame(), _SUSPENDED)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._open:
-            self._finish()
+            self._finish(_user_frame())
+
+
+def _user_frame() -> FrameType:
+    """Return the frame that enters or leaves an annotation, looking through an ExitStack."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename == _CONTEXTLIB and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 class _Off(Annotation):

@@ -66,36 +66,9 @@ class Several:
             attempt(emitter, emitter.mark, NOBODY.pop, region)
 
 
-class Unsettled:
-    """Stands in after a change, until the first region: only then the profiler is up and can be asked."""
-
-    name = "unsettled"
-
-    def push(self, region: Region) -> Token:
-        """Settle who listens and open a nested range there."""
-        live.settle()
-        return enter(region)
-
-    def start(self, region: Region) -> Token:
-        """Settle who listens and open a range there that others may overlap."""
-        live.settle()
-        return start(region)
-
-    def pop(self, token: Token) -> None:
-        """Close it."""
-        leave(token)
-
-    end = pop
-
-    def mark(self, region: Region) -> None:
-        """Settle who listens and show an instant there."""
-        live.settle()
-        instant(region)
-
-
 NOBODY = Nobody()
 recording = False
-current: Emitter = NOBODY
+current: Emitter = NOBODY  # whom regions go to
 compiled_away: set[str] = set()  # names of regions that torch.compile traced through
 
 
@@ -161,62 +134,56 @@ class Live:
     """Which emitters listen, and why."""
 
     def __init__(self) -> None:
-        self.attached: list[Emitter] = []  # their tool was there when the process started
-        self.torch: TorchProfilerEmitter | None = None  # a torch profiler records
-        self.hears_torch = False
+        self._attached: list[Emitter] = []  # their tool was there when the process started
+        self._recording: list[Emitter] = []  # while a torch profiler records: torch's own, and JAX's
+        self._target = ""
+        self._hears_torch = False
 
-    def refresh(self) -> None:
-        """Take the change in: find out at the next region who listens."""
+    def _settle(self) -> None:
+        """Take a change in, each region going to every profiler once."""
         global recording, current
-        listening = bool(self.torch or self.attached)
-        current = Unsettled() if listening else NOBODY
-        recording = listening
-
-    def settle(self) -> None:
-        """Find out who listens, each region going to every profiler once."""
-        global current
-        emitters = list(self.attached)
-        if self.torch is not None:
-            emitters.append(self.torch)
-            if "jax" in sys.modules and settings.emitters == "auto":
-                emitters.append(JaxEmitter())
-        drop = redundant([emitter.name for emitter in emitters], compat.profiler_target())
+        emitters = [*self._attached, *self._recording]
+        drop = redundant([emitter.name for emitter in emitters], self._target)
         emitters = [emitter for emitter in emitters if emitter.name not in drop]
-        current = emitters[0] if len(emitters) == 1 else Several(emitters)
+        current = Several(emitters) if len(emitters) > 1 else emitters[0] if emitters else NOBODY
+        recording = bool(emitters)
 
     def drop(self, emitter: Emitter, error: Exception) -> None:
         """Take a failing emitter out for good."""
-        self.attached = [other for other in self.attached if other is not emitter]
-        if emitter is self.torch:
-            self.torch = None
-        self.refresh()
+        self._attached = [other for other in self._attached if other is not emitter]
+        self._recording = [other for other in self._recording if other is not emitter]
+        self._settle()
         guard.failed(f"emitter {emitter.name}", error)
 
     def detect(self) -> None:
         """Look for the tools that this process runs under."""
-        self.attached = attached()
-        self.refresh()
+        self._attached = attached()
+        self._settle()
 
     def hear_torch(self, torch: Any) -> None:
         """Follow torch's profilers and compiler from now on."""
         global tracing
-        if not self.hears_torch:
-            self.hears_torch = True
+        if not self._hears_torch:
+            self._hears_torch = True
             tracing = torch.compiler.is_dynamo_compiling
-            compat.on_profiler(self.profiler_started, self.profiler_stopped)
+            compat.on_profiler(self._profiler_started, self._profiler_stopped)
 
-    def profiler_started(self) -> None:
+    def _profiler_started(self, target: str) -> None:
         """A torch profiler is about to record."""
-        if settings.emitters == "auto" or "torch" in settings.emitters:
-            self.torch = TorchProfilerEmitter()
-            self.refresh()
+        with guard.contained("following torch's profiler"):
+            self._target, self._recording = target, []
+            if settings.emitters == "auto" or "torch" in settings.emitters:
+                self._recording.append(TorchProfilerEmitter())
+            if settings.emitters == "auto" and sys.modules.get("jax") is not None:
+                self._recording.append(JaxEmitter())
+        self._settle()
 
-    def profiler_stopped(self) -> None:
+    def _profiler_stopped(self) -> None:
         """The torch profiler stopped recording."""
-        if self.torch is not None:
-            self.torch.stop()
-            self.torch = None
-            self.refresh()
+        with guard.contained("following torch's profiler"):
+            TorchProfilerEmitter.end_all()
+        self._recording = []
+        self._settle()
 
 
 live = Live()

@@ -60,19 +60,26 @@ class Region:
         category: str | int | None = None,
         payload: int | float | None = None,
     ) -> None:
+        name, domain = _utf8(name), _utf8(domain)
         self.name = name
-        self.plain = _plain(name)
+        self.plain = plain(name)
         self.color = color
         self.domain = domain
-        self.category = category
+        self.category = _utf8(category) if isinstance(category, str) else category
         self.payload = payload
         self.prepared: dict[str, Any] = {}
+
+
+def _utf8(text: str) -> str:
+    """Return ``text`` without lone surrogates, as in names of files: no profiler takes them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 _REPLACED = {'"': "'", "\\": "/", "\t": " ", "\n": " ", "\r": " "}
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """Return ``name`` in printable ASCII without quotes and backslashes: torch.profiler escapes nothing."""
     if name.isascii() and name.isprintable() and '"' not in name and "\\" not in name:
         return name
     letters = [c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)]

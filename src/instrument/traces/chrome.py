@@ -142,9 +142,19 @@ def _collect(events: list[Raw]) -> Recorded:
             ranges = recorded.regions if kind in _REGIONS else recorded.operators
             ranges[thread].append(item)
     recorded.launches.pop(b"", None)
+    _drop_unbegun_step(recorded)
     recorded.span = (min(starts), max(ends)) if starts else None
     _link(recorded, events)
     return recorded
+
+
+def _drop_unbegun_step(recorded: Recorded) -> None:
+    """Drop the last step if nothing ran in it: a loop that ends tells the profiler that one more begins."""
+    operators = [start for ranges in recorded.operators.values() for start, _, _ in ranges]
+    if recorded.steps and operators:
+        last = max(recorded.steps, key=lambda step: step[1])
+        if max(operators) < last[1][0]:
+            recorded.steps.remove(last)
 
 
 def _link(recorded: Recorded, events: list[Raw]) -> None:

@@ -42,23 +42,19 @@ class Aftermath:
         with guard.contained("finishing a window"):
             call(*args, **kwargs)
 
-    def recorded(
-        self, capture: Capture, save: Callable[[], list[Path]], reasons: list[str], **entry: Any
-    ) -> None:
+    def recorded(self, capture: Capture, save: Callable[[], list[Path]], reasons: list[str], **entry: Any) -> None:
         """A window was recorded: read its trace before it is compressed, save the files, add the line."""
         with guard.contained("the summary"):
-            raw = getattr(capture, "raw", None)
-            if raw is not None and settings.summary:
+            if capture.raw is not None and settings.summary:
                 from ..traces.summary import summarize
 
-                self._summaries.append(summarize(raw))
+                self._summaries.append(summarize(capture.raw))
         failure = None
         try:
             files = save()
         except Exception as error:
             failure = error
-            raw = getattr(capture, "raw", None)
-            files = [raw] if raw is not None and raw.exists() else []
+            files = [capture.raw] if capture.raw is not None and capture.raw.exists() else []
             entry["status"] = entry["status"] if files else "failed"
             reasons = [*reasons, f"{'not compressed' if files else 'not saved'}: {type(error).__name__}: {error}"]
         if files or failure is None:
@@ -80,7 +76,8 @@ class Aftermath:
             from ..report.terminal import render
             from ..traces.summary import merge
 
-            render(merge(self._summaries), files=self._files, folder=self._manifest.folder, console=console)
+            files = [_short(path) for path in self._files]
+            render(merge(self._summaries), files=files, folder=_short(self._manifest.folder), console=console)
         elif self._hint:
             windows = "1 window" if self._unsaid == 1 else f"{self._unsaid} windows"
             console.print(f"instrument: {windows} {self._hint}", highlight=False, soft_wrap=True)
@@ -93,3 +90,8 @@ class Aftermath:
             self._worker = None
             for future in self._pending:
                 future.result()  # raises only what `_contained` let through: strict settings
+
+
+def _short(path: Path) -> Path:
+    """Return ``path`` as seen from the current folder, if it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

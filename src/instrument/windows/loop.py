@@ -12,7 +12,8 @@ from typing import Any
 from .. import log
 from ..config import settings
 from ..errors import CaptureError
-from ..exporters.capture import Exporter, choose
+from ..exporters.capture import Exporter
+from ..exporters.choose import choose
 from ..guard import guard
 from ..regions import live
 from .aftermath import Aftermath
@@ -42,16 +43,17 @@ class Profile:
         first_step: int,
     ) -> None:
         self.step_num = first_step
-        self.out = out
+        self.out = out.absolute()  # the program may change its folder
         self._change = NEVER  # the next step at which there is something to do
         self._plan = plan
         self._exporter = exporter
         self._on_trace_ready = on_trace_ready
         self._ranks = ranks
         self._recording: Recording | None = None
+        self._left_on: Recording | None = None  # by a `stop` on another thread, until this one's next step
         self._over = 0  # the number of the last window that is over
         self._metadata: dict[str, str] = {}
-        self._manifest = Manifest(out)
+        self._manifest = Manifest(self.out)
         self._aftermath = Aftermath(self._manifest, exporter.hint)
         self._started = False
         self._process = 0
@@ -151,6 +153,13 @@ class Profile:
         if self._process != os.getpid():
             self._change = NEVER
             return
+        if self._left_on is not None and self._left_on.here():
+            with guard.contained("leaving a window that was stopped elsewhere"):
+                left, self._left_on = self._left_on, None
+                left.abandon()
+        if not self._started:
+            self._change = NEVER if self._left_on is None else step + 1
+            return
         self._change = step + 1
         with guard.contained("following the schedule"):
             if recording is not None and not recording.here():
@@ -158,8 +167,7 @@ class Profile:
             phase, window = self._plan.at(step)
             if recording is not None and (window is None or window.index != recording.window.index):
                 self._close(recording)
-                if not self._started:  # on_trace_ready called `stop`
-                    self._change = NEVER
+                if self._change == NEVER:  # on_trace_ready called `stop`
                     return
             if window is None:
                 following = self._plan.next_window(step)
@@ -228,8 +236,10 @@ class Profile:
         self._note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
         with guard.contained("leaving a failed window"):
-            if recording is not None:
+            if recording is not None and recording.here():
                 recording.abandon()
+            elif recording is not None:
+                self._left_on, self._change = recording, self.step_num
         if status == "failed":
             guard.failed(f"exporter {self._exporter.name}", error)
 

@@ -7,10 +7,13 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ..guard import guard
+
+_NUMBERS = count(1)  # of the runs of this process
 
 
 class Manifest:
@@ -19,7 +22,7 @@ class Manifest:
     Args:
         folder: where ``manifest.jsonl`` lies; made when the first line is written.
 
-    Each line has ``run`` (one value for all lines of a process), ``rank``, ``window`` (its number in the
+    Each line has ``run`` (one value for all lines of one `profile`), ``rank``, ``window`` (its number in the
     schedule, from 1), ``status`` ("recorded", "partial", "skipped", "failed" or "not reached"), ``reason``
     (in words, null when all went well), ``planned_steps`` and ``steps`` (first and last, both included; null
     where there is none), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files`` (``path``
@@ -29,7 +32,7 @@ class Manifest:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.entries: list[dict[str, Any]] = []
-        self._run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
+        self._run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
 
     def add(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from .. import log
 from ..errors import CaptureError
@@ -65,10 +66,11 @@ class Recording:
 
     def abandon(self) -> None:
         """Leave nothing on after a failure, or after a warm-up that led to nothing."""
-        if self.end_ns is not None or not self.here():
+        if self.end_ns is not None:
             return
         self.end_ns = time.time_ns()
-        if self.start_ns is None:
-            self.capture.discard()
-        else:
-            self.capture.stop()
+        with suppress(CaptureError):  # the reason is known by now
+            if self.start_ns is None:
+                self.capture.discard()
+            else:
+                self.capture.stop()

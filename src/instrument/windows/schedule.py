@@ -196,9 +196,7 @@ def schedule(
     if steps is not None and at is not None:
         raise ValueError(f"steps and at mean the same, give one of them: got {steps=} and {at=}")
     if named is not None and every is not None:
-        raise ValueError(
-            f"{name} and every are two plans, give one of them: got {name}={named!r} and {every=}"
-        )
+        raise ValueError(f"{name} and every are two plans, give one of them: got {name}={named!r} and {every=}")
     wait, warmup, repeat = _integer("wait", wait), _integer("warmup", warmup), _integer("repeat", repeat)
     skip_first = _integer("skip_first", skip_first)
     if not isinstance(skip_first_wait, bool):

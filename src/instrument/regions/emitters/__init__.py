@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ... import log
-from ...compat import nvtx_injected
+from ... import log, tools
 from ...config import settings
 from ...guard import guard
 from ..region import Region
@@ -63,11 +62,10 @@ def _jax() -> Emitter:
 
 _FACTORIES: Mapping[str, Callable[[], Emitter]] = {"nvtx": _nvtx, "roctx": _roctx, "itt": _itt, "jax": _jax}
 
-# Set by the tool in the environment of the process it starts.
-_ATTACHED_BY = {
-    "nvtx": ("NV_TPS_LAUNCH_TOKEN", "NV_COMPUTE_PROFILER_PERFWORKS_DIR"),
-    "roctx": ("ROCP_TOOL_LIBRARIES", "ROCPROF_OUTPUT_PATH"),
-    "itt": ("INTEL_LIBITTNOTIFY64",),
+_FOUND: Mapping[str, Callable[[], bool]] = {
+    "nvtx": lambda: tools.nvtx_injected() or tools.nsight_compute(),
+    "roctx": tools.rocprof,
+    "itt": tools.vtune,
 }
 
 
@@ -75,11 +73,7 @@ def wanted() -> list[str]:
     """Return the names of the emitters to attach: those whose tool is there, or those `configure` named."""
     if settings.emitters != "auto":
         return [name for name in settings.emitters if name in _FACTORIES]
-    return [
-        name
-        for name, variables in _ATTACHED_BY.items()
-        if any(os.environ.get(variable) for variable in variables) or (name == "nvtx" and nvtx_injected())
-    ]
+    return [name for name, found in _FOUND.items() if found()]
 
 
 def attached() -> list[Emitter]:
@@ -100,10 +94,11 @@ def redundant(names: Sequence[str], target: str) -> set[str]:
 
     Args:
         names: the emitters that listen.
-        target: what the running torch profiler turns its ranges into (`compat.profiler_target`); under
+        target: what the running torch profiler turns its ranges into (`compat.on_profiler`); under
             ``emit_nvtx`` and ``emit_itt`` that is a tool which may be listening already.
     """
-    drop = {"torch"} & set(names) if target.lower() in names else set()
+    twins = {"NVTX": ("nvtx", "roctx"), "ITT": ("itt",)}.get(target, ())  # ROCm's emit_nvtx calls rocTX
+    drop = {"torch"} & set(names) if any(twin in names for twin in twins) else set()
     if "torch" in names and os.environ.get("TORCH_PROFILER_EMIT_ROCTX", "0") not in ("", "0"):
         drop.add("roctx")
     return drop

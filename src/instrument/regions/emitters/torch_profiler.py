@@ -24,7 +24,7 @@ class TorchProfilerEmitter:
 
     def push(self, region: Region) -> Any:
         """Open a range."""
-        handle = self._enter(region.name)
+        handle = self._enter(region.plain)
         self._open[id(handle)] = handle
         return handle
 
@@ -38,9 +38,11 @@ class TorchProfilerEmitter:
 
     def mark(self, region: Region) -> None:
         """Show an instant as a range of no length: the trace format of torch.profiler has no instants."""
-        self._exit(self._enter(region.name))
+        self._exit(self._enter(region.plain))
 
-    def stop(self) -> None:
-        """The recording stopped: no profiler records now."""
-        while self._open:
-            self._exit(self._open.popitem()[1])
+    @classmethod
+    def end_all(cls) -> None:
+        """End every open range: a recording stopped, and no profiler records now."""
+        _, leave = range_functions()
+        while cls._open:
+            leave(cls._open.popitem()[1])

@@ -1,0 +1,46 @@
+"""Which vendor's tool this process runs under, as the tool says in the environment of what it starts."""
+
+from __future__ import annotations
+
+import os
+
+TOOL_FREE_INJECTION = "./."  # what NVTX_INJECTION64_PATH holds when a tool asked for "no injection"
+
+
+def _set(*variables: str) -> bool:
+    return any(os.environ.get(variable) for variable in variables)
+
+
+def nvtx_injected() -> bool:
+    """Tell whether a tool asked the NVTX of this process to load its library."""
+    return os.environ.get("NVTX_INJECTION64_PATH", "") not in ("", TOOL_FREE_INJECTION)
+
+
+def nsight_systems() -> bool:
+    """Tell whether this process runs under ``nsys profile`` or ``nsys launch``."""
+    injected = os.environ.get("NVTX_INJECTION64_PATH", "") + os.environ.get("CUDA_INJECTION64_PATH", "")
+    return _set("NSYS_PROFILING_SESSION_ID") or "ToolsInjection64" in injected
+
+
+def nsight_compute() -> bool:
+    """Tell whether this process runs under ``ncu``."""
+    return _set("NV_TPS_LAUNCH_TOKEN", "NV_COMPUTE_PROFILER_PERFWORKS_DIR")
+
+
+def rocprof() -> bool:
+    """Tell whether this process runs under ``rocprofv3``."""
+    return _set("ROCP_TOOL_LIBRARIES", "ROCPROF_OUTPUT_PATH")
+
+
+def vtune() -> bool:
+    """Tell whether this process runs under VTune, or another collector of ITT."""
+    return _set("INTEL_LIBITTNOTIFY64")
+
+
+def gpu_tracer() -> str | None:
+    """Return the tool that holds the GPU's one tracing interface (CUPTI, rocprofiler) in this process."""
+    if _set("CUDA_INJECTION64_PATH"):
+        return "Nsight Systems"
+    if nsight_compute():
+        return "Nsight Compute"
+    return "rocprofv3" if rocprof() else None
