@@ -136,6 +136,7 @@ class Live:
     def __init__(self) -> None:
         self._attached: list[Emitter] = []  # their tool was there when the process started
         self._recording: list[Emitter] = []  # while a torch profiler records: torch's own, and JAX's
+        self._failed: set[str] = set()  # the names of emitters that were taken out
         self._target = ""
         self._hears_torch = False
 
@@ -149,15 +150,16 @@ class Live:
         recording = bool(emitters)
 
     def drop(self, emitter: Emitter, error: Exception) -> None:
-        """Take a failing emitter out for good."""
+        """Take a failing emitter out for good; torch's gets another chance with the next recording."""
         self._attached = [other for other in self._attached if other is not emitter]
         self._recording = [other for other in self._recording if other is not emitter]
+        self._failed.add(emitter.name)
         self._settle()
         guard.failed(f"emitter {emitter.name}", error)
 
     def detect(self) -> None:
-        """Look for the tools that this process runs under."""
-        self._attached = attached()
+        """Look for the tools that this process runs under, again when a window opens."""
+        self._attached = attached(self._attached, self._failed)
         self._settle()
 
     def hear_torch(self, torch: Any) -> None:
@@ -172,9 +174,10 @@ class Live:
         """A torch profiler is about to record."""
         with guard.contained("following torch's profiler"):
             self._target, self._recording = target, []
-            if settings.emitters == "auto" or "torch" in settings.emitters:
+            auto = settings.emitters == "auto"
+            if auto or "torch" in settings.emitters:
                 self._recording.append(TorchProfilerEmitter())
-            if settings.emitters == "auto" and sys.modules.get("jax") is not None:
+            if auto and sys.modules.get("jax") is not None and "jax" not in self._failed:
                 self._recording.append(JaxEmitter())
         self._settle()
 

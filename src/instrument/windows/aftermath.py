@@ -35,7 +35,10 @@ class Aftermath:
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="instrument")
         self._pending = [future for future in self._pending if not future.done() or future.exception()]
-        self._pending.append(self._worker.submit(self._contained, call, *args, **kwargs))
+        try:
+            self._pending.append(self._worker.submit(self._contained, call, *args, **kwargs))
+        except RuntimeError:  # no thread can be started any more: the interpreter is shutting down
+            self._contained(call, *args, **kwargs)
 
     @staticmethod
     def _contained(call: Callable[..., None], *args: Any, **kwargs: Any) -> None:

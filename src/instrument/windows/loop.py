@@ -181,6 +181,7 @@ class Profile:
     def _follow(self, phase: Phase, window: Window) -> None:
         try:
             if self._recording is None:
+                live.live.detect()
                 self._recording = Recording(window, self._exporter.capture())
             self._recording.window = window
             if phase is Phase.ACTIVE:

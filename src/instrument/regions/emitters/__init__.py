@@ -76,15 +76,25 @@ def wanted() -> list[str]:
     return [name for name, found in _FOUND.items() if found()]
 
 
-def attached() -> list[Emitter]:
-    """Return an emitter for each profiler that this process runs under."""
+def attached(before: Sequence[Emitter], failed: set[str]) -> list[Emitter]:
+    """Return an emitter for each profiler that this process runs under.
+
+    Args:
+        before: those attached so far, which are kept.
+        failed: the names of those that are not to be tried again; what fails here is added.
+    """
+    known = {emitter.name: emitter for emitter in before}
     emitters = []
     for name in wanted():
+        if name in failed:
+            continue
         try:
-            emitters.append(_FACTORIES[name]())
+            emitters.append(known.get(name) or _FACTORIES[name]())
         except ImportError as error:
+            failed.add(name)
             log.warning(f"regions will not show in the attached profiler: {error}", emitter=name)
         except Exception as error:
+            failed.add(name)
             guard.failed(f"emitter {name}", error)
     return emitters
 
