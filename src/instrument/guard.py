@@ -25,7 +25,7 @@ class Guard:
         kind = (feature, repr(error))
         if kind not in self._logged:
             self._logged.add(kind)
-            log.warning(f"{feature} failed and steps aside", error=kind[1])
+            log.warning(f"{feature} failed and steps aside", error=kind[1], exc_info=error)
 
     @contextmanager
     def contained(self, feature: str) -> Iterator[None]:

@@ -5,6 +5,7 @@ The application decides what is shown: ``logging.getLogger("instrument").setLeve
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 
@@ -17,11 +18,15 @@ def _logger() -> Any:
     return structlog.wrap_logger(
         logging.getLogger("instrument"),
         wrapper_class=structlog.stdlib.BoundLogger,
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.processors.KeyValueRenderer(key_order=["event"], drop_missing=True),
-        ],
+        processors=[structlog.stdlib.filter_by_level, _sentence],
     )
+
+
+def _sentence(_: object, __: str, fields: MutableMapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
+    """Render an event for the standard logger: "instrument: window not recorded (window=1, reason=...)"."""
+    event, error = fields.pop("event"), fields.pop("exc_info", None)
+    details = ", ".join(f"{name}={value}" for name, value in fields.items())
+    return (f"instrument: {event} ({details})" if details else f"instrument: {event}",), {"exc_info": error}
 
 
 def info(event: str, **fields: object) -> None:

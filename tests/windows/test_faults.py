@@ -66,7 +66,7 @@ def test_an_exporter_that_fails_in_prepare(out: Path) -> None:
 def test_an_exporter_that_fails_when_discarding(out: Path) -> None:
     """A warm-up that leads to nothing may even fail to end."""
     run(out, exporter=Recorder("discard"), schedule=instrument.schedule(at=12, warmup=5))
-    assert [("skipped", "the loop ended in warm-up, at step 10")] == reasons(manifest(out))
+    assert [("skipped", "the loop ended before step 10, in warm-up")] == reasons(manifest(out))
 
 
 def test_an_exporter_that_fails_in_the_background(out: Path) -> None:
@@ -310,9 +310,9 @@ OTHER_THREAD = """
 @pytest.mark.parametrize(
     ("count", "schedule", "expected"),
     [
-        (3, {"at": 5, "warmup": 3}, ("skipped", "the loop ended in warm-up, at step 3")),
-        (3, {"steps": "1-6"}, ("partial", "the loop ended at step 3")),
-        (3, {"at": 50}, ("not reached", "the loop ended at step 3")),
+        (3, {"at": 5, "warmup": 3}, ("skipped", "the loop ended before step 3, in warm-up")),
+        (3, {"steps": "1-6"}, ("partial", "the loop ended before step 3")),
+        (3, {"at": 50}, ("not reached", "the loop ended before step 3")),
     ],
 )
 def test_a_loop_that_ends_too_early(
@@ -335,7 +335,7 @@ def test_an_exception_in_the_loop(out: Path, error: BaseException) -> None:
     with pytest.raises(type(error)) as caught:
         run(out, body)
     assert error is caught.value
-    assert [("partial", "the loop ended at step 3")] == reasons(manifest(out)[:1])
+    assert [("partial", "the loop ended in step 3")] == reasons(manifest(out)[:1])
     assert [[2, 3]] == recorded(out)
 
 

@@ -52,20 +52,20 @@ def test_a_recorded_window(out: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "schedule", "expected"),
     [
-        (3, {"steps": "1-4"}, [("partial", [1, 3], "the loop ended at step 3")]),
-        (3, {"at": 5, "warmup": 3}, [("skipped", None, "the loop ended in warm-up, at step 3")]),
-        (3, {"at": 9}, [("not reached", None, "the loop ended at step 3")]),
+        (3, {"steps": "1-4"}, [("partial", [1, 2], "the loop ended before step 3")]),
+        (3, {"at": 5, "warmup": 3}, [("skipped", None, "the loop ended before step 3, in warm-up")]),
+        (3, {"at": 9}, [("not reached", None, "the loop ended before step 3")]),
         (3, {"at": 0}, [("recorded", [0, 0], None)]),
         (
             3,
             {"wait": 1, "warmup": 1, "active": 1, "repeat": 3},
             [
                 ("recorded", [2, 2], None),
-                ("not reached", None, "the loop ended at step 3"),
-                ("not reached", None, "the loop ended at step 3"),
+                ("not reached", None, "the loop ended before step 3"),
+                ("not reached", None, "the loop ended before step 3"),
             ],
         ),
-        (2, {"every": 5}, [("not reached", None, "the loop ended at step 2")]),
+        (2, {"every": 5}, [("not reached", None, "the loop ended before step 2")]),
     ],
 )
 def test_every_planned_window_has_a_line(

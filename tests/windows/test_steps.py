@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 import instrument
+from tests.support.programs import environment
 
 from .training import Recorder, manifest, recorded, statuses, train
 
@@ -59,7 +62,7 @@ def test_an_early_break_ends_the_open_window(out: Path) -> None:
             break
     gc.collect()
     (entry,) = manifest(out)
-    assert ("partial", [2, 3], "the loop ended at step 3") == (entry["status"], entry["steps"], entry["reason"])
+    assert ("partial", [2, 3], "the loop ended in step 3") == (entry["status"], entry["steps"], entry["reason"])
 
 
 def test_an_exception_in_the_body_passes_through(out: Path) -> None:
@@ -97,7 +100,7 @@ def test_a_second_epoch_counts_on(out: Path) -> None:
     assert [0, 1, 2, 3] == list(batches)
     assert [0, 1, 2, 3] == list(batches)
     assert [[1], [6]] == recorded(out)
-    assert 8 == batches.profile.step_num
+    assert 7 == batches.profile.step_num
     last = {entry["window"]: entry["status"] for entry in manifest(out)}
     assert {1: "recorded", 2: "recorded"} == last
 
@@ -130,7 +133,7 @@ def test_an_empty_iterable_is_an_empty_loop(out: Path) -> None:
     """No step, no trace; the manifest says that the window was not reached."""
     assert [] == list(instrument.steps([], out))
     (entry,) = manifest(out)
-    assert ("not reached", "the loop ended at step 0") == (entry["status"], entry["reason"])
+    assert ("not reached", "the loop ended before step 0") == (entry["status"], entry["reason"])
 
 
 @pytest.mark.parametrize(
@@ -153,3 +156,38 @@ def test_wrong_arguments_fail_at_the_call(
     """Not in the first iteration, hours later."""
     with pytest.raises(error, match=re.escape(message)):
         instrument.steps(**{"iterable": [], "out": out, **arguments})
+
+
+def test_the_last_item_ends_the_loop(out: Path) -> None:
+    """No step is announced after the last item: a window that would begin there stays for the next epoch."""
+    batches = instrument.steps(range(4), out, at="4-7", exporter=Recorder())
+    list(batches)
+    assert [("not reached", "the loop ended after step 3")] == [
+        (entry["status"], entry["reason"]) for entry in manifest(out)
+    ]
+    list(batches)
+    assert [("recorded", [4, 7])] == [(entry["status"], entry["steps"]) for entry in manifest(out)[1:]]
+
+
+def test_cycles_are_recorded_once_unless_told_otherwise(out: Path) -> None:
+    """A loop of days is not recorded for ever because nobody gave a number of windows."""
+    list(instrument.steps(range(20), out, wait=1, active=1, exporter=Recorder()))
+    assert [(1, "recorded")] == statuses(manifest(out))
+    list(instrument.steps(range(4), out / "ever", wait=1, active=1, repeat=0, exporter=Recorder()))
+    assert [(1, "recorded"), (2, "recorded"), (3, "not reached")] == statuses(manifest(out / "ever"))
+
+
+@pytest.mark.parametrize("leave", ["next(loop)", "prof.start(); prof.step()"])
+def test_a_window_that_is_open_at_exit(tmp_path: Path, leave: str) -> None:
+    """A program that ends without a word to us leaves its window and a line all the same."""
+    code = f"""
+import torch, instrument
+loop = iter(instrument.steps(range(9), "out", at="0-5"))
+prof = instrument.profile("out", schedule="0-5")
+{leave}
+torch.ones(3) + 1
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment())
+    (entry,) = manifest(tmp_path / "out")
+    assert "partial" == entry["status"]
+    assert (tmp_path / "out" / entry["files"][0]["path"]).stat().st_size == entry["files"][0]["bytes"]

@@ -10,15 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..errors import CaptureError
 from ..regions.emitters.nvtx import NvtxEmitter
-from ..regions.region import Region, by_name
+from ..regions.region import DOMAIN, Region, by_name
 
 
 class NsightSystemsExporter:
     """Opens an NVTX range ``capture@instrument`` around the recorded steps of each window."""
 
     name = "nsight_systems"
-    hint = "recorded by Nsight Systems: nsys stats REPORT.nsys-rep, or open the report in nsys-ui"
+    hint = "marked for Nsight Systems: nsys stats REPORT.nsys-rep, or open the report in nsys-ui"
 
     def __init__(self) -> None:
         self._nvtx = NvtxEmitter()
@@ -28,6 +29,8 @@ class NsightSystemsExporter:
 
     def capture(self) -> NsightSystemsCapture:
         """Make the capture of one window."""
+        if self._nvtx.domain(DOMAIN) is None:
+            raise CaptureError("Nsight Systems does not trace NVTX: add nvtx to its option --trace")
         return NsightSystemsCapture(self._nvtx)
 
 

@@ -5,12 +5,14 @@ A profiler object serves one window only: a scheduled one that is started again 
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import inspect
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from .. import log, tools
 from ..compat import profiler_running, range_functions
@@ -19,7 +21,10 @@ from ..regions.region import plain
 from .sessions import sessions
 
 _OURS = ("schedule", "on_trace_ready")
-SUFFIX = ".pt.trace.json.gz"  # what TensorBoard's profiler plugin looks for
+# What people may have meant by an option that torch does not know.
+_PLAN = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
+_PROFILE = ("out", "schedule", "on_trace_ready", "exporter", "ranks", "first_step")
+SUFFIX = ".pt.trace.json"  # what TensorBoard's profiler plugin looks for
 
 
 class TorchProfilerExporter:
@@ -42,7 +47,7 @@ class TorchProfilerExporter:
         accepted = [name for name in inspect.signature(profile).parameters if name not in _OURS]
         for name, value in options.items():
             if name not in accepted:
-                raise TypeError(f'"{name}" is no option: {value!r}; torch.profiler takes {", ".join(accepted)}')
+                raise TypeError(f'"{name}" is no option: {value!r}; {_hint(name, accepted)}')
         sessions.watch()
         self._options = dict(options)
         tool = tools.gpu_tracer()
@@ -78,6 +83,7 @@ class TorchProfilerCapture:
         self._enter, self._exit = range_functions()
         self._step: Any = None
         self.raw: Path | None = None  # the trace as torch wrote it, until it is compressed
+        self.packed: Path | None = None
         self.profiler = profile(**options)
         self.profiler.prepare_trace()
         self._session = sessions.owner
@@ -109,7 +115,7 @@ class TorchProfilerCapture:
     def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
         """Write the trace, 4-7 ms a MB, and return the function that compresses it, which harms nobody."""
         folder.mkdir(parents=True, exist_ok=True)
-        raw = folder / f"{stem}.raw"
+        raw = folder / f"{stem}{SUFFIX}"
         self.profiler.export_chrome_trace(str(raw))
         if not raw.exists():  # torch reports that on stderr alone
             raw.with_name(f"{raw.name}.tmp").unlink(missing_ok=True)  # what it had written
@@ -118,18 +124,16 @@ class TorchProfilerCapture:
         self.raw = raw
 
         def compress() -> list[Path]:
-            packed = folder / f"{stem}{SUFFIX}"
-            part = packed.with_suffix(".part")
+            packed, part = folder / f"{raw.name}.gz", folder / f"{raw.name}.part"
             try:
                 # Level 1: 3 ms a MB; the default level of torch's own .gz takes 45-120 ms.
                 with raw.open("rb") as source, gzip.open(part, "wb", compresslevel=1) as target:
                     shutil.copyfileobj(source, target, 1 << 20)
                 part.replace(packed)
-            except BaseException:  # a full disk: the trace stays, under a name that viewers know as well
+            except BaseException:  # a full disk: the trace stays as it is, which viewers read as well
                 part.unlink(missing_ok=True)
-                self.raw = raw.rename(folder / f"{stem}{SUFFIX.removesuffix('.gz')}")
                 raise
-            self.raw = None
+            self.packed, self.raw = packed, None
             raw.unlink()
             return [packed]
 
@@ -137,16 +141,32 @@ class TorchProfilerCapture:
 
     def export(self, path: str) -> None:
         """Copy the trace to ``path``, gzipped if it ends in ".gz": torch itself writes a trace only once."""
-        if self.raw is None:
-            raise CaptureError("there is a trace to export only in on_trace_ready")
-        if path.endswith(".gz"):
-            with self.raw.open("rb") as source, gzip.open(path, "wb", compresslevel=1) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-        else:
-            shutil.copyfile(self.raw, path)
+        if self.raw is None and self.packed is None:
+            raise CaptureError("the trace of this window could not be saved")
+        with self._read() as source, _write(path) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+    def _read(self) -> IO[bytes]:
+        if self.raw is not None:
+            with suppress(FileNotFoundError):  # compressed in the meantime
+                return self.raw.open("rb")
+        return cast(IO[bytes], gzip.open(self.packed or Path()))
 
     def discard(self) -> None:
         """End a capture that never started: started and stopped at once, or the next one finds it prepared."""
         if sessions.owner is self._session and not profiler_running():
             self.profiler.start_trace()
             self.profiler.stop_trace()
+
+
+def _hint(name: str, accepted: list[str]) -> str:
+    if name in _PLAN:
+        return f'a plan goes into "schedule": schedule=instrument.schedule({name}=...)'
+    close = difflib.get_close_matches(name, [*accepted, *_PLAN, *_PROFILE], 1)
+    return f'did you mean "{close[0]}"?' if close else f"torch.profiler takes {', '.join(accepted)}"
+
+
+def _write(path: str) -> IO[bytes]:
+    if path.endswith(".gz"):
+        return cast(IO[bytes], gzip.open(path, "wb", compresslevel=1))
+    return Path(path).open("wb")

@@ -150,10 +150,10 @@ def _collect(events: list[Raw]) -> Recorded:
 
 def _drop_unbegun_step(recorded: Recorded) -> None:
     """Drop the last step if nothing ran in it: a loop that ends tells the profiler that one more begins."""
-    operators = [start for ranges in recorded.operators.values() for start, _, _ in ranges]
-    if recorded.steps and operators:
+    work = [start for ranges in (recorded.operators or recorded.regions).values() for start, _, _ in ranges]
+    if recorded.steps:
         last = max(recorded.steps, key=lambda step: step[1])
-        if max(operators) < last[1][0]:
+        if max(work, default=0) < last[1][0]:
             recorded.steps.remove(last)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from typing import Any
 from .. import log
 from ..config import settings
 from ..errors import CaptureError
-from ..exporters.capture import Exporter
+from ..exporters.capture import Capture, Exporter
 from ..exporters.choose import choose
 from ..guard import guard
 from ..regions import live
@@ -31,6 +32,7 @@ class Profile:
     Attributes:
         step_num: the number of the current step.
         out: the folder that everything lands in.
+        keep_last: whether the last window's events stay in memory for those who ask for them after the loop.
     """
 
     def __init__(
@@ -55,7 +57,11 @@ class Profile:
         self._metadata: dict[str, str] = {}
         self._manifest = Manifest(self.out)
         self._aftermath = Aftermath(self._manifest, exporter.hint)
+        self._last: Capture | None = None  # of the last window that was recorded
+        self.keep_last = True
+        self._first = first_step
         self._started = False
+        self._ended = "the plan changed"  # how the loop ended, in words
         self._process = 0
         self._rank = 0
 
@@ -70,7 +76,9 @@ class Profile:
         if self._started or not settings.enabled:
             return
         self._started = True
+        self._first = self.step_num
         self._process = os.getpid()
+        atexit.register(self.stop)
         self._rank = _rank()
         if self._ranks is not None and self._rank not in self._ranks:
             return
@@ -84,18 +92,29 @@ class Profile:
 
     def stop(self) -> None:
         """End: close an open window, wait for its files, account for windows not reached, print the summary."""
+        self.end(begun=self.step_num > self._first)
+
+    def end(self, *, begun: bool = False, complete: bool = False) -> None:
+        """Do what `stop` does, and say how far the current step came.
+
+        Args:
+            begun: `step` announced it, as at the end of a loop's last round, and it may never have run.
+            complete: it ran to its end, though `step` did not say so.
+        """
         if not self._started:
             return
         self._started = False
         self._change = NEVER
+        self._ended = f"the loop ended {'before' if begun else 'after' if complete else 'in'} step {self.step_num}"
+        atexit.unregister(self.stop)
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
         if self._recording is not None and self._recording.end_ns is None:  # else on_trace_ready calls this
-            self._close(self._recording)
+            self._close(self._recording, begun=begun, complete=complete)
         with guard.contained("ending"):
             if self._ranks is None or self._rank in self._ranks:
                 for window in islice(self._unreached(), 1000):
-                    self._note(window, "not reached", f"the loop ended at step {self.step_num}")
+                    self._note(window, "not reached", self._ended)
             self._aftermath.later(self._report)
             self._aftermath.finish()
 
@@ -103,47 +122,42 @@ class Profile:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.end(begun=kind is None and self.step_num > self._first)
 
-    # What `on_trace_ready` may ask, as it would of a `torch.profiler.profile`.
+    # What scripts ask of a `torch.profiler.profile`, in `on_trace_ready` or after the loop.
 
     @property
     def windows(self) -> list[dict[str, Any]]:
         """What came of each window so far, as in ``manifest.jsonl``."""
         return self._manifest.entries
 
-    def export_chrome_trace(self, path: str, use_python_export: bool = False) -> None:
-        """Copy the trace of the window that just ended to ``path``; for use in ``on_trace_ready``.
+    def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
+        """Copy the trace of the last window to ``path``, gzipped if it ends in ".gz".
 
         ``use_python_export``, which torch's own handlers pass from torch 2.13 on, changes nothing.
         """
-        self._ended("export_chrome_trace").export(os.fspath(path))
-
-    def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> Any:
-        """What `torch.profiler.profile.export_stacks` does; for use in ``on_trace_ready``."""
-        return self._ended("export_stacks").profiler.export_stacks(path, metric)
-
-    def key_averages(self, *args: Any, **kwargs: Any) -> Any:
-        """What `torch.profiler.profile.key_averages` returns; for use in ``on_trace_ready``.
-
-        Takes 30 s and 2 GB on a window of 500,000 events.
-        """
-        return self._ended("key_averages").profiler.key_averages(*args, **kwargs)
-
-    def events(self) -> Any:
-        """What `torch.profiler.profile.events` returns; for use in ``on_trace_ready``."""
-        return self._ended("events").profiler.events()
+        self._recorded("export_chrome_trace").export(os.fspath(path))
 
     def add_metadata(self, key: str, value: str) -> None:
         """Put a text into the trace of each window that ends from now on."""
         self._metadata[key] = value
 
-    def _ended(self, asked: str) -> Any:
-        recording = self._recording
-        if recording is None or recording.end_ns is None or not hasattr(recording.capture, "profiler"):
-            raise CaptureError(f"{asked}: a torch.profiler trace is there only in on_trace_ready")
-        return recording.capture
+    def __getattr__(self, name: str) -> Any:
+        """Return what the last window's `torch.profiler.profile` has: ``key_averages``, ``events``, ...
+
+        ``key_averages`` takes 30 s and 2 GB on a window of 500,000 events.
+        """
+        from torch.profiler import profile
+
+        if name.startswith("_") or not hasattr(profile, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._recorded(name).profiler, name)
+
+    def _recorded(self, asked: str) -> Any:
+        if not hasattr(self._last, "profiler"):
+            raise CaptureError(f"{asked}: no window was recorded by torch.profiler so far")
+        return self._last
 
     # The way through the schedule. Nothing below raises into the loop.
 
@@ -191,19 +205,23 @@ class Profile:
         except Exception as error:
             self._give_up(window, error)
 
-    def _close(self, recording: Recording) -> None:
-        """End the window: on time, or early because the loop ended."""
+    def _close(self, recording: Recording, *, begun: bool = False, complete: bool = False) -> None:
+        """End the window: on time, or early because the loop ended (see `end`)."""
         window = recording.window
         try:
-            recording.stop(self.step_num, self._metadata)
+            if recording.start_ns is None:
+                raise CaptureError(f"{self._ended}, in warm-up")
+            recording.stop(self._metadata)
             folder = self.out / f"window-{window.index:04d}"
             save = recording.capture.save(folder, f"rank{self._rank}.{recording.end_ns}")
         except Exception as error:
             self._give_up(window, error)
             return
-        self._over = window.index
-        early = self.step_num < window.stop < NEVER
-        reasons = [f"the loop ended at step {self.step_num}"] if early else []
+        if begun and recording.steps is not None and recording.steps[0] < self.step_num:
+            recording.steps = recording.steps[0], self.step_num - 1
+        self._over, self._last = window.index, recording.capture
+        early = self.step_num + complete < window.stop < NEVER
+        reasons = [self._ended] if early else []
         failure = None
         try:
             if self._on_trace_ready is not None:
@@ -213,6 +231,8 @@ class Profile:
             reasons.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
         finally:  # a KeyboardInterrupt, too, leaves the files
             self._recording = None
+            if not self.keep_last:
+                self._last = None
             self._aftermath.later(
                 self._aftermath.recorded,
                 recording.capture,
@@ -286,7 +306,7 @@ def _rank() -> int:
 def profile(
     out: str | os.PathLike[str] = "runs/instrument",
     *,
-    schedule: Schedule | Callable[[int], Any] | None = None,
+    schedule: Schedule | str | Callable[[int], Any] | None = None,
     on_trace_ready: Callable[[Profile], Any] | None = None,
     exporter: str | Exporter = "auto",
     ranks: Iterable[int] | None = None,
@@ -301,8 +321,8 @@ def profile(
 
     Args:
         out: the folder.
-        schedule: what `instrument.schedule` returns, or a function of a step's number such as
-            `torch.profiler.schedule` returns; None records everything in one window.
+        schedule: what `instrument.schedule` returns, or steps by name ("10-12"), or a function of a step's
+            number such as `torch.profiler.schedule` returns; None records everything in one window.
         on_trace_ready: called at the end of each window, on the loop's thread, with what this returns.
         exporter: "auto", "torch_profiler" or "nsight_systems"; auto is Nsight Systems under ``nsys``.
         ranks: the ranks that record; None for all. Others take part in nothing and wait for nobody.
@@ -335,9 +355,11 @@ def profile(
     return Profile(Path(out), plan, choose(exporter, options), on_trace_ready, chosen, first_step)
 
 
-def _plan(given: Schedule | Callable[[int], Any] | None, first_step: int) -> Schedule | FromTorch:
+def _plan(given: Schedule | str | Callable[[int], Any] | None, first_step: int) -> Schedule | FromTorch:
     if given is None:
         return schedule(at=first_step, active=NEVER)
+    if isinstance(given, str):
+        given = schedule(given)
     if isinstance(given, Schedule):
         return given.starting(first_step)
     if callable(given):

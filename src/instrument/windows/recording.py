@@ -48,16 +48,14 @@ class Recording:
         self.capture.step(number)
         self.steps = (self.steps[0] if self.steps else number, number)
 
-    def stop(self, step: int, metadata: Mapping[str, str]) -> None:
-        """Stop recording, with ``metadata`` in the trace; the loop is about to begin ``step``.
+    def stop(self, metadata: Mapping[str, str]) -> None:
+        """Stop recording, with ``metadata`` in the trace.
 
         Raises:
-            CaptureError: nothing was recorded, or this is the wrong thread.
+            CaptureError: this is the wrong thread.
         """
         if not self.here():
             raise CaptureError("the loop ended on another thread than the one that opened the window")
-        if self.start_ns is None:
-            raise CaptureError(f"the loop ended in warm-up, at step {step}")
         self.capture.step(None)
         for key, value in metadata.items():
             self.capture.add_metadata(key, value)

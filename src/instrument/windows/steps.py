@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from .loop import Profile, profile
+from .schedule import Schedule
 from .schedule import schedule as make_schedule
 
 T = TypeVar("T")
-
-_SCHEDULE = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
 
 
 class Steps(Generic[T]):
@@ -19,32 +18,60 @@ class Steps(Generic[T]):
 
     def __init__(self, iterable: Iterable[T], profile: Profile) -> None:
         self._iterable = iterable
+        self._begun = False
         self.profile = profile
+        profile.keep_last = False  # nobody can ask for it
 
     def __iter__(self) -> Iterator[T]:
         profile = self.profile
         step = profile.step
         with profile:
+            # A step lasts until the next item is there: only then there is a next step.
             for item in self._iterable:
+                if self._begun:
+                    step()
+                self._begun = True
                 yield item
-                step()
+            profile.end(begun=not self._begun, complete=self._begun)
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
 
 
-def steps(iterable: Iterable[T], out: str | os.PathLike[str] = "runs/instrument", **arguments: Any) -> Steps[T]:
+def steps(
+    iterable: Iterable[T],
+    out: str | os.PathLike[str] = "runs/instrument",
+    *,
+    schedule: Schedule | str | Callable[[int], Any] | None = None,
+    wait: int | None = None,
+    warmup: int | None = None,
+    active: int | None = None,
+    repeat: int | None = None,
+    skip_first: int | None = None,
+    skip_first_wait: bool | int | None = None,
+    at: str | int | Iterable[int] | None = None,
+    every: int | None = None,
+    **arguments: Any,
+) -> Steps[T]:
     """Iterate over ``iterable``, one step an item, and record the steps that are asked for.
 
     Args:
         iterable: what the loop iterates over, a DataLoader as a rule.
         out: the folder that windows land in, as for `profile`.
-        arguments: those of `schedule` (``wait``, ``warmup``, ``active``, ``repeat``, ``skip_first``, ``at``,
-            ``every``) or one ready-made ``schedule``, and those of `profile`. With no schedule at all:
-            wait=1, warmup=1, active=3, repeat=1.
+        schedule: a plan as `profile` takes it, instead of the arguments that follow.
+        wait: as for `instrument.schedule`; so are the arguments up to ``every``. With none of them: wait=1,
+            warmup=1, active=3.
+        warmup: see there.
+        active: see there.
+        repeat: see there; here cycles are recorded once unless this says otherwise (0: for ever).
+        skip_first: see there.
+        skip_first_wait: see there.
+        at: see there.
+        every: see there.
+        arguments: those of `profile`.
 
     Raises:
-        TypeError, ValueError: as `schedule` and `profile`.
+        TypeError, ValueError: as `instrument.schedule` and `profile`.
 
     Example:
         >>> for batch in steps(loader, "runs/bert", wait=1, warmup=1, active=3):
@@ -52,10 +79,16 @@ def steps(iterable: Iterable[T], out: str | os.PathLike[str] = "runs/instrument"
     """
     if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
         raise TypeError(f'"iterable" must be something to iterate over: {iterable!r}')
-    plan = {name: arguments.pop(name) for name in _SCHEDULE if name in arguments}
-    if "schedule" in arguments:
-        if plan:
-            raise ValueError(f'"schedule" was given, so these cannot be: {", ".join(plan)}')
-    else:
-        arguments["schedule"] = make_schedule(**plan or {"wait": 1, "warmup": 1, "active": 3, "repeat": 1})
-    return Steps(iterable, profile(out, **arguments))
+    named = {
+        "wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first,
+        "skip_first_wait": skip_first_wait, "at": at, "every": every,
+    }  # fmt: skip
+    plan: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if schedule is None:
+        plan = plan or {"wait": 1, "warmup": 1, "active": 3}
+        if at is None and every is None:
+            plan.setdefault("repeat", 1)
+        schedule = make_schedule(**plan)
+    elif plan:
+        raise ValueError(f'"schedule" was given, so these cannot be: {", ".join(plan)}')
+    return Steps(iterable, profile(out, schedule=schedule, **arguments))

@@ -16,7 +16,7 @@ class IttEmitter:
         try:
             import ittapi
         except ImportError:
-            raise ImportError("ittapi is missing: pip install 'torch-instrument[itt]'") from None
+            raise ImportError("ittapi is missing: pip install ittapi") from None
         self._itt = ittapi
         self._domains: dict[str, Any] = {}
 
