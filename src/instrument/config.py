@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 EMITTERS = ("torch", "nvtx", "roctx", "itt", "jax")
 _FALSE = ("0", "false", "no", "off")
@@ -34,16 +35,19 @@ class Settings:
             log.warning("INSTRUMENT_EMITTERS is ignored", reason=str(error))
 
 
-def parse_emitters(value: str | Iterable[str]) -> str | tuple[str, ...]:
+def parse_emitters(value: Any) -> str | tuple[str, ...]:
     """Return "auto" or the names of emitters in ``value`` ("torch,nvtx" or an iterable of names).
 
     Raises:
+        TypeError: neither a string nor an iterable.
         ValueError: a name that is no emitter.
     """
     if value == "auto":
         return "auto"
-    names = tuple(name.strip() for name in (value.split(",") if isinstance(value, str) else value))
-    names = tuple(name for name in names if name)
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
+        raise TypeError(f'"emitters" must be a string or an iterable of names: {value!r}')
+    names: tuple[str, ...] = tuple(value.split(",") if isinstance(value, str) else value)
+    names = tuple(name.strip() if isinstance(name, str) else name for name in names if name != "")
     for name in names:
         if name not in EMITTERS:
             raise ValueError(f'"emitters" must be "auto" or names out of {", ".join(EMITTERS)}: {name!r}')
@@ -68,7 +72,7 @@ def configure(
         strict: raise internal errors instead of logging them once and stepping aside.
 
     Raises:
-        ValueError: an unknown emitter.
+        TypeError, ValueError: emitters that are none.
     """
     if emitters is not None:
         settings.emitters = parse_emitters(emitters)

@@ -6,6 +6,7 @@ The application decides what is shown: ``logging.getLogger("instrument").setLeve
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any
 
 
@@ -29,11 +30,16 @@ def _sentence(_: object, __: str, fields: MutableMapping[str, Any]) -> tuple[tup
     return (f"instrument: {event} ({details})" if details else f"instrument: {event}",), {"exc_info": error}
 
 
+def _log(level: str, event: str, fields: dict[str, object]) -> None:
+    with suppress(Exception):  # the application's own handlers and filters: what they raise is not for the loop
+        getattr(_logger(), level)(event, **fields)
+
+
 def info(event: str, **fields: object) -> None:
     """Log ``event`` with its fields at level INFO."""
-    _logger().info(event, **fields)
+    _log("info", event, fields)
 
 
 def warning(event: str, **fields: object) -> None:
     """Log ``event`` with its fields at level WARNING, which Python shows unless told otherwise."""
-    _logger().warning(event, **fields)
+    _log("warning", event, fields)

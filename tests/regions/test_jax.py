@@ -41,7 +41,7 @@ def output(script: str, folder: Path) -> tuple[list[str], list[str]]:
     (folder / "jax" / "__init__.py").touch()
     (folder / "jax" / "profiler.py").write_text(STAND_IN)
     done = run(python(program(RECORD + script, folder), [str(folder)]), environment())
-    return done.stdout.splitlines(), [line for line in done.stderr.splitlines() if line.startswith("event=")]
+    return done.stdout.splitlines(), [line for line in done.stderr.splitlines() if line.startswith("instrument:")]
 
 
 def test_annotations_only_where_the_program_imported_jax(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from threading import get_ident
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any, TypeVar, overload
 
 from .. import compat
@@ -44,6 +44,9 @@ class Annotation:
     def __repr__(self) -> str:
         return f"annotate({self._name!r})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return annotate, (self._name, *self._attributes)  # what is open is this object's alone
+
     def __call__(self, wrapped: C, /) -> C:
         """Return ``wrapped``, annotated."""
         if live.tracing() or not settings.enabled:
@@ -54,6 +57,8 @@ class Annotation:
         again = functools.partial(self._decorate, name=name)
         if isinstance(wrapped, (staticmethod, classmethod)):
             return type(wrapped)(again(wrapped.__func__))
+        if isinstance(wrapped, MethodType):  # stays one: copies and pickles go by the object it is bound to
+            return MethodType(again(wrapped.__func__), wrapped.__self__)
         if isinstance(wrapped, property):
             return property(wrapped.fget and again(wrapped.fget), wrapped.fset, wrapped.fdel, wrapped.__doc__)
         if isinstance(wrapped, functools.cached_property):
@@ -77,15 +82,16 @@ class Annotation:
             named = self._region = region.make(self._name, *self._attributes)
         # Latched here: what is opened now is closed by `_finish`, whoever listens by then.
         token = (live.start if suspended else live.enter)(named) if live.recording else _NOTHING
-        self._open.setdefault((get_ident(), id(frame)), []).append(token)
+        self._open.setdefault(_place(frame), []).append(token)
 
     def _finish(self, frame: FrameType) -> None:
         # The same frame opens and closes a with block, whatever other threads and tasks do in between. What was
         # opened by hand in another frame of this thread is closed last one first.
-        place = (get_ident(), id(frame))
+        place = _place(frame)
         tokens = self._open.get(place)
         if tokens is None:
-            place = next((key for key in reversed(list(self._open)) if key[0] == place[0]), place)
+            thread = get_ident()
+            place = next((key for key in reversed(list(self._open)) if key[0] == thread), place)
             tokens = self._open.get(place)
         if tokens is None:
             return  # entered before anybody listened
@@ -111,12 +117,17 @@ class Annotation:
 
     async def __aenter__(self) -> Annotation:
         if live.recording or self._open or self._name is None:
-            self._begin(_user_frame(), _SUSPENDED)
+            self._begin(_user_frame(), suspended=1)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._open:
             self._finish(_user_frame())
+
+
+def _place(frame: FrameType) -> tuple[int, int]:
+    # What is suspended may go on in another thread.
+    return 0 if frame.f_code.co_flags & _SUSPENDED else get_ident(), id(frame)
 
 
 def _user_frame() -> FrameType:
@@ -144,14 +155,14 @@ def annotate(
     color: str | int | None = None,
     domain: str | None = None,
     category: str | int | None = None,
-    payload: int | float | None = None,
+    payload: Any = None,
 ) -> Annotation: ...
 def annotate(
     message: Any = None,
     color: str | int | None = None,
     domain: str | None = None,
     category: str | int | None = None,
-    payload: int | float | None = None,
+    payload: Any = None,
 ) -> Any:
     """Name a stretch of code, for every profiler that listens.
 
@@ -165,7 +176,8 @@ def annotate(
             on the name alone. Shown by NVTX tools.
         domain: the NVTX or ITT domain; by default "instrument".
         category: the NVTX category, a name or a number.
-        payload: a number that NVTX tools show with each range.
+        payload: what NVTX tools show with each range: a number, or numbers in a list, tuple, range, bytes or
+            numpy array, as they are when first shown.
 
     Raises:
         TypeError: an argument of a type other than these, or something that cannot be decorated.
@@ -192,14 +204,14 @@ def mark(
     color: str | int | None = None,
     domain: str | None = None,
     category: str | int | None = None,
-    payload: int | float | None = None,
+    payload: Any = None,
 ) -> None:
     """Show an instant in every profiler that listens; the arguments are those of `annotate`."""
+    if not isinstance(message, str):
+        raise TypeError(f'"message" must be a string: {message!r}')
     if live.tracing():
         live.hide(message)
         return
-    if not isinstance(message, str):
-        raise TypeError(f'"message" must be a string: {message!r}')
     region.check(color, domain, category, payload)
     if live.recording:
         live.instant(region.make(message, color, domain, category, payload))
@@ -212,7 +224,7 @@ def _listen() -> None:
         live.live.hear_torch(torch)
     else:
         compat.when_imported("torch", live.live.hear_torch)
-    settings.listeners.append(live.live.detect)
+    settings.listeners.append(live.live.configured)
     live.live.detect()
 
 

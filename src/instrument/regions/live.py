@@ -151,6 +151,8 @@ class Live:
 
     def drop(self, emitter: Emitter, error: Exception) -> None:
         """Take a failing emitter out for good; torch's gets another chance with the next recording."""
+        if isinstance(error, (MemoryError, RecursionError)):
+            return  # the program's, not the emitter's: this one region is not shown
         self._attached = [other for other in self._attached if other is not emitter]
         self._recording = [other for other in self._recording if other is not emitter]
         self._failed.add(emitter.name)
@@ -161,6 +163,11 @@ class Live:
         """Look for the tools that this process runs under, again when a window opens."""
         self._attached = attached(self._attached, self._failed)
         self._settle()
+
+    def configured(self) -> None:
+        """Attach what was chosen by hand, also what failed before."""
+        self._failed.clear()
+        self.detect()
 
     def hear_torch(self, torch: Any) -> None:
         """Follow torch's profilers and compiler from now on."""

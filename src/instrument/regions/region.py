@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import unicodedata
 import zlib
 from functools import lru_cache
@@ -58,7 +59,7 @@ class Region:
         color: int,
         domain: str = DOMAIN,
         category: str | int | None = None,
-        payload: int | float | None = None,
+        payload: Any = None,
     ) -> None:
         name, domain = _utf8(name), _utf8(domain)
         self.name = name
@@ -95,8 +96,21 @@ def check(color: object, domain: object, category: object, payload: object) -> N
         raise TypeError(f'"domain" must be a string: {domain!r}')
     if category is not None and (isinstance(category, bool) or not isinstance(category, (str, int))):
         raise TypeError(f'"category" must be a string or an integer: {category!r}')
-    if payload is not None and (isinstance(payload, bool) or not isinstance(payload, (int, float))):
-        raise TypeError(f'"payload" must be an int or a float: {payload!r}')
+    if payload is not None and (isinstance(payload, str) or not hasattr(payload, "__iter__")):
+        number(payload)
+
+
+def number(payload: Any) -> int | float:
+    """Return ``payload``, of Python's or of numpy's making, as an int or a float.
+
+    Raises:
+        TypeError: it is no number.
+    """
+    if hasattr(payload, "__index__"):
+        return operator.index(payload)
+    if hasattr(payload, "__float__"):
+        return float(payload)
+    raise TypeError(f'"payload" must be a number, or numbers in a list, tuple, range, bytes or array: {payload!r}')
 
 
 def argb(color: object) -> int:
@@ -139,15 +153,18 @@ def by_name(name: str) -> int:
     return OPAQUE | PALETTE[zlib.crc32(name.encode("utf-8", "replace")) % len(PALETTE)]
 
 
-# Bounded, since names made in a loop (f"batch {i}") would otherwise be kept for ever.
-@lru_cache(maxsize=4096)
 def make(
-    name: str,
-    color: str | int | None,
-    domain: str | None,
-    category: str | int | None,
-    payload: int | float | None,
+    name: str, color: str | int | None, domain: str | None, category: str | int | None, payload: Any
 ) -> Region:
     """Return the region with these attributes; the same object for the same attributes."""
-    shade = argb(color) if color is not None else by_name(name)
-    return Region(name, shade, domain or DOMAIN, category, payload)
+    if payload is None:
+        return _make(name, color, domain, category)
+    region = Region(name, by_name(name) if color is None else argb(color), domain or DOMAIN, category)
+    region.payload = payload if hasattr(payload, "__iter__") else number(payload)
+    return region
+
+
+# Bounded, since names made in a loop (f"batch {i}") would otherwise be kept for ever.
+@lru_cache(maxsize=4096, typed=True)
+def _make(name: str, color: str | int | None, domain: str | None, category: str | int | None) -> Region:
+    return Region(name, by_name(name) if color is None else argb(color), domain or DOMAIN, category)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import keyword
+import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from functools import lru_cache
 from types import CodeType, FunctionType
@@ -121,8 +122,8 @@ def _coroutine(function: Callable[..., Awaitable[Any]], region: Region) -> Calla
 
 def _async_generator(function: Callable[..., AsyncGenerator[Any, Any]], region: Region) -> Callable[..., Any]:
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        token = live.start(region) if live.recording else None
         inner = function(*args, **kwargs)
+        token = live.start(region) if live.recording else None
         try:  # what `yield from` does for a generator
             item = await inner.__anext__()
             while True:
@@ -146,10 +147,13 @@ def _async_generator(function: Callable[..., AsyncGenerator[Any, Any]], region: 
     return wrapper
 
 
+_OF_COMPILED = ("_isolate_recompiles_id", "get_compiler_config")
+
+
 def _dress(wrapper: Any, wrapped: Any, region: Region) -> Any:
     """Give ``wrapper`` the name, documentation, signature and attributes of ``wrapped``."""
     functools.update_wrapper(wrapper, wrapped)
-    for name in [name for name in vars(wrapper) if name.startswith("_torchdynamo")]:
+    for name in [name for name in vars(wrapper) if name.startswith("_torchdynamo") or name in _OF_COMPILED]:
         delattr(wrapper, name)  # they speak of `wrapped`: torch.compile would take the wrapper for it
     wrapper.__annotated__ = region.name
     return wrapper
@@ -165,7 +169,10 @@ def function(wrapped: Callable[..., Any], region: Region) -> Any:
         make = _generator
     else:
         make = _plain
-    return _dress(make(wrapped, region), wrapped, region)
+    wrapper = make(wrapped, region)
+    if getattr(getattr(wrapped, "__code__", None), "co_flags", 0) & inspect.CO_ITERABLE_COROUTINE:
+        wrapper = types.coroutine(wrapper)
+    return _dress(wrapper, wrapped, region)
 
 
 def class_(wrapped: type, make: Callable[[Any, str], Any]) -> type:

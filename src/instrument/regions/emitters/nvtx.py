@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ... import log
 from ...compat import nvtx_domain
 from ..region import DOMAIN, Region
 
@@ -14,7 +15,7 @@ def _category(category: str | int | None) -> str | int | None:
     return str(category) if isinstance(category, int) and not 0 <= category < 1 << 32 else category
 
 
-def _payload(payload: int | float | None) -> int | float | None:
+def _payload(payload: Any) -> Any:
     # nvtx passes integers on as int64; one beyond that becomes the nearest float.
     if not isinstance(payload, int) or -(1 << 63) <= payload < 1 << 63:
         return payload
@@ -45,12 +46,15 @@ class NvtxEmitter:
 
     def _prepare(self, region: Region) -> tuple[Any, Any]:
         domain = self.domain(region.domain)
+        category = _category(region.category)
         attributes = domain and domain.get_event_attributes(
-            message=region.name,
-            color=region.color,
-            category=_category(region.category),
-            payload=_payload(region.payload),
+            message=region.name, color=region.color, category=category
         )
+        if attributes is not None and region.payload is not None:
+            try:
+                attributes.payload = _payload(region.payload)
+            except Exception as error:  # the range is worth more: nvtx needs numpy for anything but a number
+                log.warning("payload not shown", region=region.name, error=repr(error))
         prepared = region.prepared["nvtx"] = (domain, attributes)
         return prepared
 
