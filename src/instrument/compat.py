@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -63,8 +64,10 @@ def on_profiler(started: Callable[[str], None], stopped: Callable[[], None]) -> 
         start()
 
     def run_on_profiler_stop() -> None:
-        stop()
-        stopped()
+        try:
+            stop()
+        finally:
+            stopped()
 
     profiler._run_on_profiler_start = run_on_profiler_start
     profiler._run_on_profiler_stop = run_on_profiler_stop
@@ -85,14 +88,20 @@ def on_session(prepared: Callable[[Any], None], left: Callable[[], None]) -> boo
     prepare, leave = getattr(profile, "_prepare_trace", None), profile.__exit__
     if prepare is None:
         return False
+    for known in gc.get_objects():  # one that prepared before; 50 ms for a million objects, once
+        if type(known) is profile and known.entered and known.kineto_results is None:
+            prepared(known)
 
     def prepare_trace(profiler: Any) -> None:
         prepared(profiler)
         prepare(profiler)
 
     def leave_trace(profiler: Any, *exception: Any) -> Any:
-        left()
-        return leave(profiler, *exception)
+        try:
+            return leave(profiler, *exception)
+        finally:
+            if not profiler_running():  # a KeyboardInterrupt may have come before it stopped
+                left()
 
     profile._prepare_trace, profile.__exit__ = prepare_trace, leave_trace
     return True

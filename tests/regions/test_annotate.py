@@ -662,3 +662,15 @@ def test_recursion_to_the_limit(recorded: Recorded) -> None:
 def test_payloads_that_nvtx_takes(recorded: Recorded, payload: object) -> None:
     """Numbers of any make and sequences of them are taken, as nvtx.annotate does."""
     assert names(recorded(instrument.annotate("paid", payload=payload)(lambda: None))) == ["paid"]
+
+
+def test_torch_jit() -> None:
+    """Annotated functions can be scripted and traced."""
+    scripted = torch.jit.script(scriptable)
+    assert scripted(torch.ones(2)).tolist() == scriptable(torch.ones(2)).tolist() == [2, 2]
+    assert torch.jit.trace(scriptable, torch.ones(2))(torch.ones(2)).tolist() == [2, 2]
+
+
+@instrument.annotate
+def scriptable(x: torch.Tensor) -> torch.Tensor:
+    return torch.add(x, 1)

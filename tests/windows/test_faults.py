@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,7 @@ import instrument
 from instrument.config import settings
 from instrument.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
 from instrument.guard import guard
+from instrument.regions import live
 from instrument.traces import summary
 
 from ..support import programs
@@ -337,6 +341,102 @@ def test_an_exception_in_the_loop(out: Path, error: BaseException) -> None:
     assert error is caught.value
     assert [("partial", "the loop ended in step 3")] == reasons(manifest(out)[:1])
     assert [[2, 3]] == recorded(out)
+
+
+@pytest.mark.parametrize("place", ["_enable_profiler", "_disable_profiler"])
+def test_a_keyboard_interrupt_while_torch_starts_or_stops(
+    out: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing stays on: the next run records, and annotations are idle in between."""
+    from torch.autograd import profiler
+
+    real = getattr(profiler, place)
+
+    def interrupted(*arguments: Any) -> Any:
+        result = real(*arguments)
+        monkeypatch.undo()
+        raise KeyboardInterrupt(result)
+
+    monkeypatch.setattr(profiler, place, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(out)
+    assert "failed" == manifest(out)[0]["status"]
+    assert not live.recording
+    assert not torch.autograd._profiler_enabled()
+    run(out / "again")
+    assert [[2, 3], [6, 7]] == recorded(out / "again")
+
+
+def test_stepping_in_on_trace_ready(out: Path) -> None:
+    """A handler that calls step() skips steps, and neither closes the window again nor leaves one open."""
+    run(out, count=8, schedule=instrument.schedule("1-2,5"), on_trace_ready=lambda prof: prof.step())
+    assert [(1, "recorded"), (2, "recorded")] == statuses(manifest(out))
+
+
+def test_a_broken_pipe_for_the_summary(tmp_path: Path) -> None:
+    """With nobody reading stderr any more, the program ends as without us."""
+    code = """
+import os, instrument, torch
+for _ in instrument.steps(range(3), "out", at=1):
+    torch.ones(3) + 1
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 2)
+for _ in instrument.steps(range(3), "out", at=1):
+    torch.ones(3) + 1
+print("the result")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=programs.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert "the result\n" == done.stdout
+
+
+def test_a_torch_profiler_that_warms_up_already(tmp_path: Path) -> None:
+    """One that prepared before there was a window of ours keeps its recording; ours is skipped."""
+    code = """
+import torch, instrument
+from torch.profiler import ProfilerActivity, profile
+theirs = profile(activities=[ProfilerActivity.CPU])
+theirs.prepare_trace()
+with instrument.profile("out", schedule="0-1") as prof:
+    prof.step()
+    theirs.start_trace()
+    torch.ones(3) + 1
+    theirs.stop_trace()
+assert {"aten::add"} <= {event.name for event in theirs.events()}
+assert [entry["reason"] for entry in prof.windows] == ["another torch profiler is active"], prof.windows
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=programs.environment(), check=True)
+
+
+def test_a_trace_that_torch_cut_off(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file without an end, as torch leaves it on a full disk, is no trace and does not stay."""
+
+    def cut(self: object, path: str, **_: object) -> None:
+        Path(path).write_bytes(b'{"traceEvents": [')
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", cut)
+    run(out)
+    assert [("failed", [])] == [(entry["status"], entry["files"]) for entry in manifest(out)[:1]]
+    assert [] == [path for path in out.rglob("*") if path.is_file() and path.name != "manifest.jsonl"]
+
+
+def test_a_logging_handler_that_raises(out: Path, lenient: None) -> None:
+    """What the application's own handlers raise does not reach the loop."""
+    handler = logging.Handler()
+    handler.emit = lambda record: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    logging.getLogger("instrument").addHandler(handler)
+    try:
+        run(out, on_trace_ready=lambda prof: 1 / 0)
+    finally:
+        logging.getLogger("instrument").removeHandler(handler)
+    assert "recorded" == manifest(out)[0]["status"]
 
 
 def test_a_keyboard_interrupt_in_on_trace_ready(out: Path) -> None:

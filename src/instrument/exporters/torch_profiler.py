@@ -48,7 +48,6 @@ class TorchProfilerExporter:
         for name, value in options.items():
             if name not in accepted:
                 raise TypeError(f'"{name}" is no option: {value!r}; {_hint(name, accepted)}')
-        sessions.watch()
         self._options = dict(options)
         tool = tools.gpu_tracer()
         if tool is not None:
@@ -65,10 +64,12 @@ class TorchProfilerExporter:
         """Import torch._inductor, which torch's profiler does when first used and which takes a second."""
         import torch
 
+        sessions.watch()
         hasattr(torch, "_inductor")
 
     def capture(self) -> TorchProfilerCapture:
         """Make a profiler and warm it up."""
+        sessions.watch()
         return TorchProfilerCapture(self._options)
 
 
@@ -85,8 +86,10 @@ class TorchProfilerCapture:
         self.raw: Path | None = None  # the trace as torch wrote it, until it is compressed
         self.packed: Path | None = None
         self.profiler = profile(**options)
-        self.profiler.prepare_trace()
-        self._session = sessions.owner
+        try:
+            self.profiler.prepare_trace()
+        finally:
+            self._session = sessions.owner
 
     def start(self) -> None:
         """Record from here on."""
@@ -117,8 +120,9 @@ class TorchProfilerCapture:
         folder.mkdir(parents=True, exist_ok=True)
         raw = folder / f"{stem}{SUFFIX}"
         self.profiler.export_chrome_trace(str(raw))
-        if not raw.exists():  # torch reports that on stderr alone
-            raw.with_name(f"{raw.name}.tmp").unlink(missing_ok=True)  # what it had written
+        if not _whole(raw):  # torch reports that on stderr alone
+            for part in (raw, raw.with_name(f"{raw.name}.tmp")):
+                part.unlink(missing_ok=True)
             free = shutil.disk_usage(folder).free
             raise OSError(f"torch could not write the trace to {folder} ({free:,} bytes free)")
         self.raw = raw
@@ -154,8 +158,9 @@ class TorchProfilerCapture:
 
     def discard(self) -> None:
         """End a capture that never started: started and stopped at once, or the next one finds it prepared."""
-        if sessions.owner is self._session and not profiler_running():
-            self.profiler.start_trace()
+        if sessions.owner is self._session:
+            if not profiler_running():  # else `start` was interrupted
+                self.profiler.start_trace()
             self.profiler.stop_trace()
 
 
@@ -164,6 +169,14 @@ def _hint(name: str, accepted: list[str]) -> str:
         return f'a plan goes into "schedule": schedule=instrument.schedule({name}=...)'
     close = difflib.get_close_matches(name, [*accepted, *_PLAN, *_PROFILE], 1)
     return f'did you mean "{close[0]}"?' if close else f"torch.profiler takes {', '.join(accepted)}"
+
+
+def _whole(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 16))
+        return file.read().rstrip().endswith(b"}")
 
 
 def _write(path: str) -> IO[bytes]:

@@ -96,8 +96,13 @@ def attempt(
     try:
         return close, begin(region)
     except Exception as error:
-        live.drop(emitter, error)
-        return NOBODY.pop, None
+        return failed(emitter, error)
+
+
+def failed(emitter: Emitter, error: Exception) -> Token:
+    """Take ``emitter`` out; the region it failed to open has nothing to close."""
+    live.drop(emitter, error)
+    return NOBODY.pop, None
 
 
 def enter(region: Region) -> Token:
@@ -106,8 +111,7 @@ def enter(region: Region) -> Token:
     try:
         return emitter.pop, emitter.push(region)
     except Exception as error:
-        live.drop(emitter, error)
-        return NOBODY.pop, None
+        return failed(emitter, error)
 
 
 def start(region: Region) -> Token:
@@ -190,10 +194,15 @@ class Live:
 
     def _profiler_stopped(self) -> None:
         """The torch profiler stopped recording."""
-        with guard.contained("following torch's profiler"):
-            TorchProfilerEmitter.end_all()
         self._recording = []
         self._settle()
+        with guard.contained("following torch's profiler"):
+            TorchProfilerEmitter.end_all()
+
+    def check(self) -> None:
+        """Find out that torch's profiler stopped, where an interrupt kept it from saying so."""
+        if self._recording and not compat.profiler_running():
+            self._profiler_stopped()
 
 
 live = Live()

@@ -13,41 +13,41 @@ import keyword
 import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from functools import lru_cache
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import live
 from .region import Region
 
-Maker = Callable[[Callable[..., Any], Callable[[], live.Token], str], FunctionType]
+Maker = Callable[[Callable[..., Any], Callable[[], live.Token], str, ModuleType], FunctionType]
 
 # {names} is the parameter list, {call} the same as arguments. Under Dynamo `tracing()` is the constant True, so
 # that `recording` is never read there: read, it would be guarded and the code compiled again when it changes.
 # The closure holds functions and strings alone: Dynamo must be able to build it anew for an object made inside
 # the graph.
 _TEMPLATE = """
-def make(_function_, _enter_, _name_):
+def make(_function_, _enter_, _name_, _live_):
     def wrapper({names}):
-        if tracing():
-            hide(_name_)
+        if _live_.tracing():
+            _live_.hide(_name_)
             return _function_({call})
-        if recording:
+        if _live_.recording:
             _token_ = _enter_()
             try:
                 return _function_({call})
             finally:
-                leave(_token_)
+                _live_.leave(_token_)
         return _function_({call})
     return wrapper
 """
-_TAKEN = {"_function_", "_enter_", "_name_", "_token_", "tracing", "hide", "recording", "leave"}
+_TAKEN = {"_function_", "_enter_", "_name_", "_live_", "_token_"}
 _ANYTHING = ("*args, **kwargs", "*args, **kwargs")
 
 
 @lru_cache(maxsize=1024)
 def _maker(names: str, call: str) -> Maker:
     namespace: dict[str, Maker] = {}
-    exec(compile(_TEMPLATE.format(names=names, call=call), "<instrument>", "exec"), vars(live), namespace)
+    exec(compile(_TEMPLATE.format(names=names, call=call), "<instrument>", "exec"), namespace)
     return namespace["make"]
 
 
@@ -78,16 +78,21 @@ def _parameters(code: CodeType) -> tuple[str, str]:
 
 
 def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
-    def enter() -> live.Token:
-        return live.enter(region)
+    def enter() -> live.Token:  # `live.enter`, without the call
+        emitter = live.current
+        try:
+            return emitter.pop, emitter.push(region)
+        except Exception as error:
+            return live.failed(emitter, error)
 
     if not isinstance(function, FunctionType):
-        return _maker(*_ANYTHING)(function, enter, region.name)
+        return _maker(*_ANYTHING)(function, enter, region.name, live)
     parameters = _parameters(function.__code__)
-    made = _maker(*parameters)(function, enter, region.name)
+    made = _maker(*parameters)(function, enter, region.name, live)
     # A code object of its own: Dynamo caches by code object and gives up after a few entries on one.
     code = made.__code__.replace(co_name=function.__name__)
-    wrapper = FunctionType(code, made.__globals__, function.__name__, closure=made.__closure__)
+    # With the function's own globals: torch.jit.script compiles its source and looks names up there.
+    wrapper = FunctionType(code, function.__globals__, function.__name__, closure=made.__closure__)
     if parameters is not _ANYTHING:
         wrapper.__defaults__ = function.__defaults__
         wrapper.__kwdefaults__ = function.__kwdefaults__ and dict(function.__kwdefaults__)

@@ -22,7 +22,9 @@ _NAME = 12
 _GAP = 2
 
 
-def render(summary: Summary, *, files: Sequence[Path], folder: Path, console: Console) -> None:
+def render(
+    summary: Summary, *, files: Sequence[Path], folder: Path, hidden: Sequence[str] = (), console: Console
+) -> None:
     """Print where the step went: regions, operators, then the files and how to open them.
 
     Times and calls are the mean of a step; of the whole trace where it marks no steps.
@@ -31,6 +33,7 @@ def render(summary: Summary, *, files: Sequence[Path], folder: Path, console: Co
         summary: What to print.
         files: The traces it was computed from; may be empty.
         folder: The folder that TensorBoard is to be pointed at.
+        hidden: Regions that were not recorded because they are inside compiled code.
         console: Where to print. Its width decides how much of long names is left.
     """
     _line(console, _headline(summary), bold=True)
@@ -38,6 +41,8 @@ def render(summary: Summary, *, files: Sequence[Path], folder: Path, console: Co
         _print_regions(summary, console)
     else:
         _line(console, "No regions: name parts of the step with instrument.annotate to see them here.")
+    if hidden:
+        _line(console, f"Not shown, since inside compiled code: {', '.join(hidden)}")
     if summary.operators:
         _print_operators(summary, console)
     if files:
@@ -65,7 +70,7 @@ def _print_regions(summary: Summary, console: Console) -> None:
         rows.append((0, "(in no region)", ["", "", "", *_shares(summary, None, summary.gpu_unattributed_ns)]))
     _print_table(["region", "calls", "CPU", "CPU self", *_share_columns(summary)], rows, console)
     if hidden := len(summary.regions) - len(shown):
-        _line(console, f"... and {hidden} smaller regions")
+        _line(console, f"... and {hidden} smaller region{'s' * (hidden > 1)}")
 
 
 def _print_operators(summary: Summary, console: Console) -> None:
@@ -78,7 +83,7 @@ def _print_operators(summary: Summary, console: Console) -> None:
     _line(console, "")
     _print_table(["operator", "calls", "CPU self", *_share_columns(summary)], rows, console)
     if hidden := len(summary.operators) - len(rows):
-        _line(console, f"... and {hidden} more operators")
+        _line(console, f"... and {hidden} more operator{'s' * (hidden > 1)}")
 
 
 def _share_columns(summary: Summary) -> list[str]:

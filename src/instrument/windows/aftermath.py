@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ class Aftermath:
         self._hint = hint
         self._worker: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
-        self._summaries: list[Any] = []
+        self._summary: Any = None  # of all windows so far
         self._files: list[Path] = []
         self._unsaid = 0  # recorded windows that no summary spoke of yet
 
@@ -49,9 +51,10 @@ class Aftermath:
         """A window was recorded: read its trace before it is compressed, save the files, add the line."""
         with guard.contained("the summary"):
             if capture.raw is not None and settings.summary:
-                from ..traces.summary import summarize
+                from ..traces.summary import merge, summarize
 
-                self._summaries.append(summarize(capture.raw))
+                summary = summarize(capture.raw)
+                self._summary = merge([self._summary, summary]) if self._summary is not None else summary
         failure = None
         try:
             files = save()
@@ -67,24 +70,28 @@ class Aftermath:
         if failure is not None:
             guard.failed("saving a window", failure)
 
-    def report(self) -> None:
-        """Print the summary of the windows so far, once."""
+    def report(self, hidden: Sequence[str]) -> None:
+        """Print the summary of the windows so far, once; ``hidden`` are regions inside compiled code."""
         if not (self._unsaid and settings.summary):
             return
+        self._unsaid, said = 0, self._unsaid
         from rich.console import Console
 
-        # Not stdout: that may be the program's result.
+        # Not stdout: that may be the program's result. And not by rich, which ends the program on a broken pipe.
         console = Console(stderr=True)
-        if self._summaries:
-            from ..report.terminal import render
-            from ..traces.summary import merge
+        with console.capture() as captured:
+            if self._summary is not None:
+                from ..report.terminal import render
 
-            files = [_short(path) for path in self._files]
-            render(merge(self._summaries), files=files, folder=_short(self._manifest.folder), console=console)
-        elif self._hint:
-            windows = "1 window" if self._unsaid == 1 else f"{self._unsaid} windows"
-            console.print(f"instrument: {windows} {self._hint}", highlight=False, soft_wrap=True)
-        self._unsaid = 0
+                files = [_short(path) for path in self._files]
+                folder = _short(self._manifest.folder)
+                render(self._summary, files=files, folder=folder, hidden=hidden, console=console)
+            elif self._hint:
+                windows = "1 window" if said == 1 else f"{said} windows"
+                console.print(f"instrument: {windows} {self._hint}", highlight=False, soft_wrap=True)
+        with suppress(OSError, ValueError, AttributeError):  # closed, broken or missing
+            sys.stderr.write(captured.get())
+            sys.stderr.flush()
 
     def finish(self) -> None:
         """Wait until everything is written."""
@@ -92,9 +99,13 @@ class Aftermath:
             self._worker.shutdown(wait=True)
             self._worker = None
             for future in self._pending:
-                future.result()  # raises only what `_contained` let through: strict settings
+                error = future.exception()
+                if isinstance(error, Exception):  # let through by `_contained`: strict settings
+                    raise error
 
 
 def _short(path: Path) -> Path:
     """Return ``path`` as seen from the current folder, if it lies below."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    with suppress(OSError, ValueError):  # elsewhere, or the current folder is gone
+        return path.relative_to(Path.cwd())
+    return path

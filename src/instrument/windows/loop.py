@@ -61,6 +61,7 @@ class Profile:
         self.keep_last = True
         self._first = first_step
         self._started = False
+        self._closing = False  # on_trace_ready is called
         self._ended = "the plan changed"  # how the loop ended, in words
         self._process = 0
         self._rank = 0
@@ -73,7 +74,7 @@ class Profile:
 
     def start(self) -> None:
         """Begin with step `step_num`; after `stop`, go on from where that was."""
-        if self._started or not settings.enabled:
+        if self._started or self._closing or not settings.enabled:
             return
         self._started = True
         self._first = self.step_num
@@ -141,6 +142,9 @@ class Profile:
 
     def add_metadata(self, key: str, value: str) -> None:
         """Put a text into the trace of each window that ends from now on."""
+        for name, text in (("key", key), ("value", value)):
+            if not isinstance(text, str):
+                raise TypeError(f'"{name}" must be a string: {text!r}')
         self._metadata[key] = value
 
     def __getattr__(self, name: str) -> Any:
@@ -166,6 +170,8 @@ class Profile:
         step, recording = self.step_num, self._recording
         if self._process != os.getpid():
             self._change = NEVER
+            return
+        if self._closing:  # on_trace_ready calls `step`, which counts and no more
             return
         if self._left_on is not None and self._left_on.here():
             with guard.contained("leaving a window that was stopped elsewhere"):
@@ -202,8 +208,10 @@ class Profile:
                 self._recording.step(self.step_num)
             else:
                 self._change = window.active
-        except Exception as error:
+        except BaseException as error:
             self._give_up(window, error)
+            if not isinstance(error, Exception):
+                raise
 
     def _close(self, recording: Recording, *, begun: bool = False, complete: bool = False) -> None:
         """End the window: on time, or early because the loop ended (see `end`)."""
@@ -214,8 +222,10 @@ class Profile:
             recording.stop(self._metadata)
             folder = self.out / f"window-{window.index:04d}"
             save = recording.capture.save(folder, f"rank{self._rank}.{recording.end_ns}")
-        except Exception as error:
+        except BaseException as error:
             self._give_up(window, error)
+            if not isinstance(error, Exception):
+                raise
             return
         if begun and recording.steps is not None and recording.steps[0] < self.step_num:
             recording.steps = recording.steps[0], self.step_num - 1
@@ -223,6 +233,7 @@ class Profile:
         early = self.step_num + complete < window.stop < NEVER
         reasons = [self._ended] if early else []
         failure = None
+        self._closing = True
         try:
             if self._on_trace_ready is not None:
                 self._on_trace_ready(self)
@@ -230,7 +241,7 @@ class Profile:
             failure = error
             reasons.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
         finally:  # a KeyboardInterrupt, too, leaves the files
-            self._recording = None
+            self._recording, self._closing = None, False
             if not self.keep_last:
                 self._last = None
             self._aftermath.later(
@@ -246,7 +257,7 @@ class Profile:
         if failure is not None:
             guard.failed("on_trace_ready", failure)
 
-    def _give_up(self, window: Window, error: Exception) -> None:
+    def _give_up(self, window: Window, error: BaseException) -> None:
         """Take note of why a window is not recorded, leave nothing on, and go on to the next."""
         recording, self._recording = self._recording, None
         self._over = window.index
@@ -261,7 +272,7 @@ class Profile:
                 recording.abandon()
             elif recording is not None:
                 self._left_on, self._change = recording, self.step_num
-        if status == "failed":
+        if status == "failed" and isinstance(error, Exception):
             guard.failed(f"exporter {self._exporter.name}", error)
 
     def _unreached(self) -> Iterable[Window]:
@@ -291,7 +302,7 @@ class Profile:
             log.info("regions inside compiled code are not recorded; annotate around the compiled call",
                      regions=sorted(live.compiled_away))  # fmt: skip
         if self._rank == min(self._ranks or {0}):
-            self._aftermath.report()
+            self._aftermath.report(sorted(live.compiled_away))
 
 
 def _rank() -> int:
@@ -300,7 +311,7 @@ def _rank() -> int:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
     rank = os.environ.get("RANK", "")
-    return int(rank) if rank.isdecimal() else 0
+    return int(rank) if rank.isdecimal() and len(rank) < 10 else 0
 
 
 def profile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -61,13 +62,27 @@ class Manifest:
             "start_ns": start_ns,
             "end_ns": end_ns,
             "exporter": exporter,
-            "files": [{"path": str(f.relative_to(self.folder)), "bytes": f.stat().st_size} for f in files],
+            "files": [{"path": str(f.relative_to(self.folder)), "bytes": _size(f)} for f in files],
             "hidden_regions": list(hidden_regions),
         }
         self.entries.append(entry)
         with guard.contained("writing the manifest"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            # One write in append mode: ranks that share the folder do not cut each other's lines.
-            descriptor = os.open(self.folder / "manifest.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            with os.fdopen(descriptor, "ab", buffering=0) as file:
-                file.write(json.dumps(entry).encode() + b"\n")
+            _append(self.folder / "manifest.jsonl", json.dumps(entry).encode() + b"\n")
+
+
+def _append(path: Path, line: bytes) -> None:
+    # One write in append mode: ranks that share the folder do not cut each other's lines.
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        written = file.write(line)
+        if written != len(line):  # a full disk: no half line that the next one would be glued to
+            file.truncate(before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:  # somebody took it away
+        return None

@@ -10,6 +10,7 @@ from contextlib import suppress
 from .. import log
 from ..errors import CaptureError
 from ..exporters.capture import Capture
+from ..regions import live
 from .schedule import Window
 
 
@@ -67,8 +68,11 @@ class Recording:
         if self.end_ns is not None:
             return
         self.end_ns = time.time_ns()
-        with suppress(CaptureError):  # the reason is known by now
-            if self.start_ns is None:
-                self.capture.discard()
-            else:
-                self.capture.stop()
+        try:
+            with suppress(CaptureError):  # the reason is known by now
+                if self.start_ns is None:
+                    self.capture.discard()
+                else:
+                    self.capture.stop()
+        finally:
+            live.live.check()

@@ -6,7 +6,7 @@ import enum
 import operator
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
 
@@ -247,6 +247,8 @@ def _explicit(name: str, steps: str | int | Iterable[int], warmup: int, active: 
 
 def _parse(name: str, steps: str | int | Iterable[int], active: int | None) -> Iterator[tuple[int, int]]:
     """The recorded part of each window, as (first step, first step after)."""
+    if isinstance(steps, (bytes, bytearray, Mapping)):
+        raise TypeError(f"{name} must be steps by number or a string such as '10-12,100', got {steps!r}")
     if not isinstance(steps, str):
         label, numbers = (f"each step of {name}", steps) if isinstance(steps, Iterable) else (name, [steps])
         for start in (_integer(label, number) for number in numbers):

@@ -34,6 +34,9 @@ class Steps(Generic[T]):
                 yield item
             profile.end(begun=not self._begun, complete=self._begun)
 
+    def __bool__(self) -> bool:
+        return True  # not by the length, which a generator has not
+
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any, ClassVar
 
 from ...compat import range_functions
 from ..region import Region
+
+_KEYS = count()
 
 
 class TorchProfilerEmitter:
@@ -22,15 +25,16 @@ class TorchProfilerEmitter:
     def __init__(self) -> None:
         self._enter, self._exit = range_functions()
 
-    def push(self, region: Region) -> Any:
+    def push(self, region: Region) -> int:
         """Open a range."""
-        handle = self._enter(region.plain)
-        self._open[id(handle)] = handle
-        return handle
+        key = next(_KEYS)
+        self._open[key] = self._enter(region.plain)
+        return key
 
-    def pop(self, handle: Any) -> None:
+    def pop(self, key: int) -> None:
         """Close the range, unless its recording stopped in the meantime."""
-        if self._open.pop(id(handle), None) is not None:
+        handle = self._open.pop(key, None)
+        if handle is not None:
             self._exit(handle)
 
     start = push
