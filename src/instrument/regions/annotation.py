@@ -18,6 +18,8 @@ from . import live, region, wrap
 _CONTEXTLIB = contextlib.ExitStack.__enter__.__code__.co_filename
 _NOTHING: live.Token = (live.NOBODY.pop, None)
 
+Place = tuple[int, int]  # thread and frame; 0 for the thread of what is suspended and may go on in another
+
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C")
 
@@ -39,7 +41,7 @@ class Annotation:
         self._name = name
         self._attributes = attributes
         self._region: region.Region | None = None
-        self._open: dict[tuple[int, int], list[live.Token]] = {}  # what to close, by thread and frame
+        self._open: dict[Place, list[live.Token]] = {}  # what to close, by who opened it
 
     def __repr__(self) -> str:
         return f"annotate({self._name!r})"
@@ -74,20 +76,19 @@ class Annotation:
         name = name or getattr(wrapped, "__qualname__", None) or type(wrapped).__qualname__
         return wrap.function(wrapped, region.make(name, *self._attributes))
 
-    def _begin(self, frame: FrameType, suspended: int) -> None:
+    def _begin(self, place: Place) -> None:
         named = self._region
         if named is None:
             if self._name is None:
                 raise TypeError('annotate needs a name here: with instrument.annotate("name"): ...')
             named = self._region = region.make(self._name, *self._attributes)
         # Latched here: what is opened now is closed by `_finish`, whoever listens by then.
-        token = (live.start if suspended else live.enter)(named) if live.recording else _NOTHING
-        self._open.setdefault(_place(frame), []).append(token)
+        token = (live.enter if place[0] else live.start)(named) if live.recording else _NOTHING
+        self._open.setdefault(place, []).append(token)
 
-    def _finish(self, frame: FrameType) -> None:
+    def _finish(self, place: Place) -> None:
         # The same frame opens and closes a with block, whatever other threads and tasks do in between. What was
         # opened by hand in another frame of this thread is closed last one first.
-        place = _place(frame)
         tokens = self._open.get(place)
         if tokens is None:
             thread = get_ident()
@@ -105,37 +106,32 @@ class Annotation:
             live.hide(self._name or "")
             return self
         if live.recording or self._open or self._name is None:
-            frame = _user_frame()
-            self._begin(frame, frame.f_code.co_flags & _SUSPENDED)
+            self._begin(_place(sys._getframe(1)))
         return self
 
     def __exit__(self, *_: object) -> None:
         if live.tracing():
             return
         if self._open:
-            self._finish(_user_frame())
+            self._finish(_place(sys._getframe(1)))
 
     async def __aenter__(self) -> Annotation:
         if live.recording or self._open or self._name is None:
-            self._begin(_user_frame(), suspended=1)
+            self._begin(_place(sys._getframe(1)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._open:
-            self._finish(_user_frame())
+            self._finish(_place(sys._getframe(1)))
 
 
-def _place(frame: FrameType) -> tuple[int, int]:
-    # What is suspended may go on in another thread.
-    return 0 if frame.f_code.co_flags & _SUSPENDED else get_ident(), id(frame)
-
-
-def _user_frame() -> FrameType:
-    """Return the frame that enters or leaves an annotation, looking through an ExitStack."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_filename == _CONTEXTLIB and frame.f_back is not None:
+def _place(frame: FrameType) -> Place:
+    """Return who enters or leaves an annotation in ``frame``, looking through an ExitStack."""
+    code = frame.f_code
+    while code.co_filename == _CONTEXTLIB and frame.f_back is not None:
         frame = frame.f_back
-    return frame
+        code = frame.f_code
+    return 0 if code.co_flags & _SUSPENDED else get_ident(), id(frame)
 
 
 class _Off(Annotation):
@@ -143,7 +139,7 @@ class _Off(Annotation):
 
     __slots__ = ()
 
-    def _begin(self, frame: FrameType, suspended: int) -> None:
+    def _begin(self, place: Place) -> None:
         pass
 
 
