@@ -343,7 +343,7 @@ def test_an_exception_in_the_loop(out: Path, error: BaseException) -> None:
     assert [[2, 3]] == recorded(out)
 
 
-@pytest.mark.parametrize("place", ["_enable_profiler", "_disable_profiler"])
+@pytest.mark.parametrize("place", ["_prepare_profiler", "_enable_profiler", "_disable_profiler"])
 def test_a_keyboard_interrupt_while_torch_starts_or_stops(
     out: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,8 +352,8 @@ def test_a_keyboard_interrupt_while_torch_starts_or_stops(
 
     real = getattr(profiler, place)
 
-    def interrupted(*arguments: Any) -> Any:
-        result = real(*arguments)
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        result = real(*arguments, **options)
         monkeypatch.undo()
         raise KeyboardInterrupt(result)
 

@@ -28,12 +28,13 @@ class Sessions:
         """Follow them from now on."""
         if not self._watches:
             self._watches = True
-            compat.on_session(self._prepared, self._left)
+            compat.on_session(self._prepared, self.left)
 
     def _prepared(self, profiler: Any) -> None:
         self._owner = weakref.ref(profiler)
 
-    def _left(self) -> None:
+    def left(self) -> None:
+        """Take note that the recording is over."""
         self._owner = None
 
 

@@ -88,8 +88,10 @@ class TorchProfilerCapture:
         self.profiler = profile(**options)
         try:
             self.profiler.prepare_trace()
-        finally:
-            self._session = sessions.owner
+        except BaseException:
+            sessions.left()  # no more: to start and stop what is half prepared crashes torch
+            raise
+        self._session = sessions.owner
 
     def start(self) -> None:
         """Record from here on."""
@@ -158,10 +160,14 @@ class TorchProfilerCapture:
 
     def discard(self) -> None:
         """End a capture that never started: started and stopped at once, or the next one finds it prepared."""
-        if sessions.owner is self._session:
+        if sessions.owner is not self._session:
+            return
+        try:
             if not profiler_running():  # else `start` was interrupted
                 self.profiler.start_trace()
             self.profiler.stop_trace()
+        finally:
+            sessions.left()
 
 
 def _hint(name: str, accepted: list[str]) -> str:

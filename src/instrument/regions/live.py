@@ -201,7 +201,7 @@ class Live:
 
     def check(self) -> None:
         """Find out that torch's profiler stopped, where an interrupt kept it from saying so."""
-        if self._recording and not compat.profiler_running():
+        if not compat.profiler_running():
             self._profiler_stopped()
 
 

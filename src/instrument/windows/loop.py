@@ -110,8 +110,11 @@ class Profile:
         atexit.unregister(self.stop)
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
-        if self._recording is not None and self._recording.end_ns is None:  # else on_trace_ready calls this
-            self._close(self._recording, begun=begun, complete=complete)
+        recording = self._recording
+        if recording is not None and recording.end_ns is None:
+            self._close(recording, begun=begun, complete=complete)
+        elif recording is not None and not self._closing:
+            self._give_up(recording.window, CaptureError("interrupted before it was saved"))
         with guard.contained("ending"):
             if self._ranks is None or self._rank in self._ranks:
                 for window in islice(self._unreached(), 1000):
@@ -204,16 +207,21 @@ class Profile:
                 self._follow(phase, window)
 
     def _follow(self, phase: Phase, window: Window) -> None:
+        capture = None
         try:
             if self._recording is None:
                 live.live.detect()
-                self._recording = Recording(window, self._exporter.capture())
+                capture = self._exporter.capture()
+                self._recording = Recording(window, capture)
             self._recording.window = window
             if phase is Phase.ACTIVE:
                 self._recording.step(self.step_num)
             else:
                 self._change = window.active
         except BaseException as error:
+            if self._recording is None and capture is not None:  # interrupted in between
+                with guard.contained("leaving a capture"):
+                    capture.discard()
             self._give_up(window, error)
             if not isinstance(error, Exception):
                 raise
