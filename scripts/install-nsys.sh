@@ -13,7 +13,7 @@ PACKAGES=(nsight-systems nsight-systems-target)
 LIBRARIES=(libpfm4 libssh-4)
 
 fail() {
-  echo "install-nsys: $*; install Nsight Systems by hand from https://developer.nvidia.com/nsight-systems" >&2
+  echo "install-nsys: $*; install Nsight Systems by hand" >&2
   exit 1
 }
 
