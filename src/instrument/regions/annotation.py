@@ -164,7 +164,7 @@ def annotate(
 
     As a decorator, bare or called, for functions, methods (also static, class and async ones), generators,
     properties and classes (their public methods); as a context manager, also ``async with``. Without a
-    listening profiler a call costs one flag read.
+    listening profiler a call reads one flag, after asking torch whether it is being compiled.
 
     Args:
         message: the region's name; for a decorator, by default the qualified name of what is decorated.

@@ -1,7 +1,6 @@
 """The one set of live emitters, and the flag that says whether there is any.
 
-`recording` is the whole idle cost of an annotation: wrappers run with this module's namespace as their
-globals and read it there. It is True while some emitter listens.
+`recording` is what an idle annotation reads, after `tracing` (15 ns); it is True while some emitter listens.
 """
 
 from __future__ import annotations
