@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import instrument
 from instrument.regions import live
+from instrument.regions.emitters.torch_profiler import TorchProfilerEmitter
 
 Recorded = Callable[..., list[dict[str, Any]]]
 
@@ -648,10 +649,13 @@ def test_recursion_to_the_limit(recorded: Recorded) -> None:
     def down() -> None:
         down()
 
+    def deeper(frames: int) -> None:
+        deeper(frames - 1) if frames else down()
+
     def use() -> None:
-        for _ in range(3):
+        for frames in range(8):  # so that the limit is met at each of our own frames
             with contextlib.suppress(RecursionError):
-                down()
+                deeper(frames)
         with instrument.annotate("after"):
             pass
 
@@ -674,3 +678,24 @@ def test_torch_jit() -> None:
 @instrument.annotate
 def scriptable(x: torch.Tensor) -> torch.Tensor:
     return torch.add(x, 1)
+
+
+@pytest.mark.parametrize("error", [RecursionError, MemoryError])
+def test_the_programs_own_limits_cost_one_region(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """An emitter that meets the recursion limit, or no memory, is not at fault and stays."""
+    real = TorchProfilerEmitter.push
+
+    def push(self: TorchProfilerEmitter, named: Any) -> Any:
+        if named.name == "at the limit":
+            raise error
+        return real(self, named)
+
+    def use() -> None:
+        for name in ("at the limit", "after"):
+            with instrument.annotate(name):
+                pass
+
+    monkeypatch.setattr(TorchProfilerEmitter, "push", push)
+    assert names(recorded(use)) == ["after"]
