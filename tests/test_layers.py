@@ -20,10 +20,11 @@ ORDER = [
     ["exporters"],
     ["report"],
     ["traces"],
+    ["modules"],
     ["regions"],
     ["guard"],
     ["config", "compat"],
-    ["errors", "log", "tools"],
+    ["errors", "log", "patch", "tools"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

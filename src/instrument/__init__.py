@@ -6,16 +6,18 @@ Public names are loaded on first use, so that ``import instrument`` imports neit
 TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
 if TYPE_CHECKING:
     from .config import configure
+    from .modules.annotate import annotate_modules
     from .regions.annotation import annotate, mark
     from .windows.loop import profile
     from .windows.schedule import schedule
     from .windows.steps import steps
 
 __version__ = "0.1.0"
-__all__ = ["annotate", "configure", "mark", "profile", "schedule", "steps"]
+__all__ = ["annotate", "annotate_modules", "configure", "mark", "profile", "schedule", "steps"]
 
 _HOMES = {
     "annotate": ".regions.annotation",
+    "annotate_modules": ".modules.annotate",
     "configure": ".config",
     "mark": ".regions.annotation",
     "profile": ".windows.loop",

@@ -13,8 +13,10 @@ from . import tools
 _TARGETS = {"emit_nvtx": "NVTX", "emit_itt": "ITT"}
 
 
-def range_functions() -> tuple[Callable[[str], Any], Callable[[Any], None]]:
+def range_functions() -> tuple[Callable[..., Any], Callable[[Any], None]]:
     """Return functions that open and close a torch.profiler range of category ``user_annotation``.
+
+    The first takes the name, and what the profiler shows as inputs where it records shapes.
 
     The autograd pair costs a third of `torch.profiler.record_function`, which is what older or newer
     versions of torch without it fall back to.
@@ -26,7 +28,7 @@ def range_functions() -> tuple[Callable[[str], Any], Callable[[Any], None]]:
     if enter is not None and leave is not None:
         return enter, leave
 
-    def enter_record_function(name: str) -> Any:
+    def enter_record_function(name: str, *_: Any) -> Any:
         record = torch.profiler.record_function(name)
         record.__enter__()
         return record
@@ -105,6 +107,51 @@ def on_session(prepared: Callable[[Any], None], left: Callable[[], None]) -> boo
 
     profile._prepare_trace, profile.__exit__ = prepare_trace, leave_trace
     return True
+
+
+def autograd_functions() -> tuple[Callable[[], int], Callable[[], int], Callable[[Any], None]] | None:
+    """Return functions for the number of the next autograd node, that of the backward pass, and its end.
+
+    The last has something called then. None where this version of torch lacks one: no backward regions.
+    Nodes are numbered by each thread in the order in which its forward makes them; backward runs those that
+    are ready in the reverse order. The pass is -1 outside of any.
+    """
+    import torch
+
+    number = getattr(torch.autograd, "_get_sequence_nr", None)
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
+    if number is None or task is None or not hasattr(engine, "queue_callback"):
+        return None
+    return number, task, engine.queue_callback
+
+
+def compiled_autograd() -> bool:
+    """Tell whether backward passes are compiled as well: hooks on their nodes would be part of that."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "compiled_autograd_enabled", False))
+
+
+def compiled_module() -> Any:
+    """Return the class of what ``torch.compile(module)`` returns, or None while nothing was compiled."""
+    return getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+
+
+def compile_callbacks() -> Any:
+    """Return the object whose ``install_callbacks`` is the context of each compilation, or None as yet."""
+    return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+
+
+def graphs_compiled() -> bool:
+    """Tell whether torch.compile made any graph in this process."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("stats", {}).get("unique_graphs"))
+
+
+def scripting() -> Any:
+    """Return the module whose ``create_script_module`` is behind `torch.jit.script` and `torch.jit.trace`."""
+    module = sys.modules.get("torch.jit._recursive")
+    return module if hasattr(module, "create_script_module") else None
 
 
 def nvtx_domain(name: str) -> Any:

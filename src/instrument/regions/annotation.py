@@ -11,7 +11,6 @@ from threading import get_ident
 from types import FrameType, MethodType
 from typing import Any, TypeVar, overload
 
-from .. import compat
 from ..config import settings
 from . import live, region, wrap
 
@@ -211,18 +210,3 @@ def mark(
     region.check(color, domain, category, payload)
     if live.recording:
         live.instant(region.make(message, color, domain, category, payload))
-
-
-def _listen() -> None:
-    """Follow torch, now or once it is imported, and the tools that this process runs under."""
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "compiler"):
-        live.live.hear_torch(torch)
-    else:
-        compat.when_imported("torch", live.live.hear_torch)
-    settings.listeners.append(live.live.configured)
-    live.live.detect()
-
-
-if settings.enabled:
-    _listen()

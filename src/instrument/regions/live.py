@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import compat
+from .. import compat, log
 from ..config import settings
 from ..guard import guard
 from .emitters import Emitter, attached, redundant
@@ -68,7 +68,9 @@ class Several:
 NOBODY = Nobody()
 recording = False
 current: Emitter = NOBODY  # whom regions go to
-compiled_away: set[str] = set()  # names of regions that torch.compile traced through
+compiled_away: set[str] = set()  # names of regions inside compiled code
+_told: set[str] = set()  # those that were logged
+SHOWN = 10  # names in one line of the log
 
 
 def tracing() -> bool:
@@ -86,6 +88,15 @@ def hide(name: str) -> None:
 
 
 hide._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def tell_hidden() -> None:
+    """Log which regions are inside compiled code, each once."""
+    names = sorted(compiled_away - _told)
+    if names:
+        _told.update(names)
+        shown = [*names[:SHOWN], *([f"{len(names) - SHOWN} more"] if len(names) > SHOWN else [])]
+        log.info("regions inside compiled code are not recorded; annotate around the compiled call", regions=shown)
 
 
 def attempt(
@@ -142,15 +153,21 @@ class Live:
         self._failed: set[str] = set()  # the names of emitters that were taken out
         self._target = ""
         self._hears_torch = False
+        self.observers: list[Callable[[], None]] = []  # called after `recording` changed
 
     def _settle(self) -> None:
         """Take a change in, each region going to every profiler once."""
         global recording, current
+        before = recording
         emitters = [*self._attached, *self._recording]
         drop = redundant([emitter.name for emitter in emitters], self._target)
         emitters = [emitter for emitter in emitters if emitter.name not in drop]
         current = Several(emitters) if len(emitters) > 1 else emitters[0] if emitters else NOBODY
         recording = bool(emitters)
+        if recording is not before:
+            for observer in self.observers:
+                with guard.contained("following the profilers"):
+                    observer()
 
     def drop(self, emitter: Emitter, error: Exception) -> None:
         """Take a failing emitter out for good; torch's gets another chance with the next recording."""
@@ -205,3 +222,18 @@ class Live:
 
 
 live = Live()
+
+
+def _listen() -> None:
+    """Follow torch, now or once it is imported, and the tools that this process runs under."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "compiler"):
+        live.hear_torch(torch)
+    else:
+        compat.when_imported("torch", live.hear_torch)
+    settings.listeners.append(live.configured)
+    live.detect()
+
+
+if settings.enabled:
+    _listen()

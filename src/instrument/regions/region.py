@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import unicodedata
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -47,11 +48,13 @@ PALETTE = (
 class Region:
     """A named stretch of code. Emitters keep what they prepared for it in ``prepared``, by their own name.
 
+    ``arguments`` are lists of integers, which torch.profiler shows as inputs where it records shapes.
+
     ``plain`` is the name for torch.profiler: printable ASCII without quotes and backslashes. It writes
     "unknown" for any name with other characters, and quotes unescaped, which makes the whole trace unreadable.
     """
 
-    __slots__ = ("category", "color", "domain", "name", "payload", "plain", "prepared")
+    __slots__ = ("arguments", "category", "color", "domain", "name", "payload", "plain", "prepared")
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Region:
         domain: str = DOMAIN,
         category: str | int | None = None,
         payload: Any = None,
+        arguments: Sequence[Sequence[int]] = (),
     ) -> None:
         name, domain = _utf8(name), _utf8(domain)
         self.name = name
@@ -68,6 +72,7 @@ class Region:
         self.domain = domain
         self.category = _utf8(category) if isinstance(category, str) else category
         self.payload = payload
+        self.arguments = [list(argument) for argument in arguments]
         self.prepared: dict[str, Any] = {}
 
 

@@ -311,9 +311,7 @@ class Profile:
         self._aftermath.later(self._manifest.add, **entry)
 
     def _report(self) -> None:
-        if live.compiled_away:
-            log.info("regions inside compiled code are not recorded; annotate around the compiled call",
-                     regions=sorted(live.compiled_away))  # fmt: skip
+        live.tell_hidden()
         if self._rank == min(self._ranks or {0}):
             self._aftermath.report(sorted(live.compiled_away))
 

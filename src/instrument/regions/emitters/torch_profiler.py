@@ -28,7 +28,7 @@ class TorchProfilerEmitter:
     def push(self, region: Region) -> int:
         """Open a range."""
         key = next(_KEYS)
-        self._open[key] = self._enter(region.plain)
+        self._open[key] = self._enter(region.plain, *region.arguments)
         return key
 
     def pop(self, key: int) -> None:

@@ -1,0 +1,128 @@
+"""The backward region of a call: from the first of its autograd nodes to the last.
+
+Backward runs the nodes that forward made in the reverse order (each thread numbers its own as it makes them),
+so the nodes of a call are one stretch of it, those of the calls inside nested in it. The region opens before the
+node of an output, the first to run, and closes after the node that was made first. That one's number is the
+call's own first number as a rule; what other nodes there are is found by walking from the outputs. Where that
+node does not run, as in ``torch.autograd.grad`` for some inputs, a region ends with the next node of a call made
+before it, or with the pass.
+
+Hooks on nodes go away with the graph. They change no gradient, and unlike full backward hooks they put no node
+of their own into the graph, which in-place activations would stumble over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..guard import guard
+from ..regions import live
+from .call import Call, Pass, current
+from .tensors import tensors
+
+WALK = 1000  # nodes of one call to look at
+LEAF = 1 << 63  # nodes that accumulate the gradient of a leaf are numbered from here on
+
+
+def follow(call: Call, output: object) -> None:
+    """Arrange the backward region of ``call``, whose forward made autograd nodes."""
+    first, around = call.first, call.around
+    if isinstance(output, torch.Tensor):
+        node = output.grad_fn
+        nodes = [] if node is None or node._sequence_nr() < first else [node]
+    else:
+        nodes = _sources(output, first)
+    if not nodes:
+        return
+    for node in nodes:
+        number = node._sequence_nr()
+        if call.heads is None or number not in call.heads:  # else a call inside begins there
+            node.register_prehook(call)
+        if around is None:
+            continue
+        if around.heads is None:
+            around.heads = [number]
+        else:
+            around.heads.append(number)
+    last = None
+    if call.inner != first and not call.joined:
+        last = _made_first(call.exits, first)
+        if last is None or last._sequence_nr() != first:
+            last = _made_first(nodes, first)
+        leaves = [node for node, _ in last.next_functions if node is not None and node._sequence_nr() >= LEAF]
+        last.register_hook(Ends(call, leaves))
+    if around is not None and around.inner < 0:
+        around.inner = first
+        around.exits = call.exits if last is None else [node for node, _ in last.next_functions]
+    call.exits = ()
+
+
+def _sources(output: object, first: int) -> list[Any]:
+    """Return the nodes from ``first`` on that the tensors in ``output`` come from, in their order."""
+    nodes = {tensor.grad_fn for tensor in tensors(output)} - {None}
+    return sorted((node for node in nodes if node._sequence_nr() >= first), key=lambda node: node._sequence_nr())
+
+
+def _made_first(nodes: Sequence[Any], first: int) -> Any:
+    """Return the node made first, from ``first`` on, out of those behind ``nodes``."""
+    found, lowest, pending = None, LEAF, list(nodes)
+    seen: set[int] = set()
+    while pending and len(seen) < WALK:
+        node = pending.pop()
+        number = node._sequence_nr() if node is not None else LEAF
+        if not first <= number < LEAF or number in seen:
+            continue
+        seen.add(number)
+        if number < lowest:
+            found, lowest = node, number
+            if number == first:
+                break
+        pending += [following for following, _ in node.next_functions]
+    return found
+
+
+class Ends:
+    """After the node that ``call`` made first: closes the region, or has that done after ``leaves``."""
+
+    __slots__ = ("call", "leaves")
+
+    def __init__(self, call: Call, leaves: Sequence[Any]) -> None:
+        self.call = call
+        self.leaves = leaves
+
+    def __call__(self, *gradients: object) -> None:
+        """Close the region."""
+        if live.tracing():
+            return
+        running = current()
+        if running is not None and running is self.call.running:
+            try:
+                if self.leaves:
+                    Leaves(self.call, self.leaves, running)
+                else:
+                    running.end(self.call)
+            except Exception as error:
+                guard.failed("closing a backward region", error)
+
+
+class Leaves:
+    """After the nodes that accumulate the gradients of leaves, which run next: closes the region of ``call``.
+
+    Such nodes may outlive the graph, so that their hooks are there for one pass only.
+    """
+
+    def __init__(self, call: Call, leaves: Sequence[Any], running: Pass) -> None:
+        self._call = call
+        self._running = running
+        self._missing = len(leaves)
+        self._hooks = [leaf.register_hook(self) for leaf in leaves]
+        running.hooks += self._hooks
+
+    def __call__(self, *gradients: object) -> None:
+        """Take note that one of them ran."""
+        self._missing -= 1
+        if not self._missing and self._running is self._call.running:
+            self._running.end(self._call)

@@ -1,0 +1,155 @@
+"""What torch calls around a module's forward: its hooks, and what stands before a compiled call.
+
+Hooks pickle as a function of the standard library that does nothing: what was saved while they were there loads
+where this library is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ..guard import guard
+from ..regions import live
+from ..regions.region import Region
+from .backward import follow
+from .call import Call, next_number
+from .layer import Layer
+from .stack import Stack, here
+from .tensors import tensors
+
+NOT_SHOWN: live.Token = (live.NOBODY.pop, None)
+
+
+class Hook:
+    """A hook on one module, which knows the first of the module's layers."""
+
+    __slots__ = ("layer",)
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class Before(Hook):
+    """The forward pre-hook: opens the region, with the shapes of the inputs if they are asked for."""
+
+    __slots__ = ("_shapes",)
+
+    def __init__(self, layer: Layer, shapes: bool = False) -> None:
+        super().__init__(layer)
+        self._shapes = shapes
+
+    def __call__(
+        self, module: object, args: object, kwargs: object = None, frame: FrameType | None = None
+    ) -> None:
+        """Begin a call, whose caller is ``frame``."""
+        if live.tracing():
+            return
+        stack = here.stack
+        layer = self.layer
+        around = stack[-1] if stack else None
+        if around is not None and around.layer is not layer.parent:
+            layer, around = _place(layer, stack)
+        layer.seen = True
+        region = layer.region
+        token = NOT_SHOWN
+        if region is not None:
+            if self._shapes:
+                region = _shaped(layer, region, (args, kwargs))
+            emitter = live.current
+            try:
+                token = emitter.pop, emitter.push(region)
+            except Exception as error:
+                token = live.failed(emitter, error)
+        stack.append(Call(layer, around, frame or sys._getframe(1).f_back, next_number(), token))
+
+
+class After(Hook):
+    """The forward hook, which is always called: closes the region, and arranges that of the backward."""
+
+    __slots__ = ("then",)
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__(layer)
+        self.then: Callable[[], None] | None = None  # what waits for the end of open calls
+
+    def __call__(self, module: object, args: object, output: object, frame: FrameType | None = None) -> None:
+        """End a call, if `Before` saw it begin: an earlier hook may have failed before that."""
+        if live.tracing():
+            return
+        stack = here.stack
+        # Without an output it may be a call that failed early, inside another one of the same module.
+        if (output is not None and stack and stack[-1].layer.owner is self.layer) or _unwind(
+            stack, self.layer, frame or sys._getframe(1)
+        ):
+            call = stack.pop()
+            call.frame = None  # it refers to the arguments
+            close, handle = call.token
+            try:
+                close(handle)
+                if output is not None and call.layer.backward is not None and next_number() != call.first:
+                    follow(call, output)
+            except Exception as error:
+                guard.failed("the regions of a module", error)
+        if self.then is not None:
+            self.then()
+
+
+class Around(Hook):
+    """Stands before a compiled call: the region is around it, outside of what was compiled."""
+
+    __slots__ = ("_after", "_before", "_compiled")
+
+    def __init__(self, layer: Layer, compiled: Callable[..., Any]) -> None:
+        super().__init__(layer)
+        self._before = Before(layer)
+        self._after = After(layer)
+        self._compiled = compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what was compiled."""
+        if live.tracing() or not live.recording:
+            return self._compiled(*args, **kwargs)
+        frame = sys._getframe()
+        self._before(None, args, kwargs, frame)
+        output = None
+        try:
+            output = self._compiled(*args, **kwargs)
+            return output
+        finally:
+            self._after(None, args, output, frame)
+
+
+def _shaped(layer: Layer, region: Region, inputs: object) -> Region:
+    try:
+        shapes = tuple(tuple(int(size) for size in tensor.shape) for tensor in tensors(inputs))
+    except Exception as error:
+        guard.failed("the shapes of inputs", error)
+        return region
+    return layer.shaped(region, shapes) if shapes else region
+
+
+def _place(owner: Layer, stack: Stack) -> tuple[Layer, Call | None]:
+    """Return the layer that a call from elsewhere than expected is of, and the call around it."""
+    stack.shed(sys._getframe())
+    for call in reversed(stack):
+        for twin in owner.twins:
+            if twin.parent is call.layer:
+                return twin, stack[-1]
+    return owner, stack[-1] if stack else None
+
+
+def _unwind(stack: Stack, owner: Layer, frame: FrameType) -> bool:
+    """Make the call that returns to ``frame`` the innermost one; False if there is none."""
+    frames = (frame, frame.f_back)  # a hook is called by `_call_impl`, or by a function inside it
+    if not any(call.layer.owner is owner and call.frame in frames for call in stack):
+        return False
+    while stack[-1].layer.owner is not owner or stack[-1].frame not in frames:
+        stack.close()
+    return True

@@ -1,0 +1,183 @@
+"""Hooks exist while somebody listens: they come when a recording starts or a tool is attached, and go after it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from .. import compat
+from ..patch import Patch
+from ..regions import live
+from .compiled import wrapped
+from .fitting import Fitting
+from .hooks import Around
+from .layer import Layer
+from .plan import Namer, plan
+from .stack import stacks
+
+
+class Fitter:
+    """One model that is to have hooks, and how."""
+
+    def __init__(self, model: nn.Module, namer: Namer, shapes: bool) -> None:
+        self.model = weakref.ref(model, self._gone)
+        self.namer = namer
+        self.shapes = shapes
+        self.layers: list[Layer] = []
+        self.seen = False  # some layer was called since the hooks came
+
+    def _gone(self, _: object) -> None:
+        installer.discard(self)
+
+
+class Installer:
+    """Puts hooks on every model that asked for them, once on each module, and takes them off."""
+
+    def __init__(self) -> None:
+        self._fitters: list[Fitter] = []
+        self._fittings: list[Fitting] = []
+        self._outside: dict[int, Layer] = {}  # called through what torch.compile returned; by the module's id
+        self._patches: list[Patch] = []
+        self._suspended = 0
+        self._lock = threading.RLock()
+
+    def add(self, fitter: Fitter) -> None:
+        """Serve ``fitter`` from now on."""
+        with self._lock:
+            if self.settle not in live.live.observers:
+                live.live.observers.append(self.settle)
+                atexit.register(self.clear)
+            self._fitters.append(fitter)
+            self.settle()
+
+    def discard(self, fitter: Fitter) -> None:
+        """Serve ``fitter`` no more; others that asked for its modules get them."""
+        with self._lock:
+            if fitter in self._fitters:
+                self._fitters.remove(fitter)
+                self.settle()
+
+    def clear(self) -> None:
+        """Leave no hook anywhere."""
+        with self._lock:
+            self._fitters.clear()
+            self.settle()
+
+    def settle(self) -> None:
+        """Put hooks on the models as they are now, if somebody listens; take the old ones off."""
+        with self._lock:
+            self._take_off()
+            on = live.recording and bool(self._fitters)
+            if on and not self._suspended:
+                self._put_on()
+            if on and not self._patches:
+                self._patches = list(self._watch())
+            elif not on:
+                while self._patches:
+                    self._patches.pop().undo()
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """No hooks inside: torch compiles or scripts modules, and hooks would become part of that."""
+        with self._lock:
+            self._suspended += 1
+            self.settle()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._suspended -= 1
+                self.settle()
+
+    def outside(self, module: nn.Module) -> Layer | None:
+        """Return the layer whose region goes around ``module``, which torch.compile wrapped and is called."""
+        layer = self._outside.get(id(module))
+        if layer is None and any(id(module) == fitting.module_id for fitting in self._fittings):
+            wrapped[id(module)] = module  # so far it had hooks: they would run in compiled code, or never
+            self.settle()
+            layer = self._outside.get(id(module))
+        return layer
+
+    def _put_on(self) -> None:
+        taken: dict[int, Layer] = {}
+        for fitter in self._fitters:
+            model = fitter.model()
+            if model is None:
+                continue
+            planned = plan(model, fitter.namer, taken)
+            live.compiled_away.update(planned.hidden)
+            fitter.layers = [layer for _, layer in planned.layers]
+            for module, layer in planned.layers:
+                taken[id(module)] = layer
+                if wrapped.get(id(module)) is module:
+                    self._outside[id(module)] = layer
+                else:
+                    self._fittings.append(Fitting(module, layer, fitter.shapes))
+        live.tell_hidden()
+
+    def _take_off(self) -> None:
+        frames = sys._current_frames()
+        for stack in list(stacks):
+            stack.shed(frames.get(stack.thread))
+        while self._fittings:
+            self._fittings.pop().remove()
+        self._outside.clear()
+        for fitter in self._fitters:
+            fitter.seen = fitter.seen or any(layer.seen for layer in fitter.layers)
+            if not live.recording and fitter.layers:
+                if not fitter.seen and compat.graphs_compiled():
+                    live.compiled_away.update(layer.name for layer in fitter.layers if layer.region is not None)
+                fitter.seen = False
+            fitter.layers = []
+
+    def _watch(self) -> Iterator[Patch]:
+        """Be told of what torch compiles."""
+        yield Patch(nn.Module, "compile", self._compile)
+        compiled, callbacks, scripting = compat.compiled_module(), compat.compile_callbacks(), compat.scripting()
+        if compiled is not None:
+            yield Patch(compiled, "__call__", self._call_compiled)
+        if callbacks is not None:
+            yield Patch(callbacks, "install_callbacks", self._compiling)
+        if scripting is not None:
+            yield Patch(scripting, "create_script_module", self._scripting)
+
+    def _compile(self, original: Callable[..., None]) -> Callable[..., None]:
+        def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            original(module, *args, **kwargs)
+            self.settle()
+
+        return compile
+
+    def _call_compiled(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
+            layer = self.outside(compiled._orig_mod)
+            if layer is None:
+                return original(compiled, *args, **kwargs)
+            return Around(layer, original)(compiled, *args, **kwargs)
+
+        return call
+
+    def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @contextlib.contextmanager
+        def install_callbacks(*args: Any, **kwargs: Any) -> Iterator[None]:
+            with self.suspended(), original(*args, **kwargs):
+                yield
+
+        return install_callbacks
+
+    def _scripting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def create_script_module(*args: Any, **kwargs: Any) -> Any:
+            with self.suspended():
+                return original(*args, **kwargs)
+
+        return create_script_module
+
+
+installer = Installer()

@@ -1,0 +1,107 @@
+"""What is to be installed on the modules of a model, as it is now."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..regions import region
+from ..regions.region import DOMAIN, Region
+from .layer import Layer
+from .selection import Place, Selection, class_name, places
+
+
+class Namer:
+    """Makes layers for the modules of one model, and keeps their regions, which profilers prepare once."""
+
+    def __init__(self, selection: Selection, backward: bool) -> None:
+        self.selection = selection
+        self._backward = backward
+        self._regions: dict[tuple[str, str], Region] = {}
+
+    def layer(self, place: Place, parent: Layer | None) -> Layer:
+        """Return a layer of its own for ``place``; one without regions where that was not chosen."""
+        name = self.selection.name(place)
+        if not self.selection.chosen(place):
+            return Layer(name, None, None, parent)
+        kind = class_name(place.module)
+        backward = self._region(f"{name} (backward)", kind) if self._backward else None
+        return Layer(name, self._region(name, kind), backward, parent)
+
+    def _region(self, name: str, kind: str) -> Region:
+        # Coloured by class, so that the layers of a stack look alike.
+        known = self._regions.get((name, kind))
+        if known is None:
+            known = self._regions[name, kind] = Region(name, region.by_name(kind), DOMAIN)
+        return known
+
+
+@dataclass
+class Plan:
+    """The first layer of each module that is to have hooks, and the names inside compiled code."""
+
+    layers: list[tuple[nn.Module, Layer]]
+    hidden: list[str]
+
+
+def plan(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> Plan:
+    """Return what to install on ``model``.
+
+    Args:
+        model: whose modules it is about.
+        namer: makes the layers.
+        taken: the layers of modules that have hooks already, by the id of the module; they get no second ones.
+    """
+    known = list(places(model))
+    visible = [place for place in known if not place.hidden and _called(place.module)]
+    chosen = {place for place in visible if namer.selection.chosen(place)}
+    at: dict[Place, Layer] = {}
+    of: dict[int, list[Layer]] = defaultdict(list)
+    modules: dict[int, nn.Module] = {}
+    kept = chosen | set(_callers(visible, chosen))
+    for place in visible:
+        if place not in kept:
+            continue
+        key = id(place.module)
+        parent = next((at[above] for above in _above(place) if above in at), None)
+        if key in taken:
+            at[place] = taken[key]
+        elif key in of and any(layer.parent is parent for layer in of[key]):
+            at[place] = of[key][0]  # called from the same place: one name
+        else:
+            at[place] = namer.layer(place, parent)
+            of[key].append(at[place])
+            modules[key] = place.module
+    for layers in of.values():
+        if len(layers) > 1:
+            layers[0].twins = layers
+            for layer in layers:
+                layer.owner = layers[0]
+    hidden = [namer.selection.name(place) for place in known if place.hidden and namer.selection.chosen(place)]
+    return Plan([(modules[key], layers[0]) for key, layers in of.items()], hidden)
+
+
+def _above(place: Place) -> Iterator[Place]:
+    while place.parent is not None:
+        place = place.parent
+        yield place
+
+
+def _called(module: nn.Module) -> bool:
+    """Tell whether the module has a forward: a `ModuleList` has not."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def _callers(visible: list[Place], chosen: set[Place]) -> Iterator[Place]:
+    """Yield what calls a chosen module that has several places, which the calls around it tell apart."""
+    several: dict[int, list[Place]] = defaultdict(list)
+    for place in visible:
+        if place in chosen:
+            several[id(place.module)].append(place)
+    for found in several.values():
+        if len(found) > 1:
+            callers = (next((above for above in _above(place) if _called(above.module)), None) for place in found)
+            yield from (caller for caller in callers if caller is not None)

@@ -1,0 +1,138 @@
+"""Which modules of a model become regions, and under which names."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .compiled import compiled_from, opaque
+
+Rule = str | re.Pattern[str] | type | Callable[[str, nn.Module], object]
+Rules = Rule | Iterable[Rule]
+
+NAMES = ("path", "class", "both")
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a module is in a model.
+
+    Attributes:
+        path: its qualified name, "" for the model itself.
+        module: the module, which may be at several places.
+        parent: the place of the module that holds it.
+        hidden: inside compiled code, where no hook runs.
+    """
+
+    path: str
+    module: nn.Module
+    parent: Place | None
+    hidden: bool = False
+
+
+def places(model: nn.Module) -> Iterator[Place]:
+    """Yield every place below ``model`` and its own, parents first; a module that holds itself is not entered."""
+    todo = [Place("", model, None)]
+    while todo:
+        place = todo.pop()
+        yield place
+        inside, above = place.hidden or opaque(place.module), place
+        around = {id(place.module)}
+        while above.parent is not None:
+            above = above.parent
+            around.add(id(above.module))
+        todo += [
+            Place(f"{place.path}.{name}" if place.path else name, child, place, inside)
+            for name, child in reversed(compiled_from(place.module)._modules.items())
+            if child is not None and id(child) not in around
+        ]
+
+
+class Selection:
+    """What `annotate_modules` was asked for.
+
+    Raises:
+        TypeError, ValueError: an argument that is not accepted.
+    """
+
+    def __init__(self, depth: int | None, include: Rules | None, exclude: Rules | None, fold: bool, names: str):
+        if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
+            raise ValueError(f'"depth" must be an integer >= 0, or None: {depth!r}')
+        if names not in NAMES:
+            raise ValueError(f'"names" must be one of {", ".join(NAMES)}: {names!r}')
+        self.depth = depth
+        self.include = None if include is None else _rules("include", include)
+        self.exclude = _rules("exclude", () if exclude is None else exclude)
+        self.fold = fold
+        self.names = names
+
+    def check(self, model: nn.Module) -> None:
+        """Raise ``ValueError`` for a rule that holds for no module of ``model``."""
+        known = list(places(model))
+        for argument, rules in (("include", self.include or ()), ("exclude", self.exclude)):
+            for rule in rules:
+                if not any(_holds(rule, place) for place in known):
+                    raise ValueError(f'"{argument}" matches no module: {rule!r}; {_nearest(rule, known)}')
+        if not any(self.chosen(place) for place in known):
+            raise ValueError("include, exclude, depth and fold together leave no module")
+
+    def chosen(self, place: Place) -> bool:
+        """Tell whether the module at ``place`` becomes a region."""
+        if self.depth is not None and place.path and place.path.count(".") >= self.depth:
+            return False
+        if self.fold and isinstance(compiled_from(place.module), CONTAINERS):
+            return False
+        if self.include is not None and not any(_holds(rule, place) for rule in self.include):
+            return False
+        return not any(_holds(rule, place) for rule in self.exclude)
+
+    def name(self, place: Place) -> str:
+        """Return the name of the region; the model itself goes by its class."""
+        kind = class_name(place.module)
+        if not place.path or self.names == "class":
+            return kind
+        return place.path if self.names == "path" else f"{place.path}: {kind}"
+
+
+def class_name(module: nn.Module) -> str:
+    """Return the name of the module's class."""
+    return type(compiled_from(module)).__name__
+
+
+def _rules(argument: str, given: Any) -> tuple[Rule, ...]:
+    several = isinstance(given, Iterable) and not isinstance(given, (str, type)) and not callable(given)
+    rules = tuple(given) if several else (given,)
+    for rule in rules:
+        module = isinstance(rule, nn.Module)
+        if module or not (isinstance(rule, (str, re.Pattern)) or callable(rule)):
+            raise TypeError(
+                f'"{argument}" must be a pattern such as "encoder.layers.*", a compiled regular expression, '
+                f"a class of modules, a function of a name and a module, or several of these: {rule!r}"
+            )
+    return rules
+
+
+def _holds(rule: Rule, place: Place) -> bool:
+    if isinstance(rule, str):
+        return fnmatch.fnmatchcase(place.path, rule)
+    if isinstance(rule, re.Pattern):
+        return rule.search(place.path) is not None
+    if isinstance(rule, type):
+        return isinstance(compiled_from(place.module), rule)
+    return bool(rule(place.path, place.module))
+
+
+def _nearest(rule: Rule, known: list[Place]) -> str:
+    if isinstance(rule, type):
+        return f"it has {', '.join(sorted({class_name(place.module) for place in known}))}"
+    text = rule if isinstance(rule, str) else getattr(rule, "pattern", "")
+    paths = [place.path for place in known if place.path]
+    close = difflib.get_close_matches(text, paths, 3, 0.3) or paths[:3]
+    return f"the nearest are {', '.join(close)}" if close else "the model has no modules inside"

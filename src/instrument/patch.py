@@ -1,0 +1,33 @@
+"""Replace an attribute of somebody else's, and put back what was there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_MISSING = object()
+
+
+class Patch:
+    """``owner.name`` is ``make(original)`` until `undo`.
+
+    Where somebody else replaced it in the meantime it stays theirs, and calls through them still reach
+    what ``make`` returned: that must work after `undo` as well, as the original does.
+    """
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._owner = owner
+        self._name = name
+        self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
+        original = getattr(owner, name) if self._before is _MISSING else self._before
+        self._ours = make(original)
+        setattr(owner, name, self._ours)
+
+    def undo(self) -> None:
+        """Put back what was there."""
+        if vars(self._owner).get(self._name) is not self._ours:
+            return
+        if self._before is _MISSING:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._before)
