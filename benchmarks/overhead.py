@@ -7,7 +7,6 @@ speed drifts less between neighbours than between runs.
 from __future__ import annotations
 
 import functools
-import os
 import statistics
 import subprocess
 import sys
@@ -18,36 +17,12 @@ from collections.abc import Callable
 import nvtx
 import torch
 import wrapt
+from measure import ROUNDS, Candidates, medians, show, verdict
 from torch.profiler import ProfilerActivity, record_function
 
 import instrument
 
-ROUNDS = int(os.environ.get("ROUNDS", "41"))
-Candidates = dict[str, Callable[[], object]]
 RecordFunctionFast = torch._C._profiler._RecordFunctionFast
-
-
-def medians(candidates: Candidates, number: int) -> dict[str, float]:
-    """Return the median time of one call of each candidate in ns, over rounds of ``number`` calls each."""
-    timers = {name: timeit.Timer("f()", globals={"f": call}) for name, call in candidates.items()}
-    times: dict[str, list[float]] = {name: [] for name in timers}
-    for _ in range(ROUNDS):
-        for name, timer in timers.items():
-            times[name].append(timer.timeit(number) / number * 1e9)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def show(title: str, times: dict[str, float], base: str) -> None:
-    """Print the times of a group, and each as a ratio to ``base``."""
-    print(f"\n{title}")
-    for name, time in times.items():
-        print(f"  {name:42} {time:12,.0f} ns {time / times[base]:9.2f} x {base}")
-
-
-def verdict(what: str, value: float, bound: float, unit: str = "x") -> None:
-    """Print a figure beside what it must reach."""
-    word = "ok" if value <= bound else "SHORT"
-    print(f"  {word:5} {what}: {value:.3f} {unit} (at most {bound:g} {unit})")
 
 
 def body(a: int, b: int) -> None:

@@ -30,6 +30,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert annotation.annotate  # follows torch's profilers from here on
     monkeypatch.setattr(settings, "strict", True)
     live.compiled_away.clear()
+    live._told.clear()
     yield
     assert not torch.autograd._profiler_enabled()
     assert not live.recording

@@ -7,17 +7,19 @@ TYPE_CHECKING = False  # type checkers take it for True; typing itself is not wo
 if TYPE_CHECKING:
     from .config import configure
     from .modules.annotate import annotate_modules
+    from .modules.step import annotate_step
     from .regions.annotation import annotate, mark
     from .windows.loop import profile
     from .windows.schedule import schedule
     from .windows.steps import steps
 
 __version__ = "0.1.0"
-__all__ = ["annotate", "annotate_modules", "configure", "mark", "profile", "schedule", "steps"]
+__all__ = ["annotate", "annotate_modules", "annotate_step", "configure", "mark", "profile", "schedule", "steps"]
 
 _HOMES = {
     "annotate": ".regions.annotation",
     "annotate_modules": ".modules.annotate",
+    "annotate_step": ".modules.step",
     "configure": ".config",
     "mark": ".regions.annotation",
     "profile": ".windows.loop",

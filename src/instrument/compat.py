@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from . import tools
@@ -152,6 +153,76 @@ def scripting() -> Any:
     """Return the module whose ``create_script_module`` is behind `torch.jit.script` and `torch.jit.trace`."""
     module = sys.modules.get("torch.jit._recursive")
     return module if hasattr(module, "create_script_module") else None
+
+
+def collectives() -> tuple[Any, dict[str, str]]:
+    """Return the class of process groups, and by its methods the names of the functions that end up there.
+
+    All that torch.distributed starts from Python goes through them. No methods where it is missing.
+    """
+    import torch
+
+    group = getattr(torch.distributed, "ProcessGroup", None)
+    return group, {method: name for method, name in _COLLECTIVES.items() if method in vars(group or object)}
+
+
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather_coalesced",
+    "_allgather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "all_to_all_single": "all_to_all_single",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier",
+}
+
+
+def clipping() -> Callable[[FrameType], str | None] | None:
+    """Return a function that tells which function of torch's for clipping gradients runs in a frame.
+
+    They share the code of the decorator that puts them under `torch.no_grad`. None where that is not so.
+    """
+    from torch.nn.utils import clip_grad_norm_
+
+    code = clip_grad_norm_.__code__
+    if "func" not in code.co_freevars:
+        return None
+
+    def name(frame: FrameType) -> str | None:
+        if frame.f_code is not code:
+            return None
+        name: str = frame.f_locals["func"].__name__
+        return name if name in ("clip_grad_norm_", "clip_grad_value_") else None
+
+    return name
+
+
+def with_index(device: Any) -> Any:
+    """Return ``device`` with the index of the one that is meant where it has none, as "cuda"."""
+    import torch
+
+    module: Any = getattr(torch, device.type, None)
+    if device.index is not None or not hasattr(module, "is_initialized"):
+        return device
+    return torch.device(device.type, module.current_device() if module.is_initialized() else 0)
 
 
 def nvtx_domain(name: str) -> Any:

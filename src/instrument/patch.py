@@ -19,15 +19,19 @@ class Patch:
         self._owner = owner
         self._name = name
         self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
-        original = getattr(owner, name) if self._before is _MISSING else self._before
-        self._ours = make(original)
-        setattr(owner, name, self._ours)
+        self._ours = make(getattr(owner, name) if self._before is _MISSING else self._before)
+        self._set(self._ours)
 
     def undo(self) -> None:
         """Put back what was there."""
-        if vars(self._owner).get(self._name) is not self._ours:
-            return
-        if self._before is _MISSING:
-            delattr(self._owner, self._name)
+        if vars(self._owner).get(self._name) is self._ours:
+            self._set(self._before)
+
+    def _set(self, value: Any) -> None:
+        held = vars(self._owner)
+        if not isinstance(held, dict):  # a class shows its attributes, but takes them through setattr only
+            delattr(self._owner, self._name) if value is _MISSING else setattr(self._owner, self._name, value)
+        elif value is _MISSING:  # past `__setattr__` and `__delattr__`, by which some modules pass things on
+            del held[self._name]
         else:
-            setattr(self._owner, self._name, self._before)
+            held[self._name] = value

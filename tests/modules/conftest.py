@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from torch import nn
 
 from instrument.modules.fitting import State
 from instrument.modules.hooks import Hook
@@ -18,13 +19,15 @@ from instrument.regions.region import Region
 
 @pytest.fixture(autouse=True)
 def no_hook_left() -> Iterator[None]:
-    """Fail a test after which a hook or a patch of ours is left anywhere."""
+    """Fail a test after which a hook of ours is left on any module, or a patch on torch."""
     yield
     gc.collect()
-    left = [thing for thing in gc.get_objects() if isinstance(thing, (Hook, State))]
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and vars(thing)]
     patches = list(installer._patches)
     installer.clear()
-    assert not left
+    for module in modules:
+        held = [*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        assert not [thing for thing in held if isinstance(thing, (Hook, State))], module
     assert not patches
 
 
@@ -81,7 +84,7 @@ def listening() -> Listening:
         try:
             yield heard
         finally:
-            live.live._attached.remove(heard)
+            live.live._attached = [emitter for emitter in live.live._attached if emitter is not heard]
             live.live._settle()
 
     return attach

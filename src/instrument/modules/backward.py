@@ -13,7 +13,8 @@ of their own into the graph, which in-place activations would stumble over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -30,15 +31,10 @@ LEAF = 1 << 63  # nodes that accumulate the gradient of a leaf are numbered from
 def follow(call: Call, output: object) -> None:
     """Arrange the backward region of ``call``, whose forward made autograd nodes."""
     first, around = call.first, call.around
-    if isinstance(output, torch.Tensor):
-        node = output.grad_fn
-        nodes = [] if node is None or node._sequence_nr() < first else [node]
-    else:
-        nodes = _sources(output, first)
+    nodes = _sources((output,) if isinstance(output, torch.Tensor) else tensors(output), first)
     if not nodes:
         return
-    for node in nodes:
-        number = node._sequence_nr()
+    for number, node in nodes:
         if call.heads is None or number not in call.heads:  # else a call inside begins there
             node.register_prehook(call)
         if around is None:
@@ -51,7 +47,7 @@ def follow(call: Call, output: object) -> None:
     if call.inner != first and not call.joined:
         last = _made_first(call.exits, first)
         if last is None or last._sequence_nr() != first:
-            last = _made_first(nodes, first)
+            last = _made_first([node for _, node in nodes], first)
         leaves = [node for node, _ in last.next_functions if node is not None and node._sequence_nr() >= LEAF]
         last.register_hook(Ends(call, leaves))
     if around is not None and around.inner < 0:
@@ -60,10 +56,18 @@ def follow(call: Call, output: object) -> None:
     call.exits = ()
 
 
-def _sources(output: object, first: int) -> list[Any]:
-    """Return the nodes from ``first`` on that the tensors in ``output`` come from, in their order."""
-    nodes = {tensor.grad_fn for tensor in tensors(output)} - {None}
-    return sorted((node for node in nodes if node._sequence_nr() >= first), key=lambda node: node._sequence_nr())
+def _sources(outputs: Iterable[torch.Tensor], first: int) -> list[tuple[int, Any]]:
+    """Return the nodes from ``first`` on that ``outputs`` come from, with their numbers, in that order."""
+    nodes: dict[int, Any] = {}
+    for tensor in outputs:
+        node, base = tensor.grad_fn, tensor._base
+        if node is not None:
+            nodes[node._sequence_nr()] = node
+        if base is not None and base.grad_fn is not None:
+            # What changes a view in place, as an activation may, makes another node for it: the first one never
+            # runs, but that of its base does.
+            nodes[base.grad_fn._sequence_nr()] = base.grad_fn
+    return sorted((item for item in nodes.items() if item[0] >= first), key=itemgetter(0))
 
 
 def _made_first(nodes: Sequence[Any], first: int) -> Any:

@@ -7,12 +7,13 @@ import weakref
 from collections import OrderedDict
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..patch import Patch
 from .hooks import After, Around, Before, Hook
 from .layer import Layer
-from .stack import stacks
+from .stack import busy
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
@@ -24,41 +25,52 @@ class State:
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
 
-    def __call__(self) -> Any:
+    def __call__(self) -> dict[str, Any]:
         """Return the module's state as it is without us."""
-        module: Any = self._module()
-        state = type(module).__getstate__(module)
-        return without_hooks(state) if isinstance(state, dict) else state
+        state: dict[str, Any] = nn.Module.__getstate__(self._module())
+        state = {name: value for name, value in state.items() if value is not self}
+        ours: set[int] = set()
+        for name in HOOKS:
+            ours |= {key for key, hook in state[name].items() if isinstance(hook, Hook)}
+        for name in (*HOOKS, *FLAGS):
+            state[name] = OrderedDict((key, value) for key, value in state[name].items() if key not in ours)
+        return state
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def without_hooks(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a module's ``__dict__`` without our hooks."""
-    state = {name: value for name, value in state.items() if not isinstance(value, State)}
-    ours: set[int] = set()
-    for name in HOOKS:
-        hooks = state.get(name, {})
-        ours |= {key for key, hook in hooks.items() if isinstance(hook, Hook)}
-        state[name] = OrderedDict((key, hook) for key, hook in hooks.items() if key not in ours)
-    for name in FLAGS:
-        if name in state:
-            state[name] = OrderedDict((key, flag) for key, flag in state[name].items() if key not in ours)
-    return state
+def takes_hooks(module: nn.Module) -> bool:
+    """Tell whether hooks can be put on ``module``, and kept out of its copies, which it makes in the usual way."""
+    kind: Any = type(module)
+    return (
+        not isinstance(module, torch.jit.ScriptModule)
+        and not hasattr(kind, "__deepcopy__")
+        and kind.__getstate__ is nn.Module.__getstate__
+        and kind.__reduce__ is object.__reduce__
+        and kind.__reduce_ex__ is object.__reduce_ex__
+    )
 
 
 class Fitting:
-    """What is on one module: two hooks, or something before its compiled call."""
+    """What is on one module: two hooks, or something that stands for its call.
 
-    def __init__(self, module: nn.Module, layer: Layer, shapes: bool) -> None:
+    Args:
+        module: the module.
+        layer: the first of its layers.
+        shapes: whether to show the shapes of the inputs.
+        hooks: whether it may have hooks, as far as others are concerned.
+    """
+
+    def __init__(self, module: nn.Module, layer: Layer, shapes: bool, hooks: bool) -> None:
         self.layer = layer
         self.module_id = id(module)
         self._module = weakref.ref(module)
         self._patch: Patch | None = None
         self._handles: list[Any] = []
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            self._patch = Patch(module, "_compiled_call_impl", lambda compiled: Around(layer, compiled))
+        compiled = getattr(module, "_compiled_call_impl", None) is not None
+        if compiled or not hooks or not takes_hooks(module):
+            self._patch = Patch(module, "_compiled_call_impl", lambda compiled: Around(layer, shapes, compiled))
             return
         self._after = After(layer)
         self._handles = [
@@ -66,18 +78,14 @@ class Fitting:
             module.register_forward_pre_hook(Before(layer, shapes), prepend=True, with_kwargs=shapes),
             module.register_forward_hook(self._after, always_call=True),
         ]
-        self._state = State(module)
-        kind: Any = type(module)
-        own = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-        if own and not hasattr(kind, "__deepcopy__"):
-            vars(module)["__getstate__"] = self._state
+        self._state = vars(module)["__getstate__"] = State(module)
 
-    def remove(self) -> None:
-        """Take it away, the hooks of a call that is open once that is over."""
+    def remove(self, running: set[Layer]) -> None:
+        """Take it away; the hooks of a layer that is ``running``, once that is over."""
         if self._patch is not None:
             self._patch.undo()
-        elif any(call.layer.owner is self.layer for stack in list(stacks) for call in list(stack)):
-            self._after.then = self.remove
+        elif self.layer in running:
+            self._after.then = lambda: self.remove(busy())
         else:
             for handle in self._handles:
                 handle.remove()

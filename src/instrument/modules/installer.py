@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from .. import compat
+from ..guard import guard
 from ..patch import Patch
 from ..regions import live
 from .compiled import wrapped
@@ -20,21 +20,18 @@ from .fitting import Fitting
 from .hooks import Around
 from .layer import Layer
 from .plan import Namer, plan
-from .stack import stacks
+from .stack import busy
 
 
 class Fitter:
     """One model that is to have hooks, and how."""
 
     def __init__(self, model: nn.Module, namer: Namer, shapes: bool) -> None:
-        self.model = weakref.ref(model, self._gone)
+        self.model = weakref.ref(model)
         self.namer = namer
         self.shapes = shapes
         self.layers: list[Layer] = []
         self.seen = False  # some layer was called since the hooks came
-
-    def _gone(self, _: object) -> None:
-        installer.discard(self)
 
 
 class Installer:
@@ -107,27 +104,31 @@ class Installer:
 
     def _put_on(self) -> None:
         taken: dict[int, Layer] = {}
-        for fitter in self._fitters:
+        for fitter in list(self._fitters):
             model = fitter.model()
             if model is None:
+                self._fitters.remove(fitter)
                 continue
-            planned = plan(model, fitter.namer, taken)
-            live.compiled_away.update(planned.hidden)
-            fitter.layers = [layer for _, layer in planned.layers]
-            for module, layer in planned.layers:
-                taken[id(module)] = layer
-                if wrapped.get(id(module)) is module:
-                    self._outside[id(module)] = layer
-                else:
-                    self._fittings.append(Fitting(module, layer, fitter.shapes))
+            with guard.contained("annotating modules"):
+                self._fit(fitter, model, taken)
         live.tell_hidden()
 
+    def _fit(self, fitter: Fitter, model: nn.Module, taken: dict[int, Layer]) -> None:
+        planned = plan(model, fitter.namer, taken)
+        live.compiled_away.update(planned.hidden)
+        fitter.layers = [layer for _, layer in planned.layers]
+        for module, layer in planned.layers:
+            if wrapped.get(id(module)) is module:
+                self._outside[id(module)] = layer
+            else:
+                hooks = id(module) not in planned.hookless
+                self._fittings.append(Fitting(module, layer, fitter.shapes, hooks))
+            taken[id(module)] = layer
+
     def _take_off(self) -> None:
-        frames = sys._current_frames()
-        for stack in list(stacks):
-            stack.shed(frames.get(stack.thread))
+        running = busy() if self._fittings else set()
         while self._fittings:
-            self._fittings.pop().remove()
+            self._fittings.pop().remove(running)
         self._outside.clear()
         for fitter in self._fitters:
             fitter.seen = fitter.seen or any(layer.seen for layer in fitter.layers)
@@ -160,7 +161,7 @@ class Installer:
             layer = self.outside(compiled._orig_mod)
             if layer is None:
                 return original(compiled, *args, **kwargs)
-            return Around(layer, original)(compiled, *args, **kwargs)
+            return Around(layer, False, original)(compiled, *args, **kwargs)
 
         return call
 

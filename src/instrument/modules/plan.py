@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from ..regions import region
@@ -41,9 +42,16 @@ class Namer:
 
 @dataclass
 class Plan:
-    """The first layer of each module that is to have hooks, and the names inside compiled code."""
+    """What to install.
+
+    Attributes:
+        layers: each module, with the first of its layers.
+        hookless: the ids of modules that behave differently when there are hooks on them.
+        hidden: the names inside compiled code.
+    """
 
     layers: list[tuple[nn.Module, Layer]]
+    hookless: set[int]
     hidden: list[str]
 
 
@@ -80,8 +88,10 @@ def plan(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> Plan:
             layers[0].twins = layers
             for layer in layers:
                 layer.owner = layers[0]
-    hidden = [namer.selection.name(place) for place in known if place.hidden and namer.selection.chosen(place)]
-    return Plan([(modules[key], layers[0]) for key, layers in of.items()], hidden)
+    inside = [place for place in known if place.hidden and _called(place.module) and namer.selection.chosen(place)]
+    hidden = [namer.selection.name(place) for place in inside]
+    hookless = {id(place.module) for place in kept if any(_minds(above) for above in (place, *_above(place)))}
+    return Plan([(modules[key], layers[0]) for key, layers in of.items()], hookless, hidden)
 
 
 def _above(place: Place) -> Iterator[Place]:
@@ -90,8 +100,15 @@ def _above(place: Place) -> Iterator[Place]:
         yield place
 
 
+def _minds(place: Place) -> bool:
+    """Tell whether the module leaves its fast path, with other numbers, when it or one inside has hooks."""
+    return isinstance(place.module, nn.TransformerEncoderLayer)
+
+
 def _called(module: nn.Module) -> bool:
     """Tell whether the module has a forward: a `ModuleList` has not."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from .compiled import compiled_from, opaque
@@ -102,7 +103,9 @@ class Selection:
 
 
 def class_name(module: nn.Module) -> str:
-    """Return the name of the module's class."""
+    """Return the name of the module's class, of that which was scripted for a `torch.jit.ScriptModule`."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(module.original_name)
     return type(compiled_from(module)).__name__
 
 

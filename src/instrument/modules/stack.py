@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from threading import get_ident
@@ -9,6 +10,7 @@ from types import FrameType
 
 from ..regions import live
 from .call import Call
+from .layer import Layer
 
 
 class Stack(list[Call]):
@@ -19,24 +21,15 @@ class Stack(list[Call]):
     def __init__(self) -> None:
         self.thread = get_ident()
 
-    def __hash__(self) -> int:  # type: ignore[override]
-        return id(self)  # stacks are told apart by identity
+    def shed(self) -> Call | None:
+        """Close the calls that are over, on their own thread, and return the innermost one that is not.
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def shed(self, frame: FrameType | None) -> None:
-        """Close the calls that are over: hooks do not hear of a KeyboardInterrupt.
-
-        Args:
-            frame: the one that runs on this stack's thread.
+        Hooks do not hear of a KeyboardInterrupt.
         """
-        running = set()
-        while frame is not None:
-            running.add(frame)
-            frame = frame.f_back
+        running = _frames(sys._getframe()) if self else set()
         while self and self[-1].frame not in running:
             self.close()
+        return self[-1] if self else None
 
     def close(self) -> None:
         """Close the innermost call."""
@@ -48,8 +41,30 @@ class Stack(list[Call]):
 class _Here(threading.local):
     def __init__(self) -> None:
         self.stack = Stack()
-        stacks.add(self.stack)
+        _stacks.append(weakref.ref(self.stack, _stacks.remove))
 
 
-stacks: weakref.WeakSet[Stack] = weakref.WeakSet()
+_stacks: list[weakref.ref[Stack]] = []
 here = _Here()
+
+
+def busy() -> set[Layer]:
+    """Return the owners of the calls that run, on whichever thread."""
+    here.stack.shed()
+    frames = sys._current_frames()
+    found = set()
+    for ref in _stacks:
+        stack = ref()
+        if stack:
+            running = _frames(frames.get(stack.thread))
+            found |= {call.layer.owner for call in list(stack) if call.frame in running}
+    return found
+
+
+def _frames(frame: FrameType | None) -> set[FrameType]:
+    """Return ``frame`` and those below it."""
+    found = set()
+    while frame is not None:
+        found.add(frame)
+        frame = frame.f_back
+    return found

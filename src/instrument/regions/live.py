@@ -124,6 +124,17 @@ def enter(region: Region) -> Token:
         return failed(emitter, error)
 
 
+def enter_beside_torch(region: Region) -> Token:
+    """Open ``region`` like `enter`, but where a range of that name, which torch opens itself, shows already."""
+    emitters = current._emitters if isinstance(current, Several) else [current]
+    others = [emitter for emitter in emitters if emitter.name != "torch"]
+    if compat.profiler_running():
+        drawn = [(emitter, {"torch", emitter.name}) for emitter in others]
+        others = [emitter for emitter, pair in drawn if not pair & redundant(list(pair), live._target)]
+    shown = Several(others)
+    return shown.pop, shown.push(region)
+
+
 def start(region: Region) -> Token:
     """Open ``region`` like `enter`, in a way that other regions may overlap: for code that is suspended."""
     emitter = current
@@ -153,7 +164,7 @@ class Live:
         self._failed: set[str] = set()  # the names of emitters that were taken out
         self._target = ""
         self._hears_torch = False
-        self.observers: list[Callable[[], None]] = []  # called after `recording` changed
+        self.observers: list[Callable[[], None]] = []  # called when a recording starts or stops
 
     def _settle(self) -> None:
         """Take a change in, each region going to every profiler once."""
@@ -164,7 +175,7 @@ class Live:
         emitters = [emitter for emitter in emitters if emitter.name not in drop]
         current = Several(emitters) if len(emitters) > 1 else emitters[0] if emitters else NOBODY
         recording = bool(emitters)
-        if recording is not before:
+        if recording or before:
             for observer in self.observers:
                 with guard.contained("following the profilers"):
                     observer()

@@ -72,7 +72,7 @@ class Region:
         self.domain = domain
         self.category = _utf8(category) if isinstance(category, str) else category
         self.payload = payload
-        self.arguments = [list(argument) for argument in arguments]
+        self.arguments = [list(argument) or () for argument in arguments]  # torch takes no empty list
         self.prepared: dict[str, Any] = {}
 
 

@@ -1,0 +1,101 @@
+"""What annotated modules cost, off-window and in a window beside the hooks of Lightning: ``make bench``."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from lightning.pytorch.profilers.pytorch import RegisterRecordFunction
+from measure import ROUNDS, show, verdict
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import instrument
+
+BLOCKS = 40
+STEPS = 10  # timed in a round
+
+
+class Block(nn.Module):
+    """Five modules, with nothing between them but a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.act, self.down = nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Do little, so that what hooks cost is seen."""
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+model = nn.Sequential(*[Block() for _ in range(BLOCKS)])
+MODULES = len(list(model.modules()))
+x = torch.randn(4, 8, requires_grad=True)
+
+
+def step() -> float:
+    """Return the time of a forward and a backward in ns."""
+    model.zero_grad()
+    begin = time.perf_counter_ns()
+    model(x).sum().backward()
+    return time.perf_counter_ns() - begin
+
+
+def hooks() -> int:
+    """Count the hooks on all modules."""
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def in_turn(
+    candidates: dict[str, Callable[[], AbstractContextManager[object]]], around: Callable[[], object]
+) -> dict[str, float]:
+    """Return the median time of a step under each candidate, in turn, each round inside ``around()``."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(ROUNDS):
+        for name, candidate in candidates.items():
+            with candidate(), around():  # type: ignore[attr-defined]
+                step()
+                times[name] += [step() for _ in range(STEPS)]
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def off_window() -> None:
+    """Between windows: no hook is there, so that the code is the same."""
+    handle = instrument.annotate_modules(model)
+    with profile(activities=[ProfilerActivity.CPU]):
+        during = hooks()
+        step()
+    after = hooks()
+    handle.remove()
+    times = in_turn({"plain": nullcontext, "annotated": lambda: instrument.annotate_modules(model)}, nullcontext)
+    show(f"A step of {MODULES} modules off-window", times, "plain")
+    print(f"  hooks in a window: {during}, after it: {after}")
+    verdict("hooks after a window", after, 0, "")
+    verdict("step off-window to plain", times["annotated"] / times["plain"], 1.02)
+
+
+def in_window() -> None:
+    """Under torch.profiler, forward and backward, beside hooks that show the forward alone."""
+    candidates = {
+        "plain": nullcontext,
+        "Lightning's hooks, forward": lambda: RegisterRecordFunction(model),
+        "annotate_modules, forward": lambda: instrument.annotate_modules(model, backward=False),
+        "annotate_modules": lambda: instrument.annotate_modules(model),
+    }
+    times = in_turn(candidates, lambda: profile(activities=[ProfilerActivity.CPU]))
+    show(f"A step of {MODULES} modules in a window", times, "plain")
+    each = {name: (value - times["plain"]) / MODULES for name, value in times.items()}
+    for name in list(each)[1:]:
+        print(f"  {name:42} {each[name]:12,.0f} ns a module")
+    theirs, ours = each["Lightning's hooks, forward"], each["annotate_modules"]
+    verdict("forward and backward to Lightning's forward", ours / theirs, 1.5)
+
+
+if __name__ == "__main__":
+    print(f"\ntorch {torch.__version__}, Python {sys.version.split()[0]}, medians of {ROUNDS} rounds")
+    for part in (off_window, in_window):
+        part()

@@ -1,0 +1,202 @@
+"""The parts of a step outside the model, and what is patched so that each becomes a region.
+
+Dynamo checks at every call of compiled code that the functions which it traced are the same, so none of those is
+replaced that may be inside: the patches are on context managers and methods that Dynamo knows by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from .. import compat
+from ..guard import guard
+from ..patch import Patch
+from ..regions import live, region
+from ..regions.region import Region
+
+OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
+DATA = ("enumerate(DataLoader)#",)
+Begin = Callable[[Any], live.Token | None]
+
+
+class Switch:
+    """Whether patches of one time are on: others may hold on to them."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+
+def _contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
+    """Have ``begin`` open a region when a context manager of class ``kind`` is entered, closed as it is left.
+
+    A with statement looks both methods up before it calls one, so that a region which is open is also closed
+    when the patches are undone in between.
+    """
+
+    def leaving(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)  # TorchScript compiles the source of what is wrapped
+        def leave(context: Any, *exception: Any) -> Any:
+            token = vars(context).pop("_instrument", None)
+            try:
+                return original(context, *exception)
+            finally:
+                if token is not None:
+                    live.leave(token)
+
+        return leave
+
+    def entering(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def enter(context: Any) -> Any:
+            token = None if live.tracing() or not switch.on else begin(context)
+            if token is None:
+                return original(context)
+            try:
+                entered = original(context)
+                context._instrument = token
+            except BaseException:
+                live.leave(token)
+                raise
+            return entered
+
+        return enter
+
+    yield Patch(kind, "__exit__", leaving)
+    yield Patch(kind, "__enter__", entering)
+
+
+def _torch_ranges(prefixes: tuple[str, ...], switch: Switch) -> Iterator[Patch]:
+    """Show ranges that torch opens itself in the other profilers too.
+
+    They are there however the method was reached, as through what a learning rate scheduler bound to the
+    optimizer, which no patch on its class would see, and they are closed on exceptions, unlike a pair of hooks.
+    """
+
+    def begin(context: Any) -> live.Token | None:
+        if not context.name.startswith(prefixes):
+            return None
+        return live.enter_beside_torch(region.make(context.name, None, None, None, None))
+
+    return _contexts(torch.autograd.profiler.record_function, begin, switch)
+
+
+def _optimizer(switch: Switch) -> Iterator[Patch]:
+    return _torch_ranges(OPTIMIZER, switch)
+
+
+def _data(switch: Switch) -> Iterator[Patch]:
+    return _torch_ranges(DATA, switch)
+
+
+def _clipping(switch: Switch) -> Iterator[Patch]:
+    """Recognize the functions by their ``torch.no_grad``, under whatever name they were imported."""
+    clipping = compat.clipping()
+    if clipping is None:
+        return
+
+    def begin(_: object) -> live.Token | None:
+        name = clipping(sys._getframe(2))
+        return None if name is None else live.enter(region.make(name, None, None, None, None))
+
+    yield from _contexts(torch.no_grad, begin, switch)
+
+
+def _calls(
+    owner: Any, method: str, named: Callable[..., Region | None], switch: Switch, overridable: bool = False
+) -> Patch:
+    """Have calls of ``method`` be the region that ``named(*arguments)`` returns, if any.
+
+    One that is ``overridable`` by ``__torch_function__`` stays so; torch itself would hand this function on as the
+    one that was called, instead of the original.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if live.tracing():
+                return original(this, *args, **kwargs)
+            shown = named(this, *args, **kwargs) if switch.on else None
+            token = None if shown is None else live.enter(shown)
+            try:
+                given = (this, *args, *kwargs.values())
+                if overridable and has_torch_function(given):
+                    overriding = [value for value in given if type(value) is not torch.Tensor]
+                    return handle_torch_function(original, overriding, this, *args, **kwargs)
+                return original(this, *args, **kwargs)
+            finally:
+                if token is not None:
+                    live.leave(token)
+
+        return call
+
+    return Patch(owner, method, make)
+
+
+def _collectives(switch: Switch) -> Iterator[Patch]:
+    group, methods = compat.collectives()
+    for method, name in methods.items():
+        shown = region.make(name, None, None, None, None)
+        yield _calls(group, method, lambda *_, shown=shown, **__: shown, switch)
+
+
+def _copies(switch: Switch) -> Iterator[Patch]:
+    for method, moved in (("to", _to), ("cuda", _cuda), ("copy_", _copy)):
+        yield _calls(torch.Tensor, method, functools.partial(_copied, moved), switch, overridable=True)
+
+
+Moved = tuple[torch.Tensor, torch.device | None]  # what, and where to
+
+
+def _copied(moved: Callable[..., Moved], *args: Any, **kwargs: Any) -> Region | None:
+    """Return the region of a copy from the CPU to elsewhere; None for any other call."""
+    try:
+        with torch._C.DisableTorchFunction():
+            source, device = moved(*args, **kwargs)
+            if device is None or source.device.type != "cpu" or device.type == "cpu":
+                return None
+            return _copy_region(str(compat.with_index(device)), source.numel() * source.element_size())
+    except (TypeError, ValueError, RuntimeError):
+        return None  # wrong arguments, which the method itself will say
+    except Exception as error:
+        guard.failed("naming a copy", error)
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _copy_region(device: str, size: int) -> Region:
+    name = f"copy to {device}"
+    return Region(name, region.by_name(name), region.DOMAIN, payload=size)
+
+
+def _to(source: torch.Tensor, *args: Any, **kwargs: Any) -> Moved:
+    target = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
+    if isinstance(target, torch.Tensor):
+        return source, target.device
+    known = isinstance(target, (str, int, torch.device))
+    return source, torch.device(target) if known else None  # else a dtype
+
+
+def _cuda(tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> Moved:
+    if device is None or isinstance(device, int):
+        return tensor, torch.device("cuda", device)
+    return tensor, torch.device(device)
+
+
+def _copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Moved:
+    source = next(iter((*args, *kwargs.values())), tensor)
+    return source, tensor.device
+
+
+PARTS: Mapping[str, Callable[[Switch], Iterator[Patch]]] = {
+    "optimizer": _optimizer,
+    "data": _data,
+    "copies": _copies,
+    "clipping": _clipping,
+    "collectives": _collectives,
+}

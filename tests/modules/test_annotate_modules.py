@@ -1,0 +1,299 @@
+"""`annotate_modules`: when hooks are there, what they show, and that they leave a model as it was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import instrument
+from instrument.regions import live
+from tests.modules.conftest import Listening
+from tests.support.native import nvtx_log, ranges
+from tests.support.ranges import outline
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear, self.act = nn.LayerNorm(4), nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return x + scale * self.act(self.linear(self.norm(x)))
+
+
+def forward(name: str) -> list[Any]:
+    return [name, [f"{name}.norm"], [f"{name}.linear"], [f"{name}.act"]]
+
+
+def backward(name: str) -> list[Any]:
+    inside = [[f"{name}.{part} (backward)"] for part in ("act", "linear", "norm")]
+    return [f"{name} (backward)", *inside]
+
+
+TREE = [
+    ["Sequential", forward("0"), forward("1")],
+    ["Sequential (backward)", backward("1"), backward("0")],
+]
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block())
+
+
+def step(model: nn.Module) -> list[torch.Tensor]:
+    """One forward and backward; the loss and all gradients."""
+    model.zero_grad()
+    loss = model(torch.linspace(-1, 1, 12).view(3, 4)).square().mean()
+    loss.backward()
+    return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def state(model: nn.Module) -> list[dict[str, Any]]:
+    """Everything in each module's `__dict__`, hooks copied; tensors by identity."""
+    plain = []
+    for module in model.modules():
+        held = {name: dict(value) if hasattr(value, "keys") else value for name, value in vars(module).items()}
+        plain.append(held)
+    return plain
+
+
+def test_off_means_off(listening: Listening) -> None:
+    """Between windows modules are what they were: no hook, no attribute, whatever happened before."""
+    layers = model()
+    before = state(layers)
+    handle = instrument.annotate_modules(layers)
+    assert state(layers) == before
+    step(layers)
+    for _ in range(2):
+        with listening():
+            assert all(module._forward_hooks and module._forward_pre_hooks for module in layers.modules())
+            step(layers)
+        assert all(after == held | {} for after, held in zip(state(layers), before, strict=True))
+    with listening():
+        handle.remove()
+        assert state(layers) == before
+
+
+def test_tree_and_values(listening: Listening) -> None:
+    """Forward and backward nest as the modules do; loss and gradients are bit-identical."""
+    layers = model()
+    expected = step(layers)
+    with instrument.annotate_modules(layers), listening() as heard:
+        found = step(layers)
+    assert heard.tree() == TREE
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+def test_forward_only(listening: Listening) -> None:
+    """Without `backward` only the forward is shown."""
+    layers = model()
+    with instrument.annotate_modules(layers, backward=False), listening() as heard:
+        step(layers)
+    assert heard.tree() == TREE[:1]
+
+
+def test_in_a_window(tmp_path: Path) -> None:
+    """The summary of a window has the layers as regions, and the trace holds them on the right steps."""
+    layers = model()
+    with (
+        instrument.annotate_modules(layers, depth=1),
+        instrument.profile(tmp_path, schedule=instrument.schedule("1")) as prof,
+    ):
+        for number in range(3):
+            assert bool(layers._forward_hooks) == (number == 1)
+            step(layers)
+            prof.step()
+    assert [entry["status"] for entry in prof.windows] == ["recorded"]
+    assert not layers._forward_hooks
+
+
+def test_two_profilers_in_a_row(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """Any profiler of torch brings the hooks, each time anew, for the model as it is then."""
+    layers = model()
+    with instrument.annotate_modules(layers):
+        first = [event["name"] for event in recorded(lambda: step(layers))]
+        layers[1] = nn.Linear(4, 2)
+        second = [event["name"] for event in recorded(lambda: step(layers))]
+    assert first == [name for root in TREE for name in names(root)]
+    assert second[-1] == "0.norm (backward)"
+    assert [name for name in second if name.startswith("1")] == ["1", "1 (backward)"]
+
+
+def names(node: list[Any]) -> list[str]:
+    return [node[0], *(name for inner in node[1:] for name in names(inner))]
+
+
+CHANGED = """
+import sys, torch, instrument
+from torch import nn
+model = nn.Sequential(nn.Linear(4, 4))
+handle = instrument.annotate_modules(model)
+model.append(nn.Linear(4, 2))
+with instrument.profile(sys.argv[1]) as prof:
+    model(torch.ones(1, 4))
+"""
+
+
+@pytest.mark.native
+def test_changed_under_an_attached_tool(tmp_path: Path) -> None:
+    """Under a tool that listens all the time, a window looks at the model anew."""
+    assert [r.name for r in ranges(nvtx_log(CHANGED, args=[str(tmp_path)]))] == ["Sequential", "0", "1"]
+
+
+def test_twice(listening: Listening) -> None:
+    """Annotated a second time nothing is shown twice; the second handle takes over when the first is removed."""
+    layers = model()
+    first = instrument.annotate_modules(layers)
+    second = instrument.annotate_modules(layers, names="both")
+    inner = instrument.annotate_modules(layers[0])
+    with listening() as heard:
+        step(layers)
+        assert heard.tree() == TREE
+        heard.events.clear()
+        first.remove()
+        step(layers)
+        assert heard.events[:2] == ["+Sequential", "+0: Block"]
+        heard.events.clear()
+        second.remove()
+        step(layers)
+        assert heard.events[:2] == ["+Block", "+norm"]
+        inner.remove()
+        heard.events.clear()
+        step(layers)
+    assert heard.events == []
+
+
+def test_removed_twice(listening: Listening) -> None:
+    """To remove a removed handle does nothing, also inside its own block."""
+    layers = model()
+    with listening(), instrument.annotate_modules(layers) as handle:
+        handle.remove()
+        handle.remove()
+        assert not layers._forward_hooks
+    handle.remove()
+
+
+def test_arguments_untouched(listening: Listening) -> None:
+    """Arguments, keyword arguments and outputs are the very objects."""
+
+    class Echo(nn.Module):
+        def forward(self, *args: object, **kwargs: object) -> tuple[object, object]:
+            return args, kwargs
+
+    echo, x, y = Echo(), torch.ones(1, requires_grad=True), object()
+    with instrument.annotate_modules(echo, shapes=True), listening():
+        args, kwargs = echo(x, y, z=x)
+    assert args[0] is x
+    assert args[1] is y
+    assert kwargs["z"] is x
+
+
+def test_shapes_in_a_trace(tmp_path: Path) -> None:
+    """On request a region shows the shapes of all inputs where the profiler records shapes."""
+    layers = model()
+    with (
+        instrument.annotate_modules(layers, include="0", shapes=True),
+        profile(activities=[ProfilerActivity.CPU], record_shapes=True) as prof,
+    ):
+        layers[0](torch.ones(3, 4), scale=torch.ones(()))
+        layers[0](torch.ones(2, 4))
+    prof.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    shown = [event["args"]["Concrete Inputs"] for event in events if event.get("cat") == "user_annotation"]
+    assert shown[:2] == [["[3, 4]", ""], ["[2, 4]"]]
+
+
+SHAPES = """
+import torch, instrument
+from torch import nn
+model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+with instrument.annotate_modules(model, shapes=True):
+    for rows in (3, 5, 3):
+        model(torch.ones(rows, 4)).sum().backward()
+"""
+
+
+@pytest.mark.native
+def test_shapes_in_nvtx() -> None:
+    """NVTX ranges have the shape of the first input as their payload; backward is of the start/end kind."""
+    found = ranges(nvtx_log(SHAPES))
+    assert outline(r for r in found if r.kind == "push_pop").split() == ["Sequential", "0", "1"] * 3
+    assert [r.name for r in found if r.kind == "start_end"][:3] == [
+        "Sequential (backward)", "1 (backward)", "0 (backward)",
+    ]  # fmt: skip
+    payloads = {r.payload for r in found if r.name == "0"}
+    assert len(payloads) == 2
+
+
+def test_no_shapes_unless_asked(listening: Listening) -> None:
+    """Without `shapes` the regions have no payload, and the same one serves every call."""
+    layers = model()
+    with instrument.annotate_modules(layers), listening() as heard:
+        step(layers)
+        layers(torch.ones(1, 4))
+    assert len({id(region) for region in heard.regions}) == 18
+    assert {region.payload for region in heard.regions} == {None}
+
+
+def test_a_fast_path_stays_fast(listening: Listening) -> None:
+    """A TransformerEncoderLayer leaves its fused path, with other numbers, for hooks: it has none."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(2, 3, 8)
+    encoder.eval()
+    with torch.no_grad():
+        expected = encoder(x)
+    with instrument.annotate_modules(encoder), listening() as heard:
+        with torch.no_grad():
+            assert torch.equal(encoder(x), expected)
+        assert heard.tree() == [["TransformerEncoder", ["layers.0"], ["layers.1"]]]
+        heard.events.clear()
+        encoder.train()
+        encoder(x).sum().backward()
+        assert "+layers.0.self_attn" in heard.events
+        assert "+layers.0.linear1 (backward)" in heard.events
+        heard.tree()
+    assert not any("_compiled_call_impl" in vars(module) for module in encoder.modules())
+
+
+def test_everything_off() -> None:
+    """Under ``INSTRUMENT=0`` arguments are checked, and nothing else is done."""
+    code = """
+import torch, instrument
+model = torch.nn.Linear(2, 2)
+handle = instrument.annotate_modules(model)
+with torch.profiler.profile():
+    assert not model._forward_hooks
+    model(torch.ones(1, 2))
+handle.remove()
+try:
+    instrument.annotate_modules(model, include="no")
+except ValueError:
+    print("checked")
+"""
+    env = {"INSTRUMENT": "0", "PYTHONPATH": str(Path(instrument.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout == "checked\n"
+
+
+def test_a_failing_emitter(lenient: None, listening: Listening) -> None:
+    """An emitter that fails is taken out; the step goes on with the same gradients."""
+    layers = model()
+    expected = step(layers)
+    with instrument.annotate_modules(layers), listening() as heard:
+        heard.push = heard.start = None  # type: ignore[assignment]
+        assert all(torch.equal(a, b) for a, b in zip(step(layers), expected, strict=True))
+        assert not live.recording
+        assert not layers._forward_hooks
+    live.live._failed.clear()

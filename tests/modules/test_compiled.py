@@ -1,0 +1,251 @@
+"""Annotated models under torch.compile: the same graphs, no more of them, and one region around each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.profiler import ProfilerActivity, profile
+
+import instrument
+from instrument.regions import live
+from tests.modules.conftest import Listening
+
+INSIDE = ["norm", "linear", "act"]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear, self.act = nn.LayerNorm(4), nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.act(self.linear(self.norm(x)))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+Call = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def as_whole(model: nn.Module, counter: CompileCounter) -> Call:
+    return torch.compile(model, fullgraph=True, backend=counter)
+
+
+def in_place(model: nn.Module, counter: CompileCounter) -> Call:
+    model.compile(fullgraph=True, backend=counter)
+    return model
+
+
+def layers_in_place(model: nn.Module, counter: CompileCounter) -> Call:
+    for layer in model.layers:
+        layer.compile(fullgraph=True, backend=counter)
+    return model
+
+
+def layers_replaced(model: nn.Module, counter: CompileCounter) -> Call:
+    for i, layer in enumerate(model.layers):
+        model.layers[i] = torch.compile(layer, fullgraph=True, backend=counter)
+    return model
+
+
+def in_a_function(model: nn.Module, counter: CompileCounter) -> Call:
+    return torch.compile(lambda x: model(x) * 2, fullgraph=True, backend=counter)
+
+
+HEAD = [["head"]]
+LAYERS = [["layers.0"], ["layers.1"]]
+BACK = [["layers.1 (backward)"], ["layers.0 (backward)"]]
+EACH = [["Model", *LAYERS, *HEAD], ["Model (backward)", ["head (backward)"], *BACK]]
+WHOLE = [["Model"], ["Model (backward)"]]
+IN_LAYERS = [f"layers.{i}.{name}" for i in range(2) for name in INSIDE]
+EVERYTHING = ["head", "layers.0", "layers.1", *IN_LAYERS]
+CASES = [
+    (as_whole, WHOLE, EVERYTHING),
+    (in_place, WHOLE, EVERYTHING),
+    (layers_in_place, EACH, IN_LAYERS),
+    (layers_replaced, EACH, IN_LAYERS),
+    (in_a_function, [], ["Model", *EVERYTHING]),
+]
+
+
+def train(call: Call) -> list[torch.Tensor]:
+    x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+    loss = call(x).square().sum()
+    loss.backward()
+    return [loss.detach(), x.grad]
+
+
+@pytest.mark.parametrize("compiled_in", ["before", "between", "during"])
+@pytest.mark.parametrize(
+    ("compile", "expected", "hidden"), CASES, ids=lambda case: getattr(case, "__name__", None)
+)
+def test_regions_around(
+    listening: Listening,
+    compile: Callable[[nn.Module, CompileCounter], Call],
+    expected: list[object],
+    hidden: list[str],
+    compiled_in: str,
+) -> None:
+    """Compiled before it is annotated, after it, or while a tool listens: one region around, one compilation."""
+    model, counter = Model(), CompileCounter()
+    values = train(model)
+    call: Call = compile(model, counter) if compiled_in == "before" else model
+    if compiled_in == "between":
+        handle = instrument.annotate_modules(model)
+        call = compile(model, counter)
+        train(call)
+    else:
+        handle = instrument.annotate_modules(call if isinstance(call, nn.Module) else model)
+    for window in range(2):
+        with listening() as heard:
+            if compiled_in == "during" and window == 0:
+                call = compile(model, counter)
+                train(call)
+                heard.events.clear()
+            found = train(call)
+        if compile is not in_a_function:  # which doubles the output
+            assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, values, strict=True))
+        assert heard.tree() == expected
+        train(call)
+    assert counter.frame_count == 1
+    assert sorted(live.compiled_away) == sorted(hidden)
+    handle.remove()
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_a_sequential_as_whole(listening: Listening) -> None:
+    """What torch.compile calls from inside, as it does a Sequential, has its region outside as well."""
+    counter = CompileCounter()
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with instrument.annotate_modules(model), listening() as heard:
+        call = torch.compile(model, fullgraph=True, backend=counter)
+        train(call)
+        train(call)
+    train(call)
+    assert heard.tree() == [["Sequential"], ["Sequential (backward)"]] * 2
+    assert counter.frame_count == 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it
+def test_graph_breaks_keep_their_layers(listening: Listening) -> None:
+    """Modules that run outside of the compiled pieces have their regions; nothing is compiled twice."""
+    counter = CompileCounter()
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            return self.second(x)
+
+    model = Broken()
+    call = torch.compile(model, backend=counter)
+    train(call)
+    frames = counter.frame_count
+    with instrument.annotate_modules(model):
+        for _ in range(2):
+            with listening() as heard:
+                train(call)
+            assert heard.tree() == [["Broken"], ["Broken (backward)"]]
+            train(call)
+    assert counter.frame_count == frames
+
+
+def test_inductor(listening: Listening) -> None:
+    """With the default compiler, too, loss and gradients are those of the run without us."""
+    model = Model()
+    call = torch.compile(model, fullgraph=True)
+    values = train(call)
+    with instrument.annotate_modules(call), listening() as heard:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(train(call), values, strict=True))
+    assert heard.tree() == WHOLE
+
+
+def test_said_once(listening: Listening, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is inside compiled code is logged once, and in the manifest of each window."""
+    caplog.set_level(logging.INFO, "instrument")
+    call = as_whole(Model(), CompileCounter())
+    with (
+        instrument.annotate_modules(call),
+        instrument.profile(tmp_path, schedule=instrument.schedule("0,2")) as prof,
+    ):
+        for _ in range(4):
+            train(call)
+            prof.step()
+    told = [record.getMessage() for record in caplog.records if "inside compiled code" in record.getMessage()]
+    assert len(told) == 1
+    assert "layers.0.norm" in told[0]
+    assert [entry["hidden_regions"] for entry in prof.windows] == [sorted(EVERYTHING)] * 2
+
+
+def test_under_torch_profiler(recorded: Callable[..., list[dict[str, object]]]) -> None:
+    """The region of a compiled model holds its graph in the trace of torch's own profiler."""
+    call = as_whole(Model(), CompileCounter())
+    train(call)
+    with instrument.annotate_modules(call):
+        names = [event["name"] for event in recorded(lambda: train(call))]
+    assert names == ["Model", "Model (backward)"]
+
+
+def test_compiled_optimizer_and_loss(listening: Listening) -> None:
+    """A whole compiled step, with the model called in it, is compiled once."""
+    counter = CompileCounter()
+    model = Model()
+
+    @torch.compile(backend=counter)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()
+
+    x = torch.ones(3, 4)
+    step(x).backward()
+    frames = counter.frame_count
+    with instrument.annotate_modules(model):
+        for _ in range(2):
+            with listening(), profile(activities=[ProfilerActivity.CPU]):
+                step(x).backward()
+            step(x).backward()
+    assert counter.frame_count == frames
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_compiled_autograd(listening: Listening) -> None:
+    """Under compiled autograd the gradients are right and nothing is left open."""
+    model = Model()
+    values = train(model)
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    with instrument.annotate_modules(model), listening() as heard:
+        model.zero_grad()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            ours = train(model)
+    heard.tree()
+    assert all(torch.equal(a, b) for a, b in zip(ours, values, strict=True))
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), expected, strict=True))

@@ -1,0 +1,205 @@
+"""Which modules become regions, and what they are called."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import instrument
+from tests.modules.conftest import Listening
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.query(x) * self.key(x)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+        self.mlp = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.attention(x))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 4)
+        self.layers = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def names(listening: Listening, model: nn.Module, **arguments: Any) -> list[str]:
+    """The regions of a forward, in order of their beginning."""
+    with instrument.annotate_modules(model, **arguments), listening() as heard, torch.no_grad():
+        model(torch.ones(2, 4))
+    heard.tree()
+    return [event[1:] for event in heard.events if event.startswith("+")]
+
+
+BLOCK = ["", ".attention", ".attention.query", ".attention.key", ".mlp", ".mlp.0", ".mlp.1"]
+ALL = ["Model", "embed", *[f"layers.{i}{name}" for i in range(2) for name in BLOCK]]
+
+
+def test_every_module(listening: Listening) -> None:
+    """Each module that is called has its qualified name, and the model that of its class."""
+    assert names(listening, Model()) == ALL
+
+
+@pytest.mark.parametrize(("depth", "levels"), [(0, 0), (1, 1), (2, 2), (3, 3), (9, 4)])
+def test_depth(listening: Listening, depth: int, levels: int) -> None:
+    """`depth` is a number of levels below the model."""
+    expected = ["Model", *[name for name in ALL[1:] if name.count(".") < levels]]
+    assert names(listening, Model(), depth=depth) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"include": "layers.1"}, ["layers.1"]),
+        ({"include": "layers.*.query"}, [name for name in ALL if name.endswith(".query")]),
+        ({"include": ["embed", "layers.?"]}, ["embed", "layers.0", "layers.1"]),
+        ({"include": re.compile(r"mlp\.\d$")}, [name for name in ALL if ".mlp." in name]),
+        ({"include": Attention}, ["layers.0.attention", "layers.1.attention"]),
+        ({"include": (nn.Linear, nn.ReLU), "depth": 1}, ["embed"]),
+        ({"include": lambda name, module: hasattr(module, "mlp") and "1" in name}, ["layers.1"]),
+        ({"exclude": "layers.*"}, ["Model", "embed"]),
+        ({"exclude": [nn.Linear, nn.ReLU, nn.Sequential]}, [n for n in ALL if (n[-1] not in "01y" and "mlp" not in n
+                                                            and n != "embed") or n in ("layers.0", "layers.1")]),
+        ({"include": "layers.0*", "exclude": nn.Linear, "fold": True},
+         ["layers.0", "layers.0.attention", "layers.0.mlp.1"]),
+    ],
+)  # fmt: skip
+def test_include_and_exclude(listening: Listening, arguments: dict[str, Any], expected: list[str]) -> None:
+    """Patterns, regular expressions, classes and functions choose modules, alone or together."""
+    assert names(listening, Model(), **arguments) == expected
+
+
+def test_fold(listening: Listening) -> None:
+    """Folded containers are no regions; what is in them keeps its name."""
+    assert names(listening, Model(), fold=True) == [name for name in ALL if not name.endswith(".mlp")]
+
+
+def test_names(listening: Listening) -> None:
+    """A region can go by the class, or by both."""
+    model = Model()
+    assert names(listening, model, names="class", depth=2) == ["Model", "Linear", "Block", "Block"]
+    both = names(listening, model, names="both", include="layers.1*")
+    assert both[:2] == ["layers.1: Block", "layers.1.attention: Attention"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (
+            {"include": "layer.0"},
+            ValueError,
+            r'"include" matches no module: \'layer.0\'; the nearest are layers.0',
+        ),
+        ({"exclude": "atention"}, ValueError, r'"exclude" matches no module: \'atention\'; the nearest are '),
+        ({"include": re.compile("embedd")}, ValueError, r'"include" matches no module: .*the nearest are embed'),
+        (
+            {"include": nn.Conv2d},
+            ValueError,
+            r'"include" matches no module: .*Conv2d.*; it has Attention, Block, ',
+        ),
+        ({"include": lambda name, module: False}, ValueError, '"include" matches no module'),
+        ({"include": ["embed", "nowhere"]}, ValueError, "\"include\" matches no module: 'nowhere'"),
+        ({"include": "embed", "exclude": nn.Linear}, ValueError, "together leave no module"),
+        ({"include": 3}, TypeError, '"include" must be a pattern.*: 3'),
+        ({"exclude": nn.ReLU()}, TypeError, r'"exclude" must be a pattern.*: ReLU\(\)'),
+        ({"depth": -1}, ValueError, '"depth" must be an integer >= 0, or None: -1'),
+        ({"depth": "2"}, ValueError, "\"depth\" must be an integer >= 0, or None: '2'"),
+        ({"names": "full"}, ValueError, "\"names\" must be one of path, class, both: 'full'"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    """What is not accepted is said at once, with the nearest names for a pattern that matches nothing."""
+    with pytest.raises(error, match=text):
+        instrument.annotate_modules(Model(), **arguments)
+
+
+@pytest.mark.parametrize("model", [None, "model", nn.Module, [nn.ReLU()], lambda x: x])
+def test_not_a_module(model: Any) -> None:
+    """Only a module can be annotated."""
+    with pytest.raises(TypeError, match='"model" must be a torch.nn.Module'):
+        instrument.annotate_modules(model)
+
+
+def test_a_model_without_modules(listening: Listening) -> None:
+    """A module with nothing inside is one region; a pattern is told so."""
+    assert names(listening, nn.ReLU()) == ["ReLU"]
+    with pytest.raises(ValueError, match="the model has no modules inside"):
+        instrument.annotate_modules(nn.ReLU(), include="layers.*")
+
+
+class Tied(nn.Module):
+    """One module at two places, each with a module inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Module(), nn.Module()
+        shared = nn.Sequential(nn.Linear(4, 4))
+        self.encoder = Holder(shared)
+        self.decoder = Holder(shared)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.encoder(x))
+
+
+class Holder(nn.Module):
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shared(x)
+
+
+def test_shared_modules(listening: Listening) -> None:
+    """A module at several places has the name of the one it is called from, and so has what is inside."""
+    paths = ["", ".shared", ".shared.0"]
+    expected = ["Tied", *[f"encoder{path}" for path in paths], *[f"decoder{path}" for path in paths]]
+    assert names(listening, Tied()) == expected
+
+
+def test_shared_modules_chosen_alone(listening: Listening) -> None:
+    """Shared modules are told apart also where the modules that call them are no regions."""
+    assert names(listening, Tied(), include="*.shared") == ["encoder.shared", "decoder.shared"]
+
+
+def test_shared_within_one_parent(listening: Listening) -> None:
+    """A module that one parent calls several times has one name."""
+    layer = nn.Linear(4, 4)
+    assert names(listening, nn.Sequential(layer, layer)) == ["Sequential", "0", "0"]
+
+
+def test_a_module_that_holds_itself(listening: Listening) -> None:
+    """A cycle of modules is followed once."""
+    model = Model()
+    model.layers[0].attention.add_module("model", model)
+    assert names(listening, model) == ALL
+
+
+def test_unusual_names(listening: Listening) -> None:
+    """Names of any letters, and lists of modules, are taken as they are."""
+    model = nn.Sequential()
+    for name in ("größe", 'a "b"', "naïve\n"):
+        model.add_module(name, nn.Identity())
+    assert names(listening, model) == ["Sequential", "größe", 'a "b"', "naïve\n"]
