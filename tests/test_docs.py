@@ -32,7 +32,11 @@ def test_diff_is_real() -> None:
 def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python blocks run one after the other."""
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"loader": [torch.ones(2)] * 12, "instrument": instrument, "model": torch.nn.Linear(2, 2)}
+    names: dict[str, Any] = {
+        "loader": [torch.ones(2)] * 12,
+        "instrument": instrument,
+        "model": torch.nn.Linear(2, 2),
+    }
     for block in blocks("python"):
         exec(block, names)
     assert len(list(tmp_path.rglob("*.pt.trace.json.gz"))) >= 2

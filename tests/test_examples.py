@@ -54,6 +54,17 @@ def test_transformer(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
+def test_layers(tmp_path: Path) -> None:
+    """The model that nobody edited prints the same losses, and its layers show forward and backward."""
+    plain = run(tmp_path, str(EXAMPLES / "transformer.py"))
+    named = run(tmp_path, str(EXAMPLES / "transformer_layers.py"))
+    assert named.stdout == plain.stdout
+    rows = re.findall(r"^( *)(\S.*?)  +[\d.]+  +[\d.]+ [mu]?s ", named.stderr, re.MULTILINE)
+    depths = {name: len(indent) // 2 for indent, name in rows}
+    expected = {"Sequential": 0, "1": 1, "1.net": 2, "Sequential (backward)": 0, "1 (backward)": 1}
+    assert {name: depths.get(name) for name in expected} == expected
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -127,10 +128,30 @@ def autograd_functions() -> tuple[Callable[[], int], Callable[[], int], Callable
     return number, task, engine.queue_callback
 
 
-def compiled_autograd() -> bool:
-    """Tell whether backward passes are compiled as well: hooks on their nodes would be part of that."""
-    module = sys.modules.get("torch._dynamo.compiled_autograd")
-    return bool(getattr(module, "compiled_autograd_enabled", False))
+def before_node() -> Callable[[Any, Callable[[Any], None]], Any]:
+    """Return a function that has another one called before an autograd node runs.
+
+    `Node.register_prehook` makes a handle for each hook. What `Tensor.register_hook` ends in makes none and costs
+    a third: it takes the hooks of a tensor, here of one that is there for that alone.
+    """
+    import torch
+    from torch.autograd.graph import Node
+
+    if not hasattr(Node, "_register_hook_dict"):
+        return lambda node, hook: node.register_prehook(hook)
+
+    class Here(threading.local):
+        def __init__(self) -> None:
+            self.carrier = torch.empty(0)
+
+    here = Here()
+
+    def attach(node: Any, hook: Callable[[Any], None]) -> None:
+        carrier = here.carrier
+        carrier._backward_hooks = {0: hook}
+        node._register_hook_dict(carrier)
+
+    return attach
 
 
 def compiled_module() -> Any:
@@ -138,21 +159,21 @@ def compiled_module() -> Any:
     return getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
 
 
-def compile_callbacks() -> Any:
-    """Return the object whose ``install_callbacks`` is the context of each compilation, or None as yet."""
-    return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+def compilers() -> list[tuple[Any, str]]:
+    """Return what is called to compile or script modules, as owners and names of attributes.
+
+    ``install_callbacks`` is the context of each compilation; ``create_script_module`` is behind
+    `torch.jit.script` and `torch.jit.trace`. What is not imported yet is left out.
+    """
+    callbacks = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    found = [(callbacks, "install_callbacks"), (sys.modules.get("torch.jit._recursive"), "create_script_module")]
+    return [(owner, name) for owner, name in found if hasattr(owner, name)]
 
 
 def graphs_compiled() -> bool:
     """Tell whether torch.compile made any graph in this process."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters.get("stats", {}).get("unique_graphs"))
-
-
-def scripting() -> Any:
-    """Return the module whose ``create_script_module`` is behind `torch.jit.script` and `torch.jit.trace`."""
-    module = sys.modules.get("torch.jit._recursive")
-    return module if hasattr(module, "create_script_module") else None
 
 
 def collectives() -> tuple[Any, dict[str, str]]:

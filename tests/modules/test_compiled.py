@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 import instrument
 from instrument.regions import live
 from tests.modules.conftest import Listening
+from tests.support.native import nvtx_log, ranges
 
 INSIDE = ["norm", "linear", "act"]
 
@@ -249,3 +250,35 @@ def test_compiled_autograd(listening: Listening) -> None:
     heard.tree()
     assert all(torch.equal(a, b) for a, b in zip(ours, values, strict=True))
     assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), expected, strict=True))
+
+
+ATTACHED = """
+import json, sys, torch, instrument
+from torch import nn
+
+assert "torch._dynamo" not in sys.modules
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+handle = instrument.annotate_modules(model), instrument.annotate_step()
+from torch._dynamo.testing import CompileCounter
+counter = CompileCounter()
+compiled = torch.compile(model, backend=counter, fullgraph=True)
+step = torch.compile(lambda x: torch.Tensor.to(model(x), "meta"), backend=counter)
+for _ in range(2):
+    compiled(torch.ones(2, 4)).sum().backward()
+    step(torch.ones(2, 4))
+for each in handle:
+    each.remove()
+frames = counter.frame_count
+compiled(torch.ones(2, 4)).sum().backward()
+step(torch.ones(2, 4))
+print(frames, counter.frame_count)
+assert frames == counter.frame_count == 2
+"""
+
+
+@pytest.mark.native
+def test_the_compiler_comes_last() -> None:
+    """Where a tool listens before the compiler is imported, too, what is compiled holds nothing of ours."""
+    found = ranges(nvtx_log(ATTACHED))
+    names = [r.name for r in found if r.name and r.name.startswith("Sequential")]
+    assert names == ["Sequential", "Sequential (backward)"] * 2

@@ -85,7 +85,10 @@ def batch(grad: bool = False) -> Tensor:
 def hooks(model: nn.Module) -> int:
     """How many hooks and other additions the modules have."""
     return sum(
-        len(module._forward_hooks) + len(module._forward_pre_hooks) + ("__getstate__" in vars(module))
+        len(module._forward_hooks)
+        + len(module._forward_pre_hooks)
+        + ("__getstate__" in vars(module))
+        + (vars(module).get("_compiled_call_impl") is not None)
         for module in model.modules()
     )
 

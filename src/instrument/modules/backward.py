@@ -19,11 +19,13 @@ from typing import Any
 
 import torch
 
+from .. import compat
 from ..guard import guard
 from ..regions import live
 from .call import Call, Pass, current
 from .tensors import tensors
 
+before_node = compat.before_node()
 WALK = 1000  # nodes of one call to look at
 LEAF = 1 << 63  # nodes that accumulate the gradient of a leaf are numbered from here on
 
@@ -31,12 +33,17 @@ LEAF = 1 << 63  # nodes that accumulate the gradient of a leaf are numbered from
 def follow(call: Call, output: object) -> None:
     """Arrange the backward region of ``call``, whose forward made autograd nodes."""
     first, around = call.first, call.around
-    nodes = _sources((output,) if isinstance(output, torch.Tensor) else tensors(output), first)
+    if isinstance(output, torch.Tensor) and output._base is None:
+        node = output.grad_fn
+        number = -1 if node is None else node._sequence_nr()
+        nodes = [(number, node)] if number >= first else []
+    else:
+        nodes = _sources(tensors(output), first)
     if not nodes:
         return
     for number, node in nodes:
         if call.heads is None or number not in call.heads:  # else a call inside begins there
-            node.register_prehook(call)
+            before_node(node, call)
         if around is None:
             continue
         if around.heads is None:
@@ -45,11 +52,10 @@ def follow(call: Call, output: object) -> None:
             around.heads.append(number)
     last = None
     if call.inner != first and not call.joined:
-        last = _made_first(call.exits, first)
+        last, leads_on = _made_first(call.exits, first)
         if last is None or last._sequence_nr() != first:
-            last = _made_first([node for _, node in nodes], first)
-        leaves = [node for node, _ in last.next_functions if node is not None and node._sequence_nr() >= LEAF]
-        last.register_hook(Ends(call, leaves))
+            last, leads_on = _made_first([node for _, node in nodes], first)
+        last.register_hook(Ends(call, () if leads_on else _leaves(last)))
     if around is not None and around.inner < 0:
         around.inner = first
         around.exits = call.exits if last is None else [node for node, _ in last.next_functions]
@@ -70,22 +76,27 @@ def _sources(outputs: Iterable[torch.Tensor], first: int) -> list[tuple[int, Any
     return sorted((item for item in nodes.items() if item[0] >= first), key=itemgetter(0))
 
 
-def _made_first(nodes: Sequence[Any], first: int) -> Any:
-    """Return the node made first, from ``first`` on, out of those behind ``nodes``."""
-    found, lowest, pending = None, LEAF, list(nodes)
+def _made_first(nodes: Sequence[Any], first: int) -> tuple[Any, bool]:
+    """Return the node made first from ``first`` on, among those behind ``nodes``; and whether any lead further."""
+    found, lowest, leads_on, pending = None, LEAF, False, list(nodes)
     seen: set[int] = set()
     while pending and len(seen) < WALK:
         node = pending.pop()
         number = node._sequence_nr() if node is not None else LEAF
-        if not first <= number < LEAF or number in seen:
-            continue
-        seen.add(number)
-        if number < lowest:
-            found, lowest = node, number
-            if number == first:
-                break
-        pending += [following for following, _ in node.next_functions]
-    return found
+        if number < first:
+            leads_on = True
+        elif number < LEAF and number not in seen:
+            seen.add(number)
+            if number < lowest:
+                found, lowest = node, number
+            pending += [following for following, _ in node.next_functions]
+    return found, leads_on
+
+
+def _leaves(node: Any) -> list[Any]:
+    """Return the nodes right behind ``node`` that accumulate the gradients of leaves."""
+    following = [node for node, _ in node.next_functions if node is not None]
+    return [node for node in following if node._sequence_nr() >= LEAF]
 
 
 class Ends:

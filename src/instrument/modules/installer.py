@@ -16,6 +16,7 @@ from ..guard import guard
 from ..patch import Patch
 from ..regions import live
 from .compiled import wrapped
+from .compiling import compiling
 from .fitting import Fitting
 from .hooks import Around
 from .layer import Layer
@@ -51,6 +52,7 @@ class Installer:
             if self.settle not in live.live.observers:
                 live.live.observers.append(self.settle)
                 atexit.register(self.clear)
+                compat.when_imported("torch._dynamo", lambda _: self.settle())
             self._fitters.append(fitter)
             self.settle()
 
@@ -74,11 +76,7 @@ class Installer:
             on = live.recording and bool(self._fitters)
             if on and not self._suspended:
                 self._put_on()
-            if on and not self._patches:
-                self._patches = list(self._watch())
-            elif not on:
-                while self._patches:
-                    self._patches.pop().undo()
+            self._watch(on)
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
@@ -138,16 +136,16 @@ class Installer:
                 fitter.seen = False
             fitter.layers = []
 
-    def _watch(self) -> Iterator[Patch]:
-        """Be told of what torch compiles."""
-        yield Patch(nn.Module, "compile", self._compile)
-        compiled, callbacks, scripting = compat.compiled_module(), compat.compile_callbacks(), compat.scripting()
-        if compiled is not None:
-            yield Patch(compiled, "__call__", self._call_compiled)
-        if callbacks is not None:
-            yield Patch(callbacks, "install_callbacks", self._compiling)
-        if scripting is not None:
-            yield Patch(scripting, "create_script_module", self._scripting)
+    def _watch(self, on: bool) -> None:
+        """Be told of what torch compiles, or no more."""
+        while self._patches:
+            self._patches.pop().undo()
+        compiling.tell(self.suspended, on)
+        if on:
+            self._patches.append(Patch(nn.Module, "compile", self._compile))
+            compiled = compat.compiled_module()
+            if compiled is not None:
+                self._patches.append(Patch(compiled, "__call__", self._call_compiled))
 
     def _compile(self, original: Callable[..., None]) -> Callable[..., None]:
         def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -164,21 +162,6 @@ class Installer:
             return Around(layer, False, original)(compiled, *args, **kwargs)
 
         return call
-
-    def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @contextlib.contextmanager
-        def install_callbacks(*args: Any, **kwargs: Any) -> Iterator[None]:
-            with self.suspended(), original(*args, **kwargs):
-                yield
-
-        return install_callbacks
-
-    def _scripting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def create_script_module(*args: Any, **kwargs: Any) -> Any:
-            with self.suspended():
-                return original(*args, **kwargs)
-
-        return create_script_module
 
 
 installer = Installer()

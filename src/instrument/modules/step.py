@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
+from collections.abc import Iterator
 
+from .. import compat
 from ..config import settings
 from ..patch import Patch
 from ..regions import live
+from .compiling import compiling
 from .parts import PARTS, Switch
 
 
@@ -39,6 +43,7 @@ class Patcher:
         self._parts: set[str] = set()
         self._patches: list[Patch] = []
         self._switch = Switch()
+        self._suspended = 0
         self._lock = threading.RLock()
 
     def add(self, handle: Handle) -> None:
@@ -47,6 +52,7 @@ class Patcher:
             if self.settle not in live.live.observers:
                 live.live.observers.append(self.settle)
                 atexit.register(self.clear)
+                compat.when_imported("torch._dynamo", lambda _: self.settle())
             self._handles.append(handle)
             self.settle()
 
@@ -63,12 +69,29 @@ class Patcher:
             self._handles.clear()
             self.settle()
 
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Nothing is patched inside: torch compiles, and would take the patches for its own methods."""
+        with self._lock:
+            self._suspended += 1
+            self._patch(set())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._suspended -= 1
+                self.settle()
+
     def settle(self) -> None:
         """Patch what is asked for now; put back what was."""
         with self._lock:
-            parts = {part for handle in self._handles for part in handle.parts} if live.recording else set()
-            if parts == self._parts:
-                return
+            wanted = {part for handle in self._handles for part in handle.parts} if live.recording else set()
+            compiling.tell(self.suspended, bool(wanted))
+            if not self._suspended:
+                self._patch(wanted)
+
+    def _patch(self, parts: set[str]) -> None:
+        if parts != self._parts:
             self._switch.on = False
             while self._patches:
                 self._patches.pop().undo()

@@ -28,7 +28,8 @@ class TorchProfilerEmitter:
     def push(self, region: Region) -> int:
         """Open a range."""
         key = next(_KEYS)
-        self._open[key] = self._enter(region.plain, *region.arguments)
+        shown = region.arguments
+        self._open[key] = self._enter(region.plain, *shown) if shown else self._enter(region.plain)
         return key
 
     def pop(self, key: int) -> None:
