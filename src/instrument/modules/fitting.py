@@ -64,7 +64,6 @@ class Fitting:
 
     def __init__(self, module: nn.Module, layer: Layer, shapes: bool, hooks: bool) -> None:
         self.layer = layer
-        self.module_id = id(module)
         self._module = weakref.ref(module)
         self._patch: Patch | None = None
         self._handles: list[Any] = []

@@ -51,31 +51,34 @@ class Before(Hook):
         """Begin a call, whose caller is ``frame``."""
         if live.tracing():
             return
-        stack = here.stack
-        layer = self.layer
-        frame = frame or sys._getframe(1).f_back
-        around = None
-        if stack:
-            around = stack[-1]
-            below = frame
-            while below is not around.frame and below is not None:  # four steps as a rule, 0.2 us
-                below = below.f_back
-            if below is None:
-                around = stack.shed()
-            if layer.twins and around is not None and around.layer is not layer.parent:
-                layer = _twin(layer, stack)
-        layer.seen = True
-        region = layer.region
-        token = NOT_SHOWN
-        if region is not None:
-            if self._shapes:
-                region = _shaped(layer, region, (args, kwargs))
-            emitter = live.current
-            try:
-                token = emitter.pop, emitter.push(region)
-            except Exception as error:
-                token = live.failed(emitter, error)
-        stack.append(Call(layer, around, frame, next_number(), token))
+        try:
+            stack = here.stack
+            layer = self.layer
+            frame = frame or sys._getframe(1).f_back
+            around = None
+            if stack:
+                around = stack[-1]
+                below = frame
+                while below is not around.frame and below is not None:  # four steps as a rule, 0.2 us
+                    below = below.f_back
+                if below is None:
+                    around = stack.shed()
+                if layer.twins and around is not None and around.layer is not layer.parent:
+                    layer = _twin(layer, stack)
+            layer.seen = True
+            region = layer.region
+            token = NOT_SHOWN
+            if region is not None:
+                if self._shapes:
+                    region = _shaped(layer, region, (args, kwargs))
+                emitter = live.current
+                try:
+                    token = emitter.pop, emitter.push(region)
+                except Exception as error:
+                    token = live.failed(emitter, error)
+            stack.append(Call(layer, around, frame, next_number(), token))
+        except Exception as error:
+            guard.failed("the region of a module", error)
 
 
 class After(Hook):
@@ -104,7 +107,7 @@ class After(Hook):
                 if output is not None and call.layer.backward is not None and next_number() != call.first:
                     follow(call, output)
             except Exception as error:
-                guard.failed("the regions of a module", error)
+                guard.failed("the region of a module", error)
         if self.then is not None:
             self.then()
 

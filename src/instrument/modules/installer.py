@@ -40,7 +40,7 @@ class Installer:
 
     def __init__(self) -> None:
         self._fitters: list[Fitter] = []
-        self._fittings: list[Fitting] = []
+        self._fittings: dict[int, Fitting] = {}  # by the module's id
         self._outside: dict[int, Layer] = {}  # called through what torch.compile returned; by the module's id
         self._patches: list[Patch] = []
         self._suspended = 0
@@ -93,12 +93,10 @@ class Installer:
 
     def outside(self, module: nn.Module) -> Layer | None:
         """Return the layer whose region goes around ``module``, which torch.compile wrapped and is called."""
-        layer = self._outside.get(id(module))
-        if layer is None and any(id(module) == fitting.module_id for fitting in self._fittings):
+        if id(module) in self._fittings:
             wrapped[id(module)] = module  # so far it had hooks: they would run in compiled code, or never
             self.settle()
-            layer = self._outside.get(id(module))
-        return layer
+        return self._outside.get(id(module))
 
     def _put_on(self) -> None:
         taken: dict[int, Layer] = {}
@@ -120,13 +118,13 @@ class Installer:
                 self._outside[id(module)] = layer
             else:
                 hooks = id(module) not in planned.hookless
-                self._fittings.append(Fitting(module, layer, fitter.shapes, hooks))
+                self._fittings[id(module)] = Fitting(module, layer, fitter.shapes, hooks)
             taken[id(module)] = layer
 
     def _take_off(self) -> None:
         running = busy() if self._fittings else set()
         while self._fittings:
-            self._fittings.pop().remove(running)
+            self._fittings.popitem()[1].remove(running)
         self._outside.clear()
         for fitter in self._fitters:
             fitter.seen = fitter.seen or any(layer.seen for layer in fitter.layers)
@@ -156,7 +154,9 @@ class Installer:
 
     def _call_compiled(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
-            layer = self.outside(compiled._orig_mod)
+            layer = None
+            with guard.contained("annotating a compiled module"):
+                layer = self.outside(compiled._orig_mod)
             if layer is None:
                 return original(compiled, *args, **kwargs)
             return Around(layer, False, original)(compiled, *args, **kwargs)
