@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +29,18 @@ class Shape:
 
 
 LEAVES = ("linear", "norm", "relu", "inplace", "identity", "dropout", "frozen", "own", "two", "view")
-NODES = ("chain", "residual", "branches", "before", "dict", "no_grad", "detached", "twice", "failing",
-         "checkpoint", "reentrant", "functional")  # fmt: skip
+NODES = (
+    "chain",
+    "residual",
+    "branches",
+    "before",
+    "dict",
+    "no_grad",
+    "detached",
+    "failing",
+    "checkpoint",
+    "reentrant",
+)
 
 
 class Leaf(nn.Module):
@@ -61,14 +72,14 @@ class Node(nn.Module):
     def chain(self, x: torch.Tensor) -> torch.Tensor:
         for module in self.inner:
             found = module(x)
-            x = found["out"] if isinstance(found, dict) else found
+            x = found["out"] if isinstance(found, dict) else found  # a node of kind "dict"
         return x
 
     def forward(self, x: torch.Tensor) -> Any:
         if self.kind == "residual":
             return x + self.chain(x.clone())
         if self.kind == "branches":
-            return sum((Node.chain(self, x * 1.0) for _ in range(1)), self.chain(x.sin()))
+            return self.chain(x.cos()) + self.chain(x.sin())
         if self.kind == "before":
             return self.chain(x * self.scale) * self.scale
         if self.kind == "dict":
@@ -77,13 +88,11 @@ class Node(nn.Module):
             with torch.no_grad():
                 y = self.chain(x.clone())
             return x * y
-        if self.kind == "twice":
-            return self.chain(self.chain(x))
+        if self.kind == "detached":
+            return x * self.chain(x.detach().clone())
         if self.kind == "failing":
-            try:
-                self.inner[0](torch.ones(2, WIDTH + 1, WIDTH + 1, 1).expand(2, -1, -1, WIDTH + 1)[..., :1])
-            except (RuntimeError, ValueError):
-                pass
+            with contextlib.suppress(TypeError, AttributeError):
+                self.inner[0](None)
             return self.chain(x)
         if self.kind in ("checkpoint", "reentrant"):
             return checkpoint(self.chain, x.clone(), use_reentrant=self.kind == "reentrant")
@@ -112,7 +121,7 @@ shapes = st.recursive(
     leaf,
     lambda inner: st.builds(
         lambda kind, found: Shape(kind, tuple(found)),
-        st.sampled_from([kind for kind in NODES if kind not in ("detached", "functional")]),
+        st.sampled_from(NODES),
         st.lists(inner, min_size=1, max_size=3),
     ),
     max_leaves=9,
@@ -146,7 +155,7 @@ def outline(tree: list[Any], level: int = 0) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # a checkpoint under no_grad
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=shapes, leaf_input=st.booleans())
 def test_any_model(listening: Listening, shape: Shape, leaf_input: bool) -> None:
     """The tree that is heard is that of the calls and of the nodes they made; gradients have the same bits."""
