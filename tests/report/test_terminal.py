@@ -199,3 +199,13 @@ def test_ascii_only() -> None:
     out = Ascii()
     render(summarize(GPU_TRACE), files=[], folder=Path("runs"), console=Console(file=out, width=80))
     assert out.getvalue().isascii()
+
+
+def test_many_hidden_regions_are_cut() -> None:
+    """Of what is inside compiled code ten names are enough."""
+    out = StringIO()
+    names = [f"layers.{i}" for i in range(12)]
+    console = Console(file=out, width=200)
+    render(cpu_summary(cpu_region("a")), files=[], folder=Path("runs"), hidden=names, console=console)
+    (line,) = [line for line in out.getvalue().splitlines() if "compiled" in line]
+    assert line.rstrip().endswith("layers.8, layers.9 and 2 more, see manifest.jsonl")

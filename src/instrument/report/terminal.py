@@ -15,6 +15,7 @@ from rich.text import Text
 from ..traces.summary import RegionStat, Summary
 
 _REGIONS = 30  # rows of a tree that a person still reads
+_HIDDEN = 10  # names in one sentence
 _OPERATORS = 10
 _FILES = 10
 _BAR = 8
@@ -42,7 +43,8 @@ def render(
     else:
         _line(console, "No regions: name parts of the step with instrument.annotate to see them here.")
     if hidden:
-        _line(console, f"Not shown, since inside compiled code: {', '.join(hidden)}")
+        more = f" and {len(hidden) - _HIDDEN} more, see manifest.jsonl" if len(hidden) > _HIDDEN else ""
+        _line(console, f"Not shown, since inside compiled code: {', '.join(hidden[:_HIDDEN])}{more}")
     if summary.operators:
         _print_operators(summary, console)
     if files:
