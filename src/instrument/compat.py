@@ -160,13 +160,17 @@ def compiled_module() -> Any:
 
 
 def compilers() -> list[tuple[Any, str]]:
-    """Return what is called to compile or script modules, as owners and names of attributes.
+    """Return what is called to compile, script or capture modules, as owners and names of attributes.
 
     ``install_callbacks`` is the context of each compilation; ``create_script_module`` is behind
     `torch.jit.script` and `torch.jit.trace`. What is not imported yet is left out.
     """
     callbacks = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-    found = [(callbacks, "install_callbacks"), (sys.modules.get("torch.jit._recursive"), "create_script_module")]
+    found = [
+        (callbacks, "install_callbacks"),
+        (sys.modules.get("torch.jit._recursive"), "create_script_module"),
+        (sys.modules.get("torch.cuda"), "make_graphed_callables"),
+    ]
     return [(owner, name) for owner, name in found if hasattr(owner, name)]
 
 

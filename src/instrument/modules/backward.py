@@ -46,10 +46,11 @@ def follow(call: Call, output: object) -> None:
             before_node(node, call)
         if around is None:
             continue
+        around.head = number
         if around.heads is None:
-            around.heads = [number]
+            around.heads = {number}
         else:
-            around.heads.append(number)
+            around.heads.add(number)
     last = None
     if call.inner != first and not call.joined:
         last, leads_on = _made_first(call.exits, first)

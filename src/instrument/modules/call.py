@@ -11,6 +11,7 @@ from .. import compat
 from ..guard import guard
 from ..regions import live
 from .layer import Layer
+from .stack import here
 
 
 def _nothing(*_: object) -> int:
@@ -31,15 +32,20 @@ class Call:
         around: the call around it.
         frame: of torch's own ``_call_impl``, until it returned.
         first: the number of the first autograd node that it may have made.
-        token: what closes its region, later that of its backward.
+        token: what closes its region.
+        back: what closes the region of its backward.
         heads: the numbers of nodes at which the backward of calls inside begins.
+        head: the last of them, or -1.
         inner: the first number of the first such call, or -1.
         exits: nodes made before that one, but in this call, that it leads to.
         joined: whether the node before its first is one at which the backward of another call begins.
         running: the backward pass in which its region is open.
     """
 
-    __slots__ = ("around", "exits", "first", "frame", "heads", "inner", "joined", "layer", "running", "token")
+    __slots__ = (
+        "around", "back", "exits", "first", "frame", "head", "heads", "inner", "joined", "layer", "running",
+        "token",
+    )  # fmt: skip
 
     def __init__(
         self, layer: Layer, around: Call | None, frame: FrameType | None, first: int, token: live.Token
@@ -49,7 +55,9 @@ class Call:
         self.frame = frame
         self.first = first
         self.token = token
-        self.heads: list[int] | None = None
+        self.back = token
+        self.heads: set[int] | None = None
+        self.head = -1
         self.inner = -1
         self.exits: Sequence[Any] = ()
         self.running: Pass | None = None
@@ -58,7 +66,7 @@ class Call:
         elif around.first == first:
             self.joined = around.joined
         else:
-            self.joined = around.heads is not None and around.heads[-1] == first - 1
+            self.joined = around.head == first - 1
 
     def __call__(self, gradients: object) -> None:
         """The backward of this call begins, if it did not with that of a call inside: open its region."""
@@ -91,15 +99,16 @@ class Pass:
     def open(self, call: Call) -> None:
         """Open the region of ``call``, after those around it that are not open yet."""
         around, region = call.around, call.layer.backward
-        if around is not None and around.running is None:
+        # A call whose forward still runs, and holds this backward, is around it as it is.
+        if around is not None and around.running is None and around.frame is None:
             self.open(around)
         if region is None:
             return
         emitter = live.current
         try:
-            call.token = emitter.end, emitter.start(region)
+            call.back = emitter.end, emitter.start(region)
         except Exception as error:
-            call.token = live.failed(emitter, error)
+            call.back = live.failed(emitter, error)
         call.running = self
         self.opened.append(call)
 
@@ -107,7 +116,7 @@ class Pass:
         """Close the innermost region."""
         call = self.opened.pop()
         call.running = None
-        end, handle = call.token
+        end, handle = call.back
         try:
             end(handle)
         except Exception as error:
@@ -124,6 +133,8 @@ class Pass:
 
     def over(self) -> None:
         """Close what is open, whether the pass ran to its end or failed."""
+        if here.stack:
+            here.stack.shed()  # what an interrupt left of a recomputation is inside
         while self.opened:
             self.close()
         while self.hooks:

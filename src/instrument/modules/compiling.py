@@ -41,11 +41,11 @@ class Compiling:
             with self._clear(), original(*args, **kwargs):
                 yield
 
-        def create_script_module(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             with self._clear():
                 return original(*args, **kwargs)
 
-        return install_callbacks if original.__name__ == "install_callbacks" else create_script_module
+        return install_callbacks if original.__name__ == "install_callbacks" else call
 
     @contextlib.contextmanager
     def _clear(self) -> Iterator[None]:

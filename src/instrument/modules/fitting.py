@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import OrderedDict
 from typing import Any
@@ -19,25 +18,15 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
-class State:
-    """The ``__getstate__`` of a module while it has our hooks: they are in no copy and no pickle of it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = weakref.ref(module)
-
-    def __call__(self) -> dict[str, Any]:
-        """Return the module's state as it is without us."""
-        state: dict[str, Any] = nn.Module.__getstate__(self._module())
-        state = {name: value for name, value in state.items() if value is not self}
-        ours: set[int] = set()
-        for name in HOOKS:
-            ours |= {key for key, hook in state[name].items() if isinstance(hook, Hook)}
+def without_hooks(state: Any) -> Any:
+    """Return the state of a module, as copies and pickles have it, without our hooks."""
+    if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in HOOKS):
+        return state
+    ours = {key for name in HOOKS for key, hook in state[name].items() if isinstance(hook, Hook)}
+    if ours:
         for name in (*HOOKS, *FLAGS):
             state[name] = OrderedDict((key, value) for key, value in state[name].items() if key not in ours)
-        return state
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")
+    return state
 
 
 def takes_hooks(module: nn.Module) -> bool:
@@ -53,7 +42,7 @@ def takes_hooks(module: nn.Module) -> bool:
 
 
 class Fitting:
-    """What is on one module: two hooks, or something that stands for its call.
+    """What is to be on one module: two hooks, or something that stands for its call.
 
     Args:
         module: the module.
@@ -64,30 +53,40 @@ class Fitting:
 
     def __init__(self, module: nn.Module, layer: Layer, shapes: bool, hooks: bool) -> None:
         self.layer = layer
+        self._shapes = shapes
+        self._hooks = hooks
         self._module = weakref.ref(module)
         self._patch: Patch | None = None
         self._handles: list[Any] = []
-        compiled = getattr(module, "_compiled_call_impl", None) is not None
-        if compiled or not hooks or not takes_hooks(module):
-            self._patch = Patch(module, "_compiled_call_impl", lambda compiled: Around(layer, shapes, compiled))
-            return
-        self._after = After(layer)
-        self._handles = [
-            # First, so that what other hooks do before the forward, as the all-gather of FSDP, is inside.
-            module.register_forward_pre_hook(Before(layer, shapes), prepend=True, with_kwargs=shapes),
-            module.register_forward_hook(self._after, always_call=True),
-        ]
-        self._state = vars(module)["__getstate__"] = State(module)
+        self._after: After | None = None
 
-    def remove(self, running: set[Layer]) -> None:
-        """Take it away; the hooks of a layer that is ``running``, once that is over."""
+    def put_on(self) -> None:
+        """Put it on the module."""
+        module = self._module()
+        if module is None:
+            return
+        compiled = getattr(module, "_compiled_call_impl", None) is not None
+        if compiled or not self._hooks or not takes_hooks(module):
+            self._patch = Patch(module, "_compiled_call_impl", lambda call: Around(self.layer, self._shapes, call))
+            return
+        before = Before(self.layer, self._shapes, self._module)
+        self._after = After(self.layer, self._module)
+        # Torch's own methods, whatever a class made of them. Ours comes first, so that what other hooks do before
+        # the forward, as the all-gather of FSDP, is inside.
+        register = nn.Module.register_forward_pre_hook
+        self._handles.append(register(module, before, prepend=True, with_kwargs=self._shapes))
+        self._handles.append(nn.Module.register_forward_hook(module, self._after, always_call=True))
+
+    def take_off(self, running: set[Layer]) -> bool:
+        """Take it away; False while a call of the layer is ``running``, after which it goes by itself."""
         if self._patch is not None:
             self._patch.undo()
-        elif self.layer in running:
-            self._after.then = lambda: self.remove(busy())
-        else:
-            for handle in self._handles:
-                handle.remove()
-            module = self._module()
-            if module is not None and vars(module).get("__getstate__") is self._state:
-                del vars(module)["__getstate__"]
+        elif self._after is not None and self.layer in running:
+            self._after.then = self._later
+            return False
+        for handle in self._handles:
+            handle.remove()
+        return True
+
+    def _later(self) -> None:
+        self.take_off(busy())

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import torch
+
 from ..guard import guard
 from ..regions import live
 from ..regions.region import Region
@@ -27,13 +29,25 @@ NOT_SHOWN: live.Token = (live.NOBODY.pop, None)
 class Hook:
     """A hook on one module, which knows the first of the module's layers."""
 
-    __slots__ = ("layer",)
+    __slots__ = ("layer", "module")
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, module: Callable[[], Any]) -> None:
         self.layer = layer
+        self.module = module
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+    def leave(self, module: Any) -> None:
+        """Go from a module that others moved this hook to, as quantization does; a replica keeps it."""
+        if getattr(module, "_is_replica", False):
+            return
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if hook is self]:
+                del hooks[key]
+                for flags in (module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs,
+                              module._forward_hooks_always_called):  # fmt: skip
+                    flags.pop(key, None)
 
 
 class Before(Hook):
@@ -41,8 +55,8 @@ class Before(Hook):
 
     __slots__ = ("_shapes",)
 
-    def __init__(self, layer: Layer, shapes: bool = False) -> None:
-        super().__init__(layer)
+    def __init__(self, layer: Layer, shapes: bool, module: Callable[[], Any]) -> None:
+        super().__init__(layer, module)
         self._shapes = shapes
 
     def __call__(
@@ -50,6 +64,9 @@ class Before(Hook):
     ) -> None:
         """Begin a call, whose caller is ``frame``."""
         if live.tracing():
+            return
+        if self.module() is not module:
+            self.leave(module)
             return
         try:
             stack = here.stack
@@ -86,13 +103,16 @@ class After(Hook):
 
     __slots__ = ("then",)
 
-    def __init__(self, layer: Layer) -> None:
-        super().__init__(layer)
+    def __init__(self, layer: Layer, module: Callable[[], Any]) -> None:
+        super().__init__(layer, module)
         self.then: Callable[[], None] | None = None  # what waits for the end of open calls
 
     def __call__(self, module: object, args: object, output: object, frame: FrameType | None = None) -> None:
         """End a call, if `Before` saw it begin: an earlier hook may have failed before that."""
         if live.tracing():
+            return
+        if self.module() is not module:
+            self.leave(module)
             return
         stack = here.stack
         # Without an output it may be a call that failed early, inside another one of the same module.
@@ -105,14 +125,18 @@ class After(Hook):
             try:
                 close(handle)
                 if output is not None and call.layer.backward is not None and next_number() != call.first:
-                    follow(call, output)
+                    if type(output) is torch.Tensor and not torch._C._is_torch_function_mode_enabled():
+                        follow(call, output)
+                    else:  # nobody is told that we look at it
+                        with torch._C.DisableTorchFunction():
+                            follow(call, output)
             except Exception as error:
                 guard.failed("the region of a module", error)
         if self.then is not None:
             self.then()
 
 
-class Around(Hook):
+class Around:
     """Stands for a module's call as a whole, where hooks would be inside compiled code or change its course.
 
     Torch calls it where it would call what ``module.compile()`` made, which is ``compiled`` if there is that. It
@@ -122,9 +146,8 @@ class Around(Hook):
     __slots__ = ("_after", "_before", "_compiled")
 
     def __init__(self, layer: Layer, shapes: bool, compiled: Callable[..., Any] | None) -> None:
-        super().__init__(layer)
-        self._before = Before(layer, shapes)
-        self._after = After(layer)
+        self._before = Before(layer, shapes, _no_module)
+        self._after = After(layer, _no_module)
         self._compiled = compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,13 +169,20 @@ class Around(Hook):
         return type(None), ()
 
 
+def _no_module() -> None:
+    return None
+
+
 def _shaped(layer: Layer, region: Region, inputs: object) -> Region:
     try:
-        shapes = tuple(tuple(int(size) for size in tensor.shape) for tensor in tensors(inputs))
+        with torch._C.DisableTorchFunction():
+            shapes = tuple(tuple(tensor.shape) for tensor in tensors(inputs) if not tensor.is_nested)
+            if any(type(size) is not int for shape in shapes for size in shape):
+                return region  # symbols of an export, which to look at would fix
+            return layer.shaped(region, shapes) if shapes else region
     except Exception as error:
         guard.failed("the shapes of inputs", error)
         return region
-    return layer.shaped(region, shapes) if shapes else region
 
 
 def _twin(owner: Layer, stack: Stack) -> Layer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from ..patch import Patch
 from ..regions import live
 from .compiled import wrapped
 from .compiling import compiling
-from .fitting import Fitting
+from .fitting import Fitting, without_hooks
 from .hooks import Around
 from .layer import Layer
 from .plan import Namer, plan
@@ -43,8 +44,14 @@ class Installer:
         self._fittings: dict[int, Fitting] = {}  # by the module's id
         self._outside: dict[int, Layer] = {}  # called through what torch.compile returned; by the module's id
         self._patches: list[Patch] = []
+        self._leaving: list[Fitting] = []  # whose module is called; an interrupt may keep them from going
         self._suspended = 0
         self._lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._lock = threading.RLock()  # a thread that is not in this process may hold the old one
 
     def add(self, fitter: Fitter) -> None:
         """Serve ``fitter`` from now on."""
@@ -118,13 +125,18 @@ class Installer:
                 self._outside[id(module)] = layer
             else:
                 hooks = id(module) not in planned.hookless
-                self._fittings[id(module)] = Fitting(module, layer, fitter.shapes, hooks)
+                fitting = self._fittings[id(module)] = Fitting(module, layer, fitter.shapes, hooks)
+                with guard.contained(f"annotating {layer.name}"):
+                    fitting.put_on()
             taken[id(module)] = layer
 
     def _take_off(self) -> None:
-        running = busy() if self._fittings else set()
-        while self._fittings:
-            self._fittings.popitem()[1].remove(running)
+        running = busy() if self._fittings or self._leaving else set()
+        self._leaving = [fitting for fitting in self._leaving if not fitting.take_off(running)]
+        for key, fitting in list(self._fittings.items()):  # forgotten once they are gone, if interrupted
+            if not fitting.take_off(running):
+                self._leaving.append(fitting)
+            del self._fittings[key]
         self._outside.clear()
         for fitter in self._fitters:
             fitter.seen = fitter.seen or any(layer.seen for layer in fitter.layers)
@@ -141,6 +153,7 @@ class Installer:
         compiling.tell(self.suspended, on)
         if on:
             self._patches.append(Patch(nn.Module, "compile", self._compile))
+            self._patches.append(Patch(nn.Module, "__getstate__", self._getstate))
             compiled = compat.compiled_module()
             if compiled is not None:
                 self._patches.append(Patch(compiled, "__call__", self._call_compiled))
@@ -151,6 +164,10 @@ class Installer:
             self.settle()
 
         return compile
+
+    @staticmethod
+    def _getstate(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda module: without_hooks(original(module))
 
     def _call_compiled(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(compiled: Any, *args: Any, **kwargs: Any) -> Any:

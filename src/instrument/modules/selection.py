@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from .compiled import compiled_from, opaque
 Rule = str | re.Pattern[str] | type | Callable[[str, nn.Module], object]
 Rules = Rule | Iterable[Rule]
 
+PLACES = 64  # at which a module is looked into: modules that share others have a multitude
 NAMES = ("path", "class", "both")
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -41,9 +43,13 @@ class Place:
 def places(model: nn.Module) -> Iterator[Place]:
     """Yield every place below ``model`` and its own, parents first; a module that holds itself is not entered."""
     todo = [Place("", model, None)]
+    entered: Counter[int] = Counter()
     while todo:
         place = todo.pop()
         yield place
+        entered[id(place.module)] += 1
+        if entered[id(place.module)] > PLACES:
+            continue
         inside, above = place.hidden or opaque(place.module), place
         around = {id(place.module)}
         while above.parent is not None:

@@ -7,21 +7,21 @@ import threading
 import weakref
 from threading import get_ident
 from types import FrameType
+from typing import Any
 
 from ..regions import live
-from .call import Call
 from .layer import Layer
 
 
-class Stack(list[Call]):
-    """The calls that are open on one thread, outermost first."""
+class Stack(list[Any]):
+    """The calls (`Call`) that are open on one thread, outermost first."""
 
     __slots__ = ("__weakref__", "thread")
 
     def __init__(self) -> None:
         self.thread = get_ident()
 
-    def shed(self) -> Call | None:
+    def shed(self) -> Any:
         """Close the calls that are over, on their own thread, and return the innermost one that is not.
 
         Hooks do not hear of a KeyboardInterrupt.

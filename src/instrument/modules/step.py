@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -45,6 +46,11 @@ class Patcher:
         self._switch = Switch()
         self._suspended = 0
         self._lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._lock = threading.RLock()  # a thread that is not in this process may hold the old one
 
     def add(self, handle: Handle) -> None:
         """Serve ``handle`` from now on."""

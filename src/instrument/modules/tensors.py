@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Iterator
 
 import torch
 
-DEPTH = 8  # how far to look into what is nested
+MOST = 1000  # things to look at: outputs may be graphs of objects, or lists of millions
 
 
-def tensors(value: object, depth: int = DEPTH) -> Iterator[torch.Tensor]:
-    """Yield the tensors in tuples, lists, mappings and dataclasses, nested or not, in their order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-        return
-    if depth == 0 or value is None or isinstance(value, (str, bytes, int, float)):
-        return
-    if isinstance(value, Mapping):
-        items = list(value.values())
-    elif isinstance(value, (tuple, list)):
-        items = list(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        items = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    else:
-        return
-    for item in items:
-        yield from tensors(item, depth - 1)
+def tensors(value: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in tuples, lists, dictionaries and dataclasses, nested or not, in their order."""
+    pending, seen = [value], set[int]()
+    while pending and len(seen) < MOST:
+        found = pending.pop()
+        if isinstance(found, torch.Tensor):
+            yield found
+        if id(found) not in seen:
+            seen.add(id(found))
+            pending += reversed(_inside(found))
+
+
+def _inside(value: object) -> list[object]:
+    # No method of the value's own is called: those may compute.
+    if isinstance(value, dict):
+        return list(dict.values(value))[:MOST]
+    if isinstance(value, UserDict):
+        return _inside(vars(value).get("data"))
+    if isinstance(value, tuple):
+        return list(tuple.__getitem__(value, slice(MOST)))
+    if isinstance(value, list):
+        return list.__getitem__(value, slice(MOST))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = getattr(value, "__dict__", {})
+        return [held.get(field.name, None) for field in dataclasses.fields(value)]
+    return []

@@ -1,0 +1,280 @@
+"""Models and code that do what is seldom done: nothing is changed, nothing stays, and ranges nest."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+import instrument
+from instrument.modules import tensors
+from instrument.modules.hooks import Hook
+from tests.modules.conftest import Listening
+
+
+def left(model: nn.Module) -> list[object]:
+    return [
+        hook
+        for module in model.modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if isinstance(hook, Hook)
+    ]
+
+
+class Energy(nn.Module):
+    """Asks for a gradient in its forward, as for forces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        (force,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+        return force
+
+
+def test_a_backward_in_a_forward(listening: Listening) -> None:
+    """A gradient that a module takes in its forward shows in that forward; the modules around it go on."""
+    model = nn.Sequential(Energy())
+    with instrument.annotate_modules(model), listening() as heard:
+        model(torch.ones(1, 3)).sum().backward()
+    forward, *_ = heard.tree()
+    assert forward == ["Sequential", ["0", ["0.net"], ["0.net (backward)"]]]
+
+
+def test_a_clone_by_its_dict(listening: Listening) -> None:
+    """A module that shares another one's `__dict__` copies and pickles as itself, then and later."""
+    model = nn.Linear(2, 2)
+    with instrument.annotate_modules(model), listening():
+        clone = object.__new__(nn.Linear)
+        clone.__dict__ = model.__dict__.copy()
+        clone._parameters = {name: nn.Parameter(torch.zeros_like(p)) for name, p in model._parameters.items()}
+        during = copy.deepcopy(clone)
+    for copied in (during, copy.deepcopy(clone), pickle.loads(pickle.dumps(clone))):
+        assert not copied.weight.any()
+        assert not left(copied)
+
+
+def test_hooks_that_others_move(listening: Listening) -> None:
+    """Hooks that quantization moves to other modules do nothing there, and go with the first call."""
+    ao = pytest.importorskip("torch.ao.quantization")
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.ReLU()).eval()
+    x = torch.ones(1, 1, 2, 2)
+    with instrument.annotate_modules(model), listening() as heard:
+        ao.fuse_modules(model, [["0", "1", "2"]], inplace=True)
+        model(x)
+        heard.tree()
+    model(x)
+    assert not left(model)
+    with listening() as heard:
+        model(x)
+    assert heard.events == []
+
+
+class Closing(nn.Linear):
+    """Closes the window in its forward, and is interrupted."""
+
+    close: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.close is not None:
+            self.close()
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+def test_a_window_that_ends_in_an_interrupted_forward(listening: Listening) -> None:
+    """Hooks that could not go at once are gone when the handle is removed."""
+    model = nn.Sequential(Closing(2, 2))
+    handle = instrument.annotate_modules(model)
+    window = listening()
+    window.__enter__()
+    model[0].close = lambda: window.__exit__(None, None, None)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(1, 2))
+    model[0].close = None
+    handle.remove()
+    assert not left(model)
+
+
+class Old(nn.Linear):
+    """Registers hooks as modules once did."""
+
+    def register_forward_hook(self, hook: Any) -> Any:  # type: ignore[override]
+        return super().register_forward_hook(hook)
+
+
+def test_an_old_signature(listening: Listening) -> None:
+    """A class that overrides how hooks are registered is a region like the others."""
+    model = nn.Sequential(nn.Linear(2, 2), Old(2, 2), nn.Linear(2, 2))
+    with instrument.annotate_modules(model), listening() as heard, torch.no_grad():
+        model(torch.ones(1, 2))
+    assert heard.tree() == [["Sequential", ["0"], ["1"], ["2"]]]
+
+
+@dataclass
+class Tree:
+    value: torch.Tensor
+    parent: Tree | None = None
+    children: list[Tree] = field(default_factory=list)
+
+
+class Lazy(dict[str, torch.Tensor]):
+    """Computes its values when asked."""
+
+    def values(self) -> Any:
+        raise SystemExit("asked")
+
+
+def test_outputs_that_are_graphs() -> None:
+    """Each thing in an output is looked at once, and not too many; none of its methods is called."""
+    root = Tree(torch.ones(1))
+    root.children = [Tree(torch.ones(1), root) for _ in range(200)]
+    assert len(list(tensors.tensors(root))) == 201
+    loop: list[Any] = [torch.ones(1)]
+    loop += [loop] * 6
+    assert len(list(tensors.tensors(loop))) == 1
+    assert len(list(tensors.tensors((torch.ones(1), list(range(1_000_000)))))) == 1
+    assert len(list(tensors.tensors(Lazy(a=torch.ones(1))))) == 1
+
+
+def test_modules_shared_on_every_level(listening: Listening) -> None:
+    """Modules that hold each other in many ways have a bounded number of names."""
+    model: nn.Module = nn.Linear(2, 2)
+    for _ in range(30):
+        outer = nn.Sequential()
+        outer.a = outer.b = model
+        model = outer
+    peers = [nn.Sequential() for _ in range(10)]
+    for i, one in enumerate(peers):
+        for j, other in enumerate(peers):
+            one.add_module(f"p{i}{j}", other)
+    with listening():
+        for tangle in (model, peers[0]):
+            with instrument.annotate_modules(tangle):
+                assert len(left(tangle)) == 2 * len(list(tangle.modules()))
+
+
+def test_shapes_in_an_export(listening: Listening) -> None:
+    """Shapes that an export keeps open stay open."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    batch = torch.export.Dim("batch", min=2, max=64)
+    with instrument.annotate_modules(model, shapes=True), listening():
+        exported = torch.export.export(
+            model, (torch.ones(4, 2),), dynamic_shapes={"input": {0: batch}}, strict=False
+        )
+    assert exported.module()(torch.ones(7, 2)).shape == (7, 2)
+
+
+def test_modes_see_nothing(listening: Listening) -> None:
+    """A mode that listens to torch's functions hears the same with us as without."""
+
+    class Mode(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heard: list[str] = []
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.heard.append(getattr(function, "__qualname__", repr(function)))
+            return function(*args, **(kwargs or {}))
+
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
+    with Mode() as plain:
+        model(x)
+    with instrument.annotate_modules(model, shapes=True), listening(), Mode() as ours:
+        model(x)
+    assert ours.heard == plain.heard
+
+
+def test_an_interrupted_recomputation(listening: Listening) -> None:
+    """A KeyboardInterrupt while a checkpoint is computed again leaves ranges that nest."""
+    calls = iter([None, KeyboardInterrupt])
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.l(x)
+            error = next(calls)
+            if error is not None:
+                raise error
+            return x.sin()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b = Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.b, x, use_reentrant=False)
+
+    model = Model()
+    with instrument.annotate_modules(model), listening() as heard:
+        loss = model(torch.ones(1, 2)).sum()
+        with pytest.raises(KeyboardInterrupt):
+            loss.backward()
+    heard.tree()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_while_the_lock_is_held() -> None:
+    """A child of a process in which another thread was at work takes its handle away."""
+    from instrument.modules.installer import installer
+
+    handle = instrument.annotate_modules(nn.Linear(2, 2))
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with installer._lock:
+            held.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(20)
+    child = os.fork()
+    if child == 0:
+        handle.remove()
+        os._exit(0)
+    try:
+        assert _ends(child)
+    finally:
+        done.set()
+        thread.join()
+    handle.remove()
+
+
+def _ends(child: int) -> bool:
+    import signal
+    import time
+
+    for _ in range(100):
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return True
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def test_a_graph_capture_finds_no_hooks(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.cuda.make_graphed_callables`, which refuses modules with hooks, finds none in a window."""
+    model, found = nn.Linear(2, 2), []
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda module, *_: found.append(left(module)))
+    with instrument.annotate_modules(model), listening():
+        torch.cuda.make_graphed_callables(model, ())
+        assert left(model)
+    assert found == [[]]
