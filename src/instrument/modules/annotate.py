@@ -77,7 +77,7 @@ def annotate_modules(
         >>> annotate_modules(model, include="layers.*", exclude=torch.nn.Dropout)
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f'"model" must be a torch.nn.Module: {model!r}')
+        raise TypeError(f'"model" must be a torch.nn.Module: {model!r:.200}')
     selection = Selection(depth, include, exclude, fold, names)
     selection.check(model)
     fitter = Fitter(model, Namer(selection, backward), shapes)

@@ -58,6 +58,7 @@ class Fitting:
         self._module = weakref.ref(module)
         self._patch: Patch | None = None
         self._handles: list[Any] = []
+        self._before: Before | None = None
         self._after: After | None = None
 
     def put_on(self) -> None:
@@ -69,13 +70,18 @@ class Fitting:
         if compiled or not self._hooks or not takes_hooks(module):
             self._patch = Patch(module, "_compiled_call_impl", lambda call: Around(self.layer, self._shapes, call))
             return
-        before = Before(self.layer, self._shapes, self._module)
+        before = self._before = Before(self.layer, self._shapes, self._module)
         self._after = After(self.layer, self._module)
         # Torch's own methods, whatever a class made of them. Ours comes first, so that what other hooks do before
         # the forward, as the all-gather of FSDP, is inside.
         register = nn.Module.register_forward_pre_hook
         self._handles.append(register(module, before, prepend=True, with_kwargs=self._shapes))
         self._handles.append(nn.Module.register_forward_hook(module, self._after, always_call=True))
+
+    def begin_no_more(self) -> None:
+        """Let no call begin from now on; those that run know of each other by then."""
+        if self._before is not None:
+            self._before.off = True
 
     def take_off(self, running: set[Layer]) -> bool:
         """Take it away; False while a call of the layer is ``running``, after which it goes by itself."""

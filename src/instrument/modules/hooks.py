@@ -53,11 +53,12 @@ class Hook:
 class Before(Hook):
     """The forward pre-hook: opens the region, with the shapes of the inputs if they are asked for."""
 
-    __slots__ = ("_shapes",)
+    __slots__ = ("_shapes", "off")
 
     def __init__(self, layer: Layer, shapes: bool, module: Callable[[], Any]) -> None:
         super().__init__(layer, module)
         self._shapes = shapes
+        self.off = False  # taken off: torch may have looked the hook up before that, on another thread
 
     def __call__(
         self, module: object, args: object, kwargs: object = None, frame: FrameType | None = None
@@ -67,6 +68,8 @@ class Before(Hook):
             return
         if self.module() is not module:
             self.leave(module)
+            return
+        if self.off:
             return
         try:
             stack = here.stack
@@ -84,16 +87,16 @@ class Before(Hook):
                     layer = _twin(layer, stack)
             layer.seen = True
             region = layer.region
-            token = NOT_SHOWN
+            call = Call(layer, around, frame, next_number(), NOT_SHOWN)
+            stack.append(call)  # first: whoever takes hooks off must know of it
             if region is not None:
                 if self._shapes:
                     region = _shaped(layer, region, (args, kwargs))
                 emitter = live.current
                 try:
-                    token = emitter.pop, emitter.push(region)
+                    call.token = emitter.pop, emitter.push(region)
                 except Exception as error:
-                    token = live.failed(emitter, error)
-            stack.append(Call(layer, around, frame, next_number(), token))
+                    call.token = live.failed(emitter, error)
         except Exception as error:
             guard.failed("the region of a module", error)
 

@@ -131,6 +131,8 @@ class Installer:
             taken[id(module)] = layer
 
     def _take_off(self) -> None:
+        for fitting in self._fittings.values():
+            fitting.begin_no_more()
         running = busy() if self._fittings or self._leaving else set()
         self._leaving = [fitting for fitting in self._leaving if not fitting.take_off(running)]
         for key, fitting in list(self._fittings.items()):  # forgotten once they are gone, if interrupted
