@@ -129,6 +129,12 @@ class Tree:
     children: list[Tree] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Slotted:
+    first: torch.Tensor
+    second: torch.Tensor
+
+
 class Lazy(dict[str, torch.Tensor]):
     """Computes its values when asked."""
 
@@ -146,6 +152,7 @@ def test_outputs_that_are_graphs() -> None:
     assert len(list(tensors.tensors(loop))) == 1
     assert len(list(tensors.tensors((torch.ones(1), list(range(1_000_000)))))) == 1
     assert len(list(tensors.tensors(Lazy(a=torch.ones(1))))) == 1
+    assert len(list(tensors.tensors(Slotted(torch.ones(1), torch.ones(1))))) == 2
 
 
 def test_modules_shared_on_every_level(listening: Listening) -> None:

@@ -53,7 +53,7 @@ def busy() -> set[Layer]:
     here.stack.shed()
     frames = sys._current_frames()
     found = set()
-    for ref in _stacks:
+    for ref in _stacks.copy():  # other threads begin and end
         stack = ref()
         if stack:
             running = _frames(frames.get(stack.thread))

@@ -34,6 +34,12 @@ def _inside(value: object) -> list[object]:
     if isinstance(value, list):
         return list.__getitem__(value, slice(MOST))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        held = getattr(value, "__dict__", {})
-        return [held.get(field.name, None) for field in dataclasses.fields(value)]
+        return [_held(value, field.name) for field in dataclasses.fields(value)]
     return []
+
+
+def _held(value: object, name: str) -> object:
+    try:
+        return object.__getattribute__(value, name)  # past a `__getattr__`; also what is in slots
+    except AttributeError:
+        return None
