@@ -51,13 +51,14 @@ def hooks() -> int:
 
 
 def in_turn(
-    candidates: dict[str, Callable[[], AbstractContextManager[object]]], around: Callable[[], object]
+    candidates: dict[str, Callable[[], AbstractContextManager[object]]],
+    around: Callable[[], AbstractContextManager[object]],
 ) -> dict[str, float]:
     """Return the median time of a step under each candidate, in turn, each round inside ``around()``."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(max(5, ROUNDS // 4)):  # each of many steps, and a profile of them takes long to stop
         for name, candidate in candidates.items():
-            with candidate(), around():  # type: ignore[attr-defined]
+            with candidate(), around():
                 step()
                 times[name] += [step() for _ in range(STEPS)]
     return {name: statistics.median(values) for name, values in times.items()}

@@ -54,7 +54,7 @@ def replaced() -> set[str]:
 def nothing_left() -> Iterator[None]:
     """Fail a test that leaves a patch."""
     yield
-    handles, left = list(patcher._handles), replaced()
+    handles, left = list(patcher.requests), replaced()
     patcher.clear()
     assert not left
     assert not handles

@@ -4,31 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..config import settings
 from .installer import Fitter, installer
 from .plan import Namer
 from .selection import Rules, Selection
-
-
-class Handle:
-    """What `annotate_modules` returns; as a context manager it removes itself at the end of the block."""
-
-    def __init__(self, fitter: Fitter) -> None:
-        self._fitter = fitter
-
-    def __repr__(self) -> str:
-        model = self._fitter.model()
-        return f"<regions of {type(model).__name__ if model is not None else 'a model that is gone'}>"
-
-    def remove(self) -> None:
-        """Take every hook away, now and for good; once more does nothing."""
-        installer.discard(self._fitter)
-
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
+from .service import Handle
 
 
 def annotate_modules(
@@ -41,7 +20,7 @@ def annotate_modules(
     names: str = "path",
     fold: bool = False,
     shapes: bool = False,
-) -> Handle:
+) -> Handle[Fitter]:
     """Make each module of ``model`` a region, forward and backward, in every profiler that listens.
 
     A region has the module's qualified name (``encoder.layers.3.self_attn``; the model itself goes by its
@@ -80,7 +59,4 @@ def annotate_modules(
         raise TypeError(f'"model" must be a torch.nn.Module: {model!r:.200}')
     selection = Selection(depth, include, exclude, fold, names)
     selection.check(model)
-    fitter = Fitter(model, Namer(selection, backward), shapes)
-    if settings.enabled:
-        installer.add(fitter)
-    return Handle(fitter)
+    return installer.add(Fitter(model, Namer(selection, backward), shapes))

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import os
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -17,11 +13,11 @@ from ..guard import guard
 from ..patch import Patch
 from ..regions import live
 from .compiled import wrapped
-from .compiling import compiling
 from .fitting import Fitting, without_hooks
 from .hooks import Around
 from .layer import Layer
 from .plan import Namer, plan
+from .service import Service
 from .stack import busy
 
 
@@ -35,68 +31,29 @@ class Fitter:
         self.layers: list[Layer] = []
         self.seen = False  # some layer was called since the hooks came
 
+    def __str__(self) -> str:
+        model = self.model()
+        return type(model).__name__ if model is not None else "a model that is gone"
 
-class Installer:
-    """Puts hooks on every model that asked for them, once on each module, and takes them off."""
+
+class Installer(Service[Fitter]):
+    """Puts hooks on the modules of every model, once on each, and takes them off."""
 
     def __init__(self) -> None:
-        self._fitters: list[Fitter] = []
+        super().__init__()
         self._fittings: dict[int, Fitting] = {}  # by the module's id
         self._outside: dict[int, Layer] = {}  # called through what torch.compile returned; by the module's id
         self._patches: list[Patch] = []
         self._leaving: list[Fitting] = []  # whose module is called; an interrupt may keep them from going
-        self._suspended = 0
-        self._lock = threading.RLock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
 
-    def _forked(self) -> None:
-        self._lock = threading.RLock()  # a thread that is not in this process may hold the old one
-
-    def add(self, fitter: Fitter) -> None:
-        """Serve ``fitter`` from now on."""
-        with self._lock:
-            if self.settle not in live.live.observers:
-                live.live.observers.append(self.settle)
-                atexit.register(self.clear)
-                compat.when_imported("torch._dynamo", lambda _: self.settle())
-            self._fitters.append(fitter)
-            self.settle()
-
-    def discard(self, fitter: Fitter) -> None:
-        """Serve ``fitter`` no more; others that asked for its modules get them."""
-        with self._lock:
-            if fitter in self._fitters:
-                self._fitters.remove(fitter)
-                self.settle()
-
-    def clear(self) -> None:
-        """Leave no hook anywhere."""
-        with self._lock:
-            self._fitters.clear()
-            self.settle()
-
-    def settle(self) -> None:
-        """Put hooks on the models as they are now, if somebody listens; take the old ones off."""
-        with self._lock:
-            self._take_off()
-            on = live.recording and bool(self._fitters)
-            if on and not self._suspended:
-                self._put_on()
-            self._watch(on)
-
-    @contextlib.contextmanager
-    def suspended(self) -> Iterator[None]:
-        """No hooks inside: torch compiles or scripts modules, and hooks would become part of that."""
-        with self._lock:
-            self._suspended += 1
-            self.settle()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._suspended -= 1
-                self.settle()
+    def apply(self, on: bool) -> None:
+        """Put hooks on the models as they are now; take the old ones off."""
+        self._take_off()
+        while self._patches:
+            self._patches.pop().undo()
+        if on:
+            self._put_on()
+            self._watch()
 
     def outside(self, module: nn.Module) -> Layer | None:
         """Return the layer whose region goes around ``module``, which torch.compile wrapped and is called."""
@@ -107,10 +64,10 @@ class Installer:
 
     def _put_on(self) -> None:
         taken: dict[int, Layer] = {}
-        for fitter in list(self._fitters):
+        for fitter in list(self.requests):
             model = fitter.model()
             if model is None:
-                self._fitters.remove(fitter)
+                self.requests.remove(fitter)
                 continue
             with guard.contained("annotating modules"):
                 self._fit(fitter, model, taken)
@@ -140,7 +97,7 @@ class Installer:
                 self._leaving.append(fitting)
             del self._fittings[key]
         self._outside.clear()
-        for fitter in self._fitters:
+        for fitter in self.requests:
             fitter.seen = fitter.seen or any(layer.seen for layer in fitter.layers)
             if not live.recording and fitter.layers:
                 if not fitter.seen and compat.graphs_compiled():
@@ -148,17 +105,13 @@ class Installer:
                 fitter.seen = False
             fitter.layers = []
 
-    def _watch(self, on: bool) -> None:
-        """Be told of what torch compiles, or no more."""
-        while self._patches:
-            self._patches.pop().undo()
-        compiling.tell(self.suspended, on)
-        if on:
-            self._patches.append(Patch(nn.Module, "compile", self._compile))
-            self._patches.append(Patch(nn.Module, "__getstate__", self._getstate))
-            compiled = compat.compiled_module()
-            if compiled is not None:
-                self._patches.append(Patch(compiled, "__call__", self._call_compiled))
+    def _watch(self) -> None:
+        """Be told of what torch compiles, copies and pickles."""
+        self._patches.append(Patch(nn.Module, "compile", self._compile))
+        self._patches.append(Patch(nn.Module, "__getstate__", self._getstate))
+        compiled = compat.compiled_module()
+        if compiled is not None:
+            self._patches.append(Patch(compiled, "__call__", self._call_compiled))
 
     def _compile(self, original: Callable[..., None]) -> Callable[..., None]:
         def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,103 @@
+"""What is done for those who asked for it, while somebody listens and nothing is being compiled."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from .. import compat
+from ..config import settings
+from ..regions import live
+from .compiling import compiling
+
+T = TypeVar("T")
+
+
+class Service(ABC, Generic[T]):
+    """Changes modules or torch for requests of type ``T``; `settle` brings what is changed up to date."""
+
+    def __init__(self) -> None:
+        self.requests: list[T] = []
+        self._suspended = 0
+        self._lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    @abstractmethod
+    def apply(self, on: bool) -> None:
+        """Change what is to be changed now, and undo what was changed before; with ``on`` False, only undo."""
+
+    def add(self, request: T) -> Handle[T]:
+        """Serve ``request`` from now on, unless everything is off."""
+        if settings.enabled:
+            with self._lock:
+                if self.settle not in live.live.observers:
+                    live.live.observers.append(self.settle)
+                    atexit.register(self.clear)
+                    compat.when_imported("torch._dynamo", lambda _: self.settle())
+                self.requests.append(request)
+                self.settle()
+        return Handle(self, request)
+
+    def discard(self, request: T) -> None:
+        """Serve ``request`` no more."""
+        with self._lock:
+            if request in self.requests:
+                self.requests.remove(request)
+                self.settle()
+
+    def clear(self) -> None:
+        """Serve nobody."""
+        with self._lock:
+            self.requests.clear()
+            self.settle()
+
+    def settle(self) -> None:
+        """Bring what is changed up to date."""
+        with self._lock:
+            on = live.recording and bool(self.requests)
+            compiling.tell(self.suspended, on)
+            self.apply(on and not self._suspended)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Nothing is changed inside: torch compiles or scripts, and would make the changes part of that."""
+        self._suspend(1)
+        try:
+            yield
+        finally:
+            self._suspend(-1)
+
+    def _suspend(self, more: int) -> None:
+        with self._lock:
+            self._suspended += more
+            self.settle()
+
+    def _forked(self) -> None:
+        self._lock = threading.RLock()  # a thread that is not in this process may hold the old one
+
+
+class Handle(Generic[T]):
+    """What was asked for; as a context manager it removes itself at the end of the block."""
+
+    def __init__(self, service: Service[T], request: T) -> None:
+        self._service = service
+        self._request = request
+
+    def __repr__(self) -> str:
+        return f"<regions of {self._request}>"
+
+    def remove(self) -> None:
+        """Undo it, now and for good; once more does nothing."""
+        self._service.discard(self._request)
+
+    def __enter__(self) -> Handle[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
