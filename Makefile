@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
