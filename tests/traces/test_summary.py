@@ -16,12 +16,18 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from instrument.errors import InstrumentError, TraceError
-from instrument.traces.summary import OperatorStat, RegionStat, Summary, merge, summarize
+from instrument.traces.kineto import read_kineto
+from instrument.traces.summary import OperatorStat, RegionStat, Summary, merge
+from instrument.traces.summary import summarize as summarize_trace
 
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 BASE_US = 1_712_195_495_000_000
 
 Event = dict[str, Any]
+
+
+def summarize(path: Path) -> Summary:
+    return summarize_trace(read_kineto(path))
 
 
 def region(name: str, start_us: float, dur_us: float, thread: object = 1, cat: str = "user_annotation") -> Event:
@@ -283,11 +289,11 @@ def test_merge_of_nothing() -> None:
     ("data", "reason"),
     [
         (b"", "empty"),
-        (b'{"traceEvents": [{"ph": "X", "na', "truncated"),
-        (b'{"traceEvents": [{"name": "{"device": "cpu"}"}]}', "malformed"),
+        (b'{"traceEvents": [{"ph": "X", "na', "ends in an event"),
+        (b'{"traceEvents": [{"name": "{"device": "cpu"}"}]}', "no JSON"),
         (b'{"rocprofiler-sdk-tool": []}', "traceEvents"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "soon"}]}', '"soon" is no time'),
-        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-12], "ended before"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "soon"}]}', "no JSON"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-12], "cut off"),
         (b"\x1f\x8bnot gzip at all", "method"),
     ],
 )

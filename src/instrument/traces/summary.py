@@ -1,14 +1,16 @@
-"""Where the time of a recorded window went, by region and by operator, from its torch.profiler trace."""
+"""Where the time of a recorded window went, by region and by operator, from its trace."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
-from .chrome import Range, Recorded, Thread, read
+import numpy as np
+
+from .links import main_thread
+from .table import Array, Table
+from .trace import Trace
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -73,32 +75,30 @@ class Summary:
     gpu_unattributed_ns: int | None
 
 
-def summarize(path: Path) -> Summary:
-    """Read one Chrome trace, ``.json`` or ``.json.gz``, of torch.profiler.
+def summarize(trace: Trace) -> Summary:
+    """Say where the time of one trace went.
 
     GPU work belongs to the region open where and when it was launched. On a thread with none open, such as
     those that run the backward pass on CUDA, it belongs to the one then open on the thread of the steps,
     which waits for them.
-
-    Raises:
-        TraceError: If the file is not such a trace, or is damaged.
-        OSError: If it cannot be opened.
     """
-    recorded = read(path)
-    main = recorded.main_thread()
-    regions = {thread: _Nest(ranges) for thread, ranges in recorded.regions.items()}
-    operators = {thread: _Nest(ranges) for thread, ranges in recorded.operators.items()}
-    gpu = _attribute(recorded, regions, operators, main) if recorded.gpu else None
-
+    has_gpu = len(trace.gpu) > 0
     by_path: dict[tuple[str, ...], list[int]] = {}
-    for thread in sorted(regions, key=lambda thread: thread != main):
-        for place, *values in regions[thread].tree():
-            _add(by_path, place, 1, *values)
-    by_name: dict[str, list[int]] = {}
-    for nest in operators.values():
-        for (_, _, name), self_ns, gpu_ns in zip(nest.ranges, nest.self_ns, nest.gpu_ns, strict=True):
-            _add(by_name, name, 1, self_ns, gpu_ns)
-    return _summary(len(recorded.steps), recorded.step_ns(), by_path, by_name, gpu)
+    gpu_ns = _charged(trace, "region", len(trace.regions))
+    for path, *values in _tree(trace.regions, gpu_ns, main_thread(trace.steps, trace.regions)):
+        _add(by_path, path, 1, *values)
+
+    operators = trace.operators
+    columns = [_self_ns(operators), _charged(trace, "operator", len(operators))]
+    codes, rows = np.unique(operators.name, return_inverse=True)
+    calls, *sums = [np.bincount(rows, column, len(codes)) for column in (None, *columns)]
+    by_name = {
+        trace.words[code]: [int(value) for value in values]
+        for code, *values in zip(codes.tolist(), calls, *sums, strict=True)
+    }
+    total = int(trace.gpu.duration_ns.sum())
+    nowhere = int(trace.gpu.duration_ns[trace.gpu.region < 0].sum())
+    return _summary(len(trace.steps), _step_ns(trace), by_path, by_name, (total, nowhere) if has_gpu else None)
 
 
 def merge(summaries: Sequence[Summary]) -> Summary:
@@ -114,22 +114,6 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     if any(summary.gpu_total_ns is not None for summary in summaries):
         gpu = sum(s.gpu_total_ns or 0 for s in summaries), sum(s.gpu_unattributed_ns or 0 for s in summaries)
     return _summary(sum(s.steps for s in summaries), sum(s.step_ns for s in summaries), by_path, by_name, gpu)
-
-
-def _attribute(
-    recorded: Recorded, regions: dict[Thread, _Nest], operators: dict[Thread, _Nest], main: Thread | None
-) -> tuple[int, int]:
-    """Charge all GPU work to the ranges that launched it; all of it, and what is left, in ns."""
-    total_ns = unattributed_ns = 0
-    for duration_ns, origin in recorded.gpu_work():
-        total_ns += duration_ns
-        thread, at = origin or (None, 0)
-        if thread in operators:
-            operators[thread].charge(at, duration_ns)
-        owners = [regions[key] for key in (thread, main) if thread and key in regions]
-        if not any(nest.charge(at, duration_ns) for nest in owners):
-            unattributed_ns += duration_ns
-    return total_ns, unattributed_ns
 
 
 def _add(table: dict[_Key, list[int]], key: _Key, *values: int) -> None:
@@ -160,51 +144,46 @@ def _summary(
     return Summary(steps, step_ns, regions, operators, *(gpu or (None, None)))
 
 
-class _Nest:
-    """The ranges of one thread. The parent of a range is the last started of those that hold it whole.
+def _step_ns(trace: Trace) -> int:
+    """The durations of the steps, added up; without any, from the first event to the last."""
+    if trace.steps:
+        return int(trace.steps.duration_ns.sum())
+    tables = [table for table in (trace.operators, trace.regions, trace.runtime, trace.gpu) if table]
+    if not tables:
+        return 0
+    return int(max(table.end_ns.max() for table in tables) - min(table.start_ns[0] for table in tables))
 
-    Ranges of interleaved asyncio tasks overlap without one holding the other: they are siblings.
-    """
 
-    def __init__(self, ranges: Iterable[Range]) -> None:
-        self.ranges = sorted(ranges, key=lambda item: (item[0], -item[1]))
-        self.gpu_ns = [0] * len(self.ranges)
-        self.self_ns = [end - start for start, end, _ in self.ranges]
-        self._starts = [start for start, _, _ in self.ranges]
-        self._ends = [end for _, end, _ in self.ranges]
-        self._parents: list[int] = []
-        self._link()
+def _charged(trace: Trace, link: str, rows: int) -> Array:
+    """The GPU time that each row launched itself."""
+    linked = trace.gpu[link] >= 0
+    durations = trace.gpu.duration_ns[linked]
+    return np.bincount(trace.gpu[link][linked], durations, rows).astype(np.int64)  # exact up to 104 days
 
-    def _link(self) -> None:
-        covered = list(self._starts)  # up to where the children so far reach: overlapping ones count once
-        open_: list[int] = []
-        for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
-            while open_ and self._ends[open_[-1]] <= start:
-                open_.pop()
-            parent = next((other for other in reversed(open_) if self._ends[other] >= end), -1)
-            if parent >= 0:
-                self.self_ns[parent] -= max(0, end - max(start, covered[parent]))
-                covered[parent] = max(end, covered[parent])
-            self._parents.append(parent)
-            open_.append(index)
 
-    def charge(self, at: int, gpu_ns: int) -> bool:
-        """Give GPU time to the last started range open at that time; False if there is none."""
-        index = bisect_right(self._starts, at) - 1
-        while index >= 0 and self._ends[index] <= at:
-            index = self._parents[index]
-        if index >= 0:
-            self.gpu_ns[index] += gpu_ns
-        return index >= 0
+def _self_ns(rows: Table) -> Array:
+    """The part of each duration that no row inside covers; children that overlap count once."""
+    order = np.lexsort((rows.start_ns, rows.parent))
+    order = order[rows.parent[order] >= 0]
+    parent, start, end = rows.parent[order], rows.start_ns[order], rows.end_ns[order]
+    covers = end - start
+    siblings = np.flatnonzero((parent[1:] == parent[:-1]) & (start[1:] < end[:-1])) + 1
+    for parent_row in np.unique(parent[siblings]).tolist():
+        group = slice(*np.searchsorted(parent, (parent_row, parent_row + 1)))
+        reach = np.maximum.accumulate(np.concatenate((start[group][:1], end[group][:-1])))
+        covers[group] = np.maximum(end[group] - np.maximum(start[group], reach), 0)
+    return rows.duration_ns - np.bincount(parent, covers, len(rows)).astype(np.int64)
 
-    def tree(self) -> Iterator[tuple[tuple[str, ...], int, int, int]]:
-        """Each range as path, duration, self time and GPU time with the ranges inside; parents come first."""
-        gpu_ns = list(self.gpu_ns)
-        for index in reversed(range(len(gpu_ns))):
-            if self._parents[index] >= 0:
-                gpu_ns[self._parents[index]] += gpu_ns[index]
-        paths: list[tuple[str, ...]] = []
-        for index, (start, end, name) in enumerate(self.ranges):
-            parent = self._parents[index]
-            paths.append((*paths[parent], name) if parent >= 0 else (name,))
-            yield paths[index], end - start, self.self_ns[index], gpu_ns[index]
+
+def _tree(rows: Table, gpu_ns: Array, main: int) -> Iterator[tuple[tuple[str, ...], int, int, int]]:
+    """Each row as path, duration, self time and GPU time with the rows inside; the main thread comes first."""
+    inclusive, parents = gpu_ns.tolist(), rows.parent.tolist()
+    for row in reversed(range(len(parents))):
+        if parents[row] >= 0:
+            inclusive[parents[row]] += inclusive[row]
+    names, durations, self_ns = rows.text("name"), rows.duration_ns.tolist(), _self_ns(rows).tolist()
+    paths: list[tuple[str, ...]] = []
+    for name, parent in zip(names, parents, strict=True):
+        paths.append((*paths[parent], name) if parent >= 0 else (name,))
+    for row in np.argsort(rows.thread != main, kind="stable").tolist():
+        yield paths[row], durations[row], self_ns[row], inclusive[row]

@@ -51,9 +51,10 @@ class Aftermath:
         """A window was recorded: read its trace before it is compressed, save the files, add the line."""
         with guard.contained("the summary"):
             if capture.raw is not None and settings.summary:
+                from ..traces.kineto import read_kineto
                 from ..traces.summary import merge, summarize
 
-                summary = summarize(capture.raw)
+                summary = summarize(read_kineto(capture.raw))
                 self._summary = merge([self._summary, summary]) if self._summary is not None else summary
         failure = None
         try:

@@ -1,0 +1,240 @@
+"""What events of a Kineto file say in their ``args``, as columns."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Raw, Struct, field
+
+from .table import KERNEL, MEMCPY, MEMSET, Array, Words
+
+_GPU = {"gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
+
+
+class HasArgs(Protocol):
+    """An event, as far as it matters here."""
+
+    name: str
+    pid: Any
+    tid: Any
+    args: Raw
+
+
+class _Ids(Struct, gc=False):
+    correlation: int = -1
+    external: int = field(default=-1, name="External id")
+    external_2021: int = field(default=-1, name="external id")
+
+
+class _OperatorArgs(_Ids, gc=False):
+    sequence: int = field(default=-1, name="Sequence number")
+    shapes: Raw = field(default_factory=Raw, name="Input Dims")
+    types: Raw = field(default_factory=Raw, name="Input type")
+
+
+class _GpuArgs(_Ids, gc=False):
+    device: int = -1
+    stream: int = -1
+    bytes: int = -1
+    size: int = -1  # MTIA's word for it
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    registers: int = field(default=-1, name="registers per thread")
+    shared_bytes: int = field(default=-1, name="shared memory")
+    blocks_per_sm: float = field(default=math.nan, name="blocks per SM")
+    occupancy_percent: float = field(default=math.nan, name="est. achieved occupancy %")
+    collective: str = field(default="", name="Collective name")
+    group: str = field(default="", name="Process Group Name")
+    elements_in: int = field(default=-1, name="In msg nelems")
+    elements_out: int = field(default=-1, name="Out msg nelems")
+    dtype: str = ""
+
+
+class _MemoryArgs(Struct, gc=False):
+    bytes: int = field(default=0, name="Bytes")
+    address: int = field(default=-1, name="Addr")
+    device_type: int = field(default=-1, name="Device Type")
+    device: int = field(default=-1, name="Device Id")
+    allocated_bytes: int = field(default=-1, name="Total Allocated")
+    reserved_bytes: int = field(default=-1, name="Total Reserved")
+
+
+class _NameArgs(Struct, gc=False):
+    name: str = ""
+
+
+_Args = TypeVar("_Args", bound=Struct)
+_DECODERS: dict[type[Struct], Callable[[bytes], Any]] = {
+    kind: msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
+    for kind in (_Ids, _OperatorArgs, _GpuArgs, _MemoryArgs, _NameArgs)
+}
+
+
+def _read(kind: type[_Args], raws: Sequence[Raw]) -> list[_Args]:
+    """Decode the args of many events at once; if one of them is odd, each on its own."""
+    try:
+        found: list[_Args] = _DECODERS[kind](b"[" + b",".join(raws) + b"]")
+        return found
+    except (ValueError, RecursionError):
+        return [_read_odd(kind, raw) for raw in raws]
+
+
+def _read_odd(kind: type[_Args], raw: Raw) -> _Args:
+    """What of the args is as it should be; the rest is taken for not there."""
+    args = kind()
+    try:
+        content = json.loads(bytes(raw))
+    except (ValueError, RecursionError):
+        return args
+    for info in msgspec.structs.fields(kind) if isinstance(content, dict) else ():
+        if info.type is Raw:
+            value: Any = Raw(json.dumps(content.get(info.encode_name, "")).encode())
+        else:
+            try:
+                value = msgspec.convert(content[info.encode_name], info.type, strict=False)
+            except (KeyError, ValueError):
+                continue
+        setattr(args, info.name, value)
+    return args
+
+
+def names(raws: Sequence[Raw]) -> list[str]:
+    """Return the ``name`` in the args of each event."""
+    return [args.name for args in _read(_NameArgs, raws)]
+
+
+def values(raws: Sequence[Raw]) -> tuple[list[int], list[str], list[float]]:
+    """Return all numbers in the args of counters: the number of the event, the series and the value."""
+    rows, series, numbers = [], [], []
+    for row, raw in enumerate(raws):
+        try:
+            content = json.loads(bytes(raw))
+        except (ValueError, RecursionError):
+            continue
+        for name, value in content.items() if isinstance(content, dict) else ():
+            if isinstance(value, (int, float)) and abs(value) < math.inf:
+                rows.append(row)
+                series.append(name)
+                numbers.append(float(value))
+    return rows, series, numbers
+
+
+def _column(args: Sequence[Struct], name: str) -> Array:
+    """Integers; what is beyond 64 bits is taken for not there."""
+    get = attrgetter(name)
+    try:
+        return np.fromiter(map(get, args), np.int64, len(args))
+    except OverflowError:
+        return np.array([value if abs(value) < 2**63 else -1 for value in map(get, args)], np.int64)
+
+
+def _words(words: Words, args: Sequence[Struct], name: str) -> Array:
+    return np.fromiter(map(words.__getitem__, map(attrgetter(name), args)), np.int32, len(args))
+
+
+def _external(args: Sequence[_Ids]) -> Array:
+    today = _column(args, "external")
+    return np.where(today >= 0, today, _column(args, "external_2021"))
+
+
+def _operators(words: Words, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_OperatorArgs, [event.args for event in events])
+    texts = {
+        name: np.array([words[bytes(getattr(item, name)).decode("utf-8", "replace")] for item in args], np.int32)
+        for name in ("shapes", "types")
+    }
+    return {"external": _external(args), "sequence": _column(args, "sequence")} | texts
+
+
+def _regions(_: Words, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    return {"external": _external(_read(_Ids, [event.args for event in events]))}
+
+
+def _nothing(_: Words, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
+    return {}
+
+
+def _others(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    return {"category": np.full(len(events), words[category], np.int32)}
+
+
+def _calls(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_Ids, [event.args for event in events])
+    columns = {"correlation": _column(args, "correlation"), "external": _external(args)}
+    return columns | _others(words, category, events)
+
+
+def _place(args: Sequence[_GpuArgs], events: Sequence[HasArgs]) -> dict[str, Array]:
+    """Device and stream; where the args do not say, they are the event's process and thread."""
+    device, stream = _column(args, "device"), _column(args, "stream")
+    for column, name in ((device, "pid"), (stream, "tid")):
+        for row in np.flatnonzero(column < 0).tolist():
+            column[row] = _number(getattr(events[row], name))
+    return {"device": device, "stream": stream}
+
+
+def _number(place: Any) -> int:
+    """The number in ``7`` or ``"stream 7"``."""
+    last = str(place).split()[-1:] or [""]
+    return int(last[0]) if last[0].isdecimal() and len(last[0]) < 10 else -1
+
+
+def _gpu_regions(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_GpuArgs, [event.args for event in events])
+    return _place(args, events) | {"external": _external(args)} | _others(words, category, events)
+
+
+def _syncs(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_GpuArgs, [event.args for event in events])
+    return _place(args, events) | {"correlation": _column(args, "correlation")} | _others(words, category, events)
+
+
+def _gpu(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_GpuArgs, [event.args for event in events])
+    size = _column(args, "bytes")
+    kind = np.full(len(events), _GPU.get(category, KERNEL), np.int32)
+    kind[[event.name == "dma_request" for event in events]] = MEMCPY  # MTIA's
+    columns = {
+        "category": kind,
+        "external": _external(args),
+        "bytes": np.where(size >= 0, size, _column(args, "size")),
+        "blocks": _products(args, "grid"),
+        "block_threads": _products(args, "block"),
+    }
+    for name in ("correlation", "registers", "shared_bytes", "elements_in", "elements_out"):
+        columns[name] = _column(args, name)
+    for name in ("blocks_per_sm", "occupancy_percent"):
+        columns[name] = np.fromiter(map(attrgetter(name), args), np.float64, len(args))
+    for name in ("collective", "group", "dtype"):
+        columns[name] = _words(words, args, name)
+    return columns | _place(args, events)
+
+
+def _products(args: Sequence[_GpuArgs], name: str) -> Array:
+    sizes = [math.prod(getattr(item, name)) if getattr(item, name) else -1 for item in args]
+    return np.array([size if -1 <= size < 2**31 else -1 for size in sizes], np.int64)
+
+
+def _memory(_: Words, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    args = _read(_MemoryArgs, [event.args for event in events])
+    return {info.name: _column(args, info.name) for info in msgspec.structs.fields(_MemoryArgs)}
+
+
+READERS: dict[str, Callable[[Words, str, Sequence[HasArgs]], dict[str, Array]]] = {
+    "operators": _operators,
+    "regions": _regions,
+    "frames": _nothing,
+    "runtime": _calls,
+    "gpu": _gpu,
+    "gpu_regions": _gpu_regions,
+    "syncs": _syncs,
+    "memory": _memory,
+    "others": _others,
+}
+"""How to read the args of events that go into each table: from words, category and events to columns."""

@@ -1,0 +1,185 @@
+"""Events of a Kineto file, decoded many at a time into columns."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from decimal import Decimal
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Raw, Struct
+
+from .event_args import READERS, names, values
+from .table import Array, Numbers, Words
+
+# Where complete events of a category go. Some categories were named otherwise in 2021.
+_TABLES = {
+    "cpu_op": "operators",
+    "operator": "operators",
+    "user_annotation": "regions",
+    "python_function": "frames",
+    "cuda_runtime": "runtime",
+    "cuda_driver": "runtime",
+    "runtime": "runtime",
+    "mtia_runtime": "runtime",
+    "xpu_runtime": "runtime",
+    "privateuse1_runtime": "runtime",
+    "kernel": "gpu",
+    "gpu_memcpy": "gpu",
+    "memcpy": "gpu",
+    "gpu_memset": "gpu",
+    "memset": "gpu",
+    "mtia_ccp_events": "gpu",
+    "gpu_user_annotation": "gpu_regions",
+    "cuda_sync": "syncs",
+}
+_EXACT_US = float(2**41)  # up to here a float tells ns apart
+_LATEST_US = 9.2e15  # what fits into 64 bits as ns
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Event(Struct, gc=False):
+    """What every event has; ``ts`` and ``dur`` are in us."""
+
+    ph: str = ""
+    cat: str | None = ""
+    name: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: int | str | float | None = ""
+    tid: int | str | float | None = ""
+    args: Raw = Raw(b"{}")
+
+    def in_time(self) -> bool:
+        """Tell whether its times fit into 64 bits of ns."""
+        return abs(self.ts) < _LATEST_US and abs(self.dur) < _LATEST_US
+
+
+class _Exact(Struct, gc=False):
+    ts: Decimal = Decimal(0)
+    dur: Decimal = Decimal(0)
+
+
+_decode = msgspec.json.Decoder(list[Event]).decode
+_decode_exact = msgspec.json.Decoder(list[_Exact]).decode
+
+
+class Collector:
+    """Takes the text of events and makes columns of them.
+
+    Attributes:
+        words: numbers of words.
+        threads: numbers of pairs of process and thread.
+        thread_names: what some of these threads are called.
+        count: how many events were taken.
+    """
+
+    def __init__(self) -> None:
+        self.words = Words()
+        self.threads: Numbers[tuple[Any, Any]] = Numbers()
+        self.thread_names: dict[tuple[Any, Any], str] = {}
+        self.count = 0
+        self._kinds: Numbers[tuple[str, str | None]] = Numbers()
+        self._parts: dict[str, dict[str, list[Array]]] = defaultdict(lambda: defaultdict(list))
+
+    def take(self, text: bytes) -> int:
+        """Take an array of events in JSON, all or none, and return how many.
+
+        Raises:
+            ValueError: if it is not one.
+            RecursionError: if it is nested too deep.
+        """
+        events = _decode(text)
+        if not events:
+            return 0
+        start_ns, duration_ns = _times(events, text)
+        common = {
+            "start_ns": start_ns,
+            "duration_ns": duration_ns,
+            "name": _numbers(self.words, events, "name"),
+            "thread": _numbers(self.threads, events, "pid", "tid"),
+            "event": np.arange(self.count, self.count + len(events)),
+        }
+        self.count += len(events)
+        kinds = _numbers(self._kinds, events, "ph", "cat")
+        present = set(np.unique(kinds).tolist())
+        for (phase, category), kind in list(self._kinds.items()):
+            if kind in present:
+                rows = np.flatnonzero(kinds == kind)
+                part = {name: column[rows] for name, column in common.items()}
+                self._sort(phase, (category or "").lower(), part, [events[row] for row in rows.tolist()])
+        return len(events)
+
+    def columns(self) -> dict[str, dict[str, Array]]:
+        """Return the columns of each table; what was taken is gone then."""
+        return {
+            table: {column: np.concatenate(parts.pop(column)) for column in list(parts)}
+            for table, parts in self._parts.items()
+        }
+
+    def _sort(self, phase: str, category: str, part: dict[str, Array], events: list[Event]) -> None:
+        """Put events of one phase and category where they belong; flows and what ends them belong nowhere."""
+        if phase == "X":
+            self._add(_TABLES.get(category, "others"), category, part, events)
+        elif phase in ("i", "I", "R"):
+            memory = part["name"] == self.words["[memory]"]
+            for table, mask in (("memory", memory), ("others", ~memory)):
+                rows = np.flatnonzero(mask)
+                some = {name: column[rows] for name, column in part.items()}
+                self._add(table, category, some, [events[row] for row in rows.tolist()])
+        elif phase == "C":
+            self._count(part, events)
+        elif phase == "M":
+            self._name(events)
+
+    def _add(self, table: str, category: str, part: dict[str, Array], events: list[Event]) -> None:
+        if events:
+            for name, column in (part | READERS[table](self.words, category, events)).items():
+                self._parts[table][name].append(column)
+
+    def _count(self, part: dict[str, Array], events: list[Event]) -> None:
+        """A counter may have several series, each of which gets a row of its own."""
+        rows, series, numbers = values([event.args for event in events])
+        table = self._parts["counters"]
+        for name, column in part.items():
+            table[name].append(column[rows])
+        labels = [f"{events[row].name}: {word}" for row, word in zip(rows, series, strict=True)]
+        table["name"][-1] = np.array([self.words[label] for label in labels], np.int32)
+        table["value"].append(np.array(numbers, np.float64))
+
+    def _name(self, events: list[Event]) -> None:
+        named = [event for event in events if event.name == "thread_name"]
+        for event, name in zip(named, names([event.args for event in named]), strict=True):
+            if (event.pid, event.tid) in self.threads:
+                self.thread_names[event.pid, event.tid] = name
+
+
+def _numbers(numbers: Numbers[Any], events: Sequence[Event], *fields: str) -> Array:
+    keys: Iterable[Any] = map(attrgetter(*fields), events)
+    return np.fromiter(map(numbers.__getitem__, keys), np.int32, len(events))
+
+
+def _times(events: list[Event], text: bytes) -> tuple[Array, Array]:
+    """Start and duration in ns."""
+    start = np.fromiter(map(attrgetter("ts"), events), np.float64, len(events))
+    duration = np.fromiter(map(attrgetter("dur"), events), np.float64, len(events))
+    latest = max(np.abs(start).max(), np.abs(duration).max())
+    if not latest < _LATEST_US:
+        raise ValueError(f"{latest:g} is no time in microseconds")
+    if latest < _EXACT_US or not np.any(start % 1):
+        return _ns(start), np.maximum(_ns(duration), 0)
+    # Microseconds since 1970 with decimals: as floats they would be 125 ns off.
+    exact = _decode_exact(text)
+    starts = [int((event.ts * 1000).to_integral_value()) for event in exact]
+    durations = [max(int((event.dur * 1000).to_integral_value()), 0) for event in exact]
+    return np.array(starts, np.int64), np.array(durations, np.int64)
+
+
+def _ns(us: Array) -> Array:
+    whole = np.floor(us)
+    ns: Array = whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
+    return ns

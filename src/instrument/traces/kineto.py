@@ -1,0 +1,75 @@
+"""Reads what torch.profiler writes, JSON of 2021 to today, of NVIDIA, AMD and MTIA devices or of a CPU alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import TraceError
+from .events import Collector
+from .links import assemble
+from .pieces import Pieces
+from .salvage import metadata
+from .text import blocks
+from .trace import Device, Lost, Thread, Trace
+
+
+def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None) -> Trace:
+    """Read a trace, plain or gzip: an object with ``traceEvents``, or the bare array.
+
+    Args:
+        path: a file that can be read more than once.
+        progress: told of each part that is read how many bytes of the file it has.
+
+    Raises:
+        TraceError: if nothing in it is an event.
+        OSError: if it cannot be opened.
+    """
+    lost, collector = Lost(), Collector()
+    with path.open("rb") as file:
+        pieces = Pieces(path, blocks(path, file, lost, progress), collector.take, lost)
+        pieces.read()
+    about: dict[str, Any] = {}
+    if head := pieces.head.removeprefix(b"\xef\xbb\xbf").rstrip(b", \t\r\n"):
+        about |= metadata(head + b"}", lost)
+    if (tail := pieces.tail.strip(b", \t\r\n")) not in (b"", b"}"):
+        about |= metadata(b"{" + tail, lost)
+    if not collector.count and lost:
+        raise TraceError(path, "; ".join(lost.reasons))
+    distributed = _mapping(about.get("distributedInfo"))
+    return assemble(
+        path,
+        "kineto",
+        collector.columns(),
+        collector.words,
+        [Thread(*place, collector.thread_names.get(place, "")) for place in collector.threads],
+        devices=_devices(about.get("deviceProperties")),
+        metadata=about,
+        lost=lost,
+        rank=_integer(distributed.get("rank")),
+        world_size=_integer(distributed.get("world_size")),
+        epoch_ns=_integer(about.get("baseTimeNanoseconds")) or 0,
+        look_up=pieces.index,
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _devices(properties: Any) -> list[Device]:
+    return [
+        Device(
+            _integer(item.get("id")) or 0,
+            str(item.get("name", "")),
+            _integer(item.get("numSms")) or 0,
+            _integer(item.get("maxThreadsPerMultiprocessor")) or 0,
+            _integer(item.get("totalGlobalMem")) or 0,
+        )
+        for item in map(_mapping, properties if isinstance(properties, list) else [])
+    ]

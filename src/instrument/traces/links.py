@@ -1,0 +1,206 @@
+"""Finds for each piece of GPU work what launched it: the call, the operator, the region, the module, the step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .nest import Nest
+from .table import COLUMNS, Array, Table, Words, table
+from .trace import Coverage, Device, Lost, Thread, Trace
+
+_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_MODULE = re.compile(r"^nn\.Module: ")
+_LINKS = ("launch", "operator", "region", "module", "step")
+
+
+def assemble(
+    path: Path,
+    format: str,
+    columns: dict[str, dict[str, Array]],
+    words: Words,
+    threads: list[Thread],
+    *,
+    devices: list[Device],
+    metadata: Mapping[str, Any],
+    lost: Lost,
+    rank: int | None = None,
+    world_size: int | None = None,
+    epoch_ns: int = 0,
+    look_up: Callable[[int], dict[str, Any]] | None = None,
+) -> Trace:
+    """Make a trace of what a reader found.
+
+    Args:
+        path: the file.
+        format: as in `Trace`; so are the rest from ``threads`` on.
+        columns: of each table, those of `COLUMNS` that the reader knows, in any order of events. It is emptied
+            on the way, to save memory. Steps are found among the regions unless given.
+        words: the numbers of words that the columns hold.
+        threads: by the numbers that the columns hold.
+        devices: as in `Trace`.
+        metadata: as in `Trace`.
+        lost: as in `Trace`.
+        rank: as in `Trace`.
+        world_size: as in `Trace`.
+        epoch_ns: as in `Trace`.
+        look_up: returns the args of the event of a number.
+    """
+    texts = list(words)
+    tables: dict[str, Table] = {}
+    nests: dict[str, dict[int, tuple[Array, Nest]]] = {}
+    if "steps" not in columns:
+        _part_steps(columns, texts)
+    for kind in COLUMNS:
+        tables[kind] = _sorted(kind, columns.pop(kind, {"start_ns": np.empty(0, np.int64)}), texts)
+        if "parent" in COLUMNS[kind]:
+            nests[kind] = _nests(tables[kind])
+    tables["steps"] = _begun(tables)
+    _link(tables, nests, texts)
+    coverage = {link: _coverage(tables["gpu"], link) for link in _LINKS}
+    return Trace(
+        path=path,
+        format=format,
+        **tables,
+        words=texts,
+        threads=threads,
+        devices=devices,
+        metadata=metadata,
+        rank=rank,
+        world_size=world_size,
+        epoch_ns=epoch_ns,
+        lost=lost,
+        coverage=coverage,
+        look_up=look_up,
+    )
+
+
+def by_thread(rows: Table) -> Iterator[tuple[int, Array]]:
+    """Yield each thread and its rows, in ascending order."""
+    order = np.argsort(rows.thread, kind="stable")
+    threads, counts = np.unique(rows.thread, return_counts=True)
+    ends = np.cumsum(counts)
+    for thread, begin, end in zip(threads.tolist(), ends - counts, ends, strict=True):
+        yield thread, order[begin:end]
+
+
+def _sorted(kind: str, columns: dict[str, Array], texts: list[str]) -> Table:
+    unsorted = table(kind, columns, texts)
+    columns.clear()
+    return unsorted.where(np.lexsort((-unsorted.duration_ns, unsorted.start_ns)))
+
+
+def _nests(rows: Table) -> dict[int, tuple[Array, Nest]]:
+    """The nest of each thread; the rows get their parents."""
+    nests = {}
+    for thread, part in by_thread(rows):
+        nest = Nest(rows.start_ns[part], rows.end_ns[part])
+        rows.parent[part] = np.where(nest.parents >= 0, part[nest.parents], -1)
+        nests[thread] = part, nest
+    return nests
+
+
+def _part_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
+    """Move the steps out of the regions; in 2021 they were operators."""
+    numbers = {code: int(match[1]) for code, text in enumerate(texts) if (match := _STEP.match(text))}
+    for kind in ("regions", "operators") if numbers else ():
+        part = columns.get(kind)
+        if part is None:
+            continue
+        step = np.isin(part["name"], list(numbers))
+        if step.any() and "steps" not in columns:
+            found = {name: part[name][step] for name in COLUMNS["steps"] if name in part}
+            found["number"] = np.array([numbers[code] for code in found["name"].tolist()])
+            columns["steps"] = found
+            columns[kind] = {name: column[~step] for name, column in part.items()}
+
+
+def _begun(tables: dict[str, Table]) -> Table:
+    """The steps without the last one if nothing ran in it: a loop that ends announces one more."""
+    steps = tables["steps"]
+    work = (tables["operators"] or tables["regions"]).start_ns
+    return steps.where(slice(-1)) if steps and work.max(initial=0) < steps.start_ns[-1] else steps
+
+
+def _link(tables: dict[str, Table], nests: dict[str, dict[int, tuple[Array, Nest]]], texts: list[str]) -> None:
+    gpu, runtime, operators, steps = (tables[kind] for kind in ("gpu", "runtime", "operators", "steps"))
+    gpu.launch[:] = _matching(gpu.correlation, runtime.correlation)
+    launched = gpu.launch >= 0
+    thread, at = np.full(len(gpu), -1), np.zeros(len(gpu), np.int64)
+    thread[launched] = runtime.thread[gpu.launch[launched]]
+    at[launched] = runtime.start_ns[gpu.launch[launched]]
+    gpu.operator[:] = _open(nests["operators"], thread, at)
+
+    # Where both ids are equal the external id is a copy, as of 2022, and names no operator.
+    external = np.where(~launched & (gpu.external != gpu.correlation), gpu.external, -1)
+    named = _matching(external, operators.external)
+    found = named >= 0
+    gpu.operator[found] = named[found]
+    thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
+
+    main = main_thread(steps, tables["regions"])
+    gpu.region[:] = _open(nests["regions"], thread, at)
+    # The thread of the steps waits while autograd's own threads run the backward pass.
+    elsewhere = (gpu.region < 0) & (thread >= 0) & (thread != main)
+    gpu.region[elsewhere] = _open(nests["regions"], np.full(int(elsewhere.sum()), main), at[elsewhere])
+    gpu.module[:] = _modules(tables["frames"], nests["frames"], thread, at, texts)
+    inside = np.searchsorted(steps.start_ns, at, "right") - 1
+    ok = (thread >= 0) & (inside >= 0)
+    ok[ok] = steps.end_ns[inside[ok]] > at[ok]
+    gpu.step[ok] = inside[ok]
+
+
+def main_thread(steps: Table, regions: Table) -> int:
+    """Return the thread of the steps; without any, the one that spent the most time in regions; or -1."""
+    rows = steps or regions
+    if not rows:
+        return -1
+    known = rows.thread >= 0
+    times = np.bincount(rows.thread[known], rows.duration_ns[known])
+    return int(np.argmax(times)) if len(times) else -1
+
+
+def _matching(wanted: Array, keys: Array) -> Array:
+    """The first row that has each wanted key, or -1; a key below 0 is none."""
+    rows = np.flatnonzero(keys >= 0)
+    rows = rows[np.argsort(keys[rows], kind="stable")]
+    places = np.searchsorted(keys[rows], wanted)
+    result = np.full(len(wanted), -1)
+    ok = (places < len(rows)) & (wanted >= 0)
+    ok[ok] = keys[rows[places[ok]]] == wanted[ok]
+    result[ok] = rows[places[ok]]
+    return result
+
+
+def _open(nests: dict[int, tuple[Array, Nest]], thread: Array, at: Array) -> Array:
+    """The last started row that is open then and there, or -1."""
+    result = np.full(len(thread), -1)
+    for number, (rows, nest) in nests.items():
+        here = np.flatnonzero(thread == number)
+        if len(here):
+            found = nest.at(at[here])
+            result[here] = np.where(found >= 0, rows[found], -1)
+    return result
+
+
+def _modules(
+    frames: Table, nests: dict[int, tuple[Array, Nest]], thread: Array, at: Array, texts: list[str]
+) -> Array:
+    """The innermost frame that is a module."""
+    is_module = frames.matching("name", _MODULE) if frames else np.empty(0, bool)
+    rows = _open(nests, thread, at)
+    while True:
+        others = np.flatnonzero(rows >= 0)
+        others = others[~is_module[rows[others]]]
+        if not len(others):
+            return rows
+        rows[others] = frames.parent[rows[others]]
+
+
+def _coverage(gpu: Table, link: str) -> Coverage:
+    linked = gpu[link] >= 0
+    return Coverage(int(linked.sum()), len(gpu), int(gpu.duration_ns[linked].sum()), int(gpu.duration_ns.sum()))

@@ -1,0 +1,26 @@
+"""Shows how far the reading of a large file is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_LARGE = 100_000_000  # bytes; smaller ones are read within a second or so
+
+
+@contextmanager
+def progress(path: Path) -> Iterator[Callable[[int], None]]:
+    """Yield what is to be told of each part read, its bytes: a bar at a terminal, for a large file."""
+    size = path.stat().st_size
+    if size < _LARGE or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda read: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    columns = ("reading {task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(path.name, total=size)
+        yield lambda read: bar.advance(task, read)

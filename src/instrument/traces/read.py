@@ -1,0 +1,116 @@
+"""Reads a trace of any kind: what is in the file tells which reader is right."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import sqlite3
+import stat
+import sys
+import tempfile
+import weakref
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from contextlib import closing, suppress
+from pathlib import Path
+
+from ..errors import TraceError
+from .kineto import read_kineto
+from .progress import progress
+from .ranks import TraceSet, read_ranks
+from .trace import Trace
+
+_SQLITE = b"SQLite format 3\0"
+_REPORTS = (".nsys-rep", ".qdrep")
+_HEAD = 1 << 16
+
+
+def read_trace(
+    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, executor: Executor | None = None
+) -> Trace | TraceSet:
+    """Read what a profiler wrote.
+
+    Kineto JSON of torch.profiler, plain or gzip, also damaged; reports of Nsight Systems, ``.sqlite`` or
+    ``.nsys-rep``; JSON and databases of rocprofv3. What could not be read of a file is in `Trace.lost`.
+
+    Args:
+        path: a file, or "-" for standard input. A folder, a pattern such as ``"runs/*.json.gz"`` or several
+            files make a `TraceSet`: the ranks of one job.
+        executor: reads the files of a set; by default processes of this machine do.
+
+    Raises:
+        TraceError: if it is no trace, or nothing in it can be read.
+        OSError: if it cannot be opened.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        return read_ranks(path, read_file, executor)
+    file = Path(path)
+    if str(path) == "-" or (file.exists() and not file.is_dir()):
+        return read_file(file)
+    if file.is_dir() or glob.has_magic(str(path)):
+        return read_ranks(path, read_file, executor)
+    raise FileNotFoundError(2, "No such file or folder", str(path))
+
+
+def read_file(path: Path) -> Trace:
+    """Read one file; errors as `read_trace`."""
+    if str(path) == "-" or not stat.S_ISREG(path.stat().st_mode):
+        return _spooled(path)
+    head = _head(path)
+    if head.startswith(_SQLITE):
+        return _database(path)
+    if path.suffix in _REPORTS:
+        from .nsight import read_nsight
+
+        return read_nsight(path)
+    if b'"rocprofiler-sdk-tool"' in head and b'"traceEvents"' not in head:
+        from .rocprof import read_rocprof
+
+        return read_rocprof(path)
+    with progress(path) as told:
+        return read_kineto(path, told)
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if head.startswith(b"\x1f\x8b"):
+        with suppress(zlib.error):
+            return zlib.decompressobj(wbits=31).decompress(head, _HEAD)
+    return head
+
+
+def _database(path: Path) -> Trace:
+    from .nsight import read_nsight
+    from .rocpd import read_rocpd
+
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            found = database.execute("SELECT count(*) FROM sqlite_master WHERE name LIKE 'rocpd%'").fetchone()
+    except sqlite3.Error as error:
+        raise TraceError(path, f"damaged database: {error}") from error
+    return read_rocpd(path) if found[0] else read_nsight(path)
+
+
+def _spooled(path: Path) -> Trace:
+    """Standard input or a pipe, copied to a file that goes when the trace does: args are read from it again."""
+    with tempfile.NamedTemporaryFile(prefix="instrument-", suffix=".trace", delete=False) as copy:
+        spool = Path(copy.name)
+        try:
+            if str(path) == "-":
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+            else:
+                with path.open("rb") as source:
+                    shutil.copyfileobj(source, copy)
+            copy.close()
+            trace = read_file(spool)
+        except BaseException as error:
+            spool.unlink(missing_ok=True)
+            if isinstance(error, TraceError):
+                raise TraceError(path, error.reason) from None
+            raise
+    trace.path = path
+    weakref.finalize(trace, spool.unlink, missing_ok=True)
+    return trace

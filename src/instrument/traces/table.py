@@ -1,0 +1,170 @@
+"""Columns of equal length, one row an event: what every reader fills and every metric reads."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+_Key = TypeVar("_Key", bound=Hashable)
+
+_TIMED: dict[str, tuple[str, float]] = {
+    "start_ns": ("i8", 0),
+    "duration_ns": ("i8", 0),
+    "name": ("i4", 0),
+    "event": ("i8", -1),
+}
+_ON_CPU = _TIMED | {"thread": ("i4", -1)}
+_NESTED = _ON_CPU | {"parent": ("i4", -1)}
+_ON_GPU = _TIMED | {"category": ("i4", 0), "device": ("i4", -1), "stream": ("i8", -1)}
+_LINKED = {
+    "launch": ("i4", -1),
+    "operator": ("i4", -1),
+    "region": ("i4", -1),
+    "module": ("i4", -1),
+    "step": ("i4", -1),
+}
+_KERNEL = {
+    "bytes": ("i8", -1),
+    "blocks": ("i8", -1),
+    "block_threads": ("i4", -1),
+    "registers": ("i4", -1),
+    "shared_bytes": ("i8", -1),
+    "blocks_per_sm": ("f8", np.nan),
+    "occupancy_percent": ("f8", np.nan),
+    "collective": ("i4", 0),
+    "group": ("i4", 0),
+    "elements_in": ("i8", -1),
+    "elements_out": ("i8", -1),
+    "dtype": ("i4", 0),
+}
+
+COLUMNS: dict[str, dict[str, tuple[str, float]]] = {
+    "operators": _NESTED
+    | {"external": ("i8", -1), "sequence": ("i8", -1), "shapes": ("i4", 0), "types": ("i4", 0)},
+    "regions": _NESTED
+    | {"external": ("i8", -1), "domain": ("i4", 0), "category": ("i4", 0)}
+    | {"color": ("i8", -1), "payload": ("i4", 0)},
+    "frames": _NESTED,
+    "runtime": _ON_CPU | {"category": ("i4", 0), "correlation": ("i8", -1), "external": ("i8", -1)},
+    "gpu": _ON_GPU | {"correlation": ("i8", -1), "external": ("i8", -1)} | _KERNEL | _LINKED,
+    "gpu_regions": _ON_GPU | {"external": ("i8", -1)},
+    "syncs": _ON_GPU | {"correlation": ("i8", -1)},
+    "memory": _ON_CPU
+    | {
+        "bytes": ("i8", 0),
+        "address": ("i8", -1),
+        "device_type": ("i4", -1),
+        "device": ("i4", -1),
+        "allocated_bytes": ("i8", -1),
+        "reserved_bytes": ("i8", -1),
+    },
+    "counters": _ON_CPU | {"value": ("f8", np.nan)},
+    "steps": _ON_CPU | {"number": ("i8", -1)},
+    "others": _ON_CPU | {"category": ("i4", 0)},
+}
+"""The columns of each table, with numpy type and the value of what the file does not say."""
+
+TEXT = frozenset({"name", "category", "domain", "payload", "shapes", "types", "collective", "group", "dtype"})
+"""Columns that hold numbers of words; word 0 is the empty one."""
+
+
+KERNEL, MEMCPY, MEMSET = 1, 2, 3
+"""What is in the column ``category`` of work on the GPU; also the words of every trace with these numbers."""
+
+
+class Numbers(dict[_Key, int]):
+    """Gives each key a number, when it is first asked for."""
+
+    def __missing__(self, key: _Key) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class Words(Numbers[str]):
+    """Gives each word a number."""
+
+    def __init__(self) -> None:
+        super().__init__({"": 0, "kernel": KERNEL, "memcpy": MEMCPY, "memset": MEMSET})
+
+
+class Table(Mapping[str, Array]):
+    """Events of one kind, as numpy columns: ``table.start_ns`` or ``table["start_ns"]``.
+
+    Args:
+        columns: by name, all of one length.
+        words: what the numbers in the columns of `TEXT` stand for.
+    """
+
+    __slots__ = ("_columns", "words")
+
+    def __init__(self, columns: Mapping[str, Array], words: list[str]) -> None:
+        self._columns = dict(columns)
+        self.words = words
+
+    def __getattr__(self, column: str) -> Array:
+        if column == "_columns":  # while it is unpickled
+            raise AttributeError(column)
+        try:
+            return self._columns[column]
+        except KeyError:
+            raise AttributeError(f"no column {column!r}; there are {', '.join(self._columns)}") from None
+
+    def __getitem__(self, column: str) -> Array:
+        return self._columns[column]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(next(iter(self._columns.values()), ()))
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} rows: {', '.join(self._columns)}>"
+
+    @property
+    def end_ns(self) -> Array:
+        """Start and duration, added."""
+        return self.start_ns + self.duration_ns
+
+    def where(self, rows: Array | slice) -> Table:
+        """Return some rows, by a mask, their numbers or a slice."""
+        return Table({name: column[rows] for name, column in self._columns.items()}, self.words)
+
+    def text(self, column: str) -> list[str]:
+        """Return a column of `TEXT` as words."""
+        return [self.words[code] for code in self._columns[column].tolist()]
+
+    def matching(self, column: str, pattern: Any) -> Array:
+        """Return a mask of the rows whose word in ``column`` the compiled ``pattern`` is found in.
+
+        Each word is searched once, however many rows have it.
+        """
+        codes = self._columns[column]
+        used = np.unique(codes)
+        hits = [code for code in used.tolist() if pattern.search(self.words[code])]
+        return np.isin(codes, hits)
+
+
+def table(kind: str, columns: Mapping[str, Array], words: list[str], rows: int | None = None) -> Table:
+    """Return a table of this kind; columns that are not given have the value for what is not known."""
+    count = len(next(iter(columns.values()))) if rows is None else rows
+    complete = {}
+    for name, (dtype, missing) in COLUMNS[kind].items():
+        if name in columns:
+            complete[name] = np.ascontiguousarray(columns[name], dtype)
+        else:
+            complete[name] = np.full(count, missing, dtype)
+    return Table(complete, words)

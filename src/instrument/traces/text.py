@@ -1,0 +1,76 @@
+"""The text of a trace, plain or gzip, a block at a time."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import TraceError
+from .trace import Lost
+
+BLOCK = 1 << 20
+_GZIP = b"\x1f\x8b"
+# The most that a real trace was seen to shrink is 40 to 1; gzip allows 1,032 to 1.
+_BOMB_RATIO = 200
+_BOMB_BYTES = 1 << 28
+
+
+def blocks(
+    path: Path, file: BinaryIO, lost: Lost, progress: Callable[[int], None] = lambda size: None
+) -> Iterator[bytes]:
+    """Yield the text; where a gzip file is damaged or cut off, what comes before.
+
+    Args:
+        path: the file, for errors.
+        file: opened for reading.
+        lost: gets what is damaged.
+        progress: told of each part that is read how many bytes of the file it has.
+
+    Raises:
+        TraceError: if it unpacks to more than 256 MiB and 200 times its size: no trace does.
+    """
+    parts = iter(lambda: file.read(BLOCK), b"")
+    first = next(parts, b"")
+    told = _told(chain([first] if first else [], parts), progress)
+    yield from _unpacked(path, told, lost) if first.startswith(_GZIP) else told
+
+
+def _told(parts: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
+    for part in parts:
+        progress(len(part))
+        yield part
+
+
+def _unpacked(path: Path, parts: Iterator[bytes], lost: Lost) -> Iterator[bytes]:
+    unpacker, inside = zlib.decompressobj(wbits=31), False
+    data = next(parts)
+    packed, unpacked = len(data), 0
+    while data:
+        try:
+            text = unpacker.decompress(data, BLOCK)
+        except zlib.error as error:
+            reason = f"damaged gzip: {error}" if inside else "after the end of the gzip data there is more"
+            if not unpacked and not inside:
+                raise TraceError(path, f"damaged gzip: {error}") from None
+            lost.add(reason, size=len(data))
+            return
+        unpacked += len(text)
+        if unpacked > max(_BOMB_BYTES, _BOMB_RATIO * packed):
+            raise TraceError(path, f"it unpacks to more than {_BOMB_RATIO} times its size, as no trace does")
+        if text:
+            yield text
+        inside = not unpacker.eof
+        data = unpacker.unconsumed_tail if inside else unpacker.unused_data.lstrip(b"\0")
+        if not data:
+            data = next(parts, b"")
+            packed += len(data)
+        if not data and inside:
+            if rest := unpacker.flush():
+                yield rest
+            if not unpacker.eof:
+                lost.add("the gzip file is cut off")
+        elif not inside:
+            unpacker = zlib.decompressobj(wbits=31)
