@@ -86,7 +86,7 @@ class Collector:
         self._kinds: Numbers[tuple[str, str | None]] = Numbers()
         self._parts: dict[str, dict[str, list[Array]]] = defaultdict(lambda: defaultdict(list))
 
-    def take(self, text: bytes) -> int:
+    def take(self, text: bytes | bytearray) -> int:
         """Take an array of events in JSON, all or none, and return how many.
 
         Raises:
@@ -163,7 +163,7 @@ def _numbers(numbers: Numbers[Any], events: Sequence[Event], *fields: str) -> Ar
     return np.fromiter(map(numbers.__getitem__, keys), np.int32, len(events))
 
 
-def _times(events: list[Event], text: bytes) -> tuple[Array, Array]:
+def _times(events: list[Event], text: bytes | bytearray) -> tuple[Array, Array]:
     """Start and duration in ns."""
     start = np.fromiter(map(attrgetter("ts"), events), np.float64, len(events))
     duration = np.fromiter(map(attrgetter("dur"), events), np.float64, len(events))
