@@ -1,0 +1,1 @@
+"""What a trace means: numbers first, exact and each with its definition."""

@@ -1,0 +1,117 @@
+"""What the GPU was doing when: computing, communicating, copying, or nothing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..traces.intervals import Intervals, common, either, length, union
+from ..traces.table import KERNEL, MEMCPY, MEMSET, Array, Table
+
+
+class Activity(NamedTuple):
+    """Times at which the GPU, on any stream of any device, did something of a kind.
+
+    Attributes:
+        kernels: any kernel.
+        kernel_compute: a kernel that does not communicate.
+        compute: that, or a fill: TraceLens counts fills so.
+        communication: a kernel that communicates.
+        memcpy: a copy.
+        memset: a fill.
+        working: compute or communication.
+        busy: anything.
+    """
+
+    kernels: Intervals
+    kernel_compute: Intervals
+    compute: Intervals
+    communication: Intervals
+    memcpy: Intervals
+    memset: Intervals
+    working: Intervals
+    busy: Intervals
+
+
+def activity(gpu: Table, communicates: Array) -> Activity:
+    """Return when the GPU did what.
+
+    Args:
+        gpu: the work on the GPU.
+        communicates: a mask of its rows.
+    """
+    start, end, kernel = gpu.start_ns, gpu.end_ns, gpu.category == KERNEL
+
+    def times(rows: Array) -> Intervals:
+        return union(start[rows], end[rows])
+
+    kernel_compute, communication = times(kernel & ~communicates), times(kernel & communicates)
+    memcpy, memset = times(gpu.category == MEMCPY), times(gpu.category == MEMSET)
+    compute = either(kernel_compute, memset)
+    working = either(compute, communication)
+    return Activity(
+        kernels=either(kernel_compute, communication),
+        kernel_compute=kernel_compute,
+        compute=compute,
+        communication=communication,
+        memcpy=memcpy,
+        memset=memset,
+        working=working,
+        busy=either(working, memcpy),
+    )
+
+
+def span(gpu: Table) -> tuple[int, int]:
+    """Return the first start and the last end, in ns; (0, 0) without any work."""
+    return (int(gpu.start_ns.min()), int(gpu.end_ns.max())) if gpu else (0, 0)
+
+
+def split(done: Activity, span_ns: int) -> dict[str, int | float | None]:
+    """Return how the time from the first start to the last end was spent."""
+    busy, kernels = length(done.busy), length(done.kernels)
+    idle = span_ns - busy
+    compute, communication = length(done.compute), length(done.communication)
+    exposed = communication - common(done.communication, done.compute)
+    exposed_memcpy = length(done.memcpy) - common(done.memcpy, done.working)
+    assert compute + exposed + exposed_memcpy + idle == span_ns
+    return {
+        "span_ns": span_ns,
+        "busy_ns": busy,
+        "idle_ns": idle,
+        "compute_ns": compute,
+        "kernel_compute_ns": length(done.kernel_compute),
+        "comm_ns": communication,
+        "memcpy_ns": length(done.memcpy),
+        "memset_ns": length(done.memset),
+        "exposed_comm_ns": exposed,
+        "exposed_memcpy_ns": exposed_memcpy,
+        "overlap_comm_compute_ns": common(done.communication, done.kernel_compute),
+        "kernel_util_span": ratio(kernels, span_ns),
+        "busy_pct": 100 * busy / span_ns if span_ns else None,
+        "idle_pct": 100 - 100 * busy / span_ns if span_ns else None,
+    }
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """Return ``part / whole``, or None of nothing."""
+    return float(part / whole) if whole else None
+
+
+def counts(gpu: Table) -> dict[str, int | dict[str, int]]:
+    """Return how many kernels, copies and fills there are, and some of their kinds."""
+    kernels = gpu.duration_ns[gpu.category == KERNEL]
+    inside = np.array(["DtoD" in word for word in gpu.words], bool)[gpu.name] & (gpu.category == MEMCPY)
+    return {
+        "gpu_events": len(gpu),
+        "kernels": len(kernels),
+        "memcpys": int(np.sum(gpu.category == MEMCPY)),
+        "memsets": int(np.sum(gpu.category == MEMSET)),
+        "kernel_sum_ns": int(kernels.sum()),
+        "kernels_lt_10us": int(np.sum(kernels < 10_000)),
+        "dtod": {
+            "n": int(inside.sum()),
+            "ns": int(gpu.duration_ns[inside].sum()),
+            "bytes": int(np.maximum(gpu.bytes[inside], 0).sum()),
+        },
+    }

@@ -1,0 +1,84 @@
+"""Why the GPU waited: for the host, for its own launch, or for something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..traces.table import Array, Table
+
+SHORT_NS = 30_000
+"""A shorter gap is what it takes to start the next kernel; HTA's default."""
+
+UNKNOWN = np.iinfo(np.int64).min
+"""When work was launched whose launch is not in the trace."""
+
+
+def launched_at(gpu: Table, runtime: Table) -> Array:
+    """Return when the host began to launch each piece of work, in ns, or `UNKNOWN`."""
+    times = np.full(len(gpu), UNKNOWN)
+    known = gpu.launch >= 0
+    times[known] = runtime.start_ns[gpu.launch[known]]
+    return times
+
+
+def in_order(gpu: Table) -> Array:
+    """Return the rows by start; where starts are equal, as in the file."""
+    return np.lexsort((gpu.event, gpu.start_ns))
+
+
+def idle_streams(gpu: Table, launched_ns: Array, order: Array) -> dict[str, dict[str, int]]:
+    """Return for each stream how long it waited, by cause, between pieces of work in order of their start.
+
+    The rules are those of HTA's ``get_idle_time_breakdown``, in ns instead of whole us: ``host_wait`` if the
+    work was launched after the work before it had ended, else ``kernel_wait`` if the gap is shorter than
+    `SHORT_NS`, else ``other``. Where work overlaps within a stream the gap is negative and is added as such.
+    """
+    order = order[np.lexsort((gpu.stream[order], gpu.device[order]))]
+    device, stream = gpu.device[order], gpu.stream[order]
+    edges = np.flatnonzero((np.diff(device) != 0) | (np.diff(stream) != 0)) + 1
+    result = {}
+    for rows in np.split(order, edges) if len(order) else ():
+        before = gpu.end_ns[rows[:-1]]
+        gap = gpu.start_ns[rows[1:]] - before
+        host = launched_ns[rows[1:]] > before
+        short = gap < SHORT_NS
+        name = f"dev{_known(gpu.device[rows[0]])}/stream{_known(gpu.stream[rows[0]])}"
+        result[name] = {
+            "host_wait": int(gap[host].sum()),
+            "kernel_wait": int(gap[~host & short].sum()),
+            "other": int(gap[~host & ~short].sum()),
+            "n": len(rows),
+        }
+    return result
+
+
+def _known(number: int) -> int | None:
+    return int(number) if number >= 0 else None
+
+
+def gaps(gpu: Table, launched_ns: Array, order: Array) -> dict[str, Any]:
+    """Return the times at which no stream of any device was busy, by what the work that ended them waited for.
+
+    ``host_wait`` if it was launched after the gap began, else ``launch_latency`` if the gap is shorter than
+    `SHORT_NS`, else ``other``; ``unknown`` if its launch is not in the trace. Work without duration ends a gap.
+    """
+    start, reach = gpu.start_ns[order], np.maximum.accumulate(gpu.end_ns[order])
+    after = np.flatnonzero(start[1:] > reach[:-1]) + 1
+    begins, gap, launched = reach[after - 1], start[after] - reach[after - 1], launched_ns[order[after]]
+    unknown, host = launched == UNKNOWN, launched >= begins
+    short = gap < SHORT_NS
+    classes = {
+        "host_wait": host,
+        "launch_latency": ~unknown & ~host & short,
+        "other": ~unknown & ~host & ~short,
+        "unknown": unknown,
+    }
+    found = {name: rows for name, rows in classes.items() if rows.any()}
+    return {
+        "gaps_device_ns": {name: int(gap[rows].sum()) for name, rows in found.items()},
+        "gaps_device_n": {name: int(rows.sum()) for name, rows in found.items()},
+        "max_gap_ns": int(gap.max(initial=0)),
+        "n_gaps": len(gap),
+    }

@@ -1,0 +1,146 @@
+"""Products of matrices: their shapes, what they compute and move, and how fast."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..traces.table import Array, Table
+from .activity import ratio
+from .groups import Events, inclusive, sums, upward
+
+_INPUTS: dict[str, tuple[int, int, int | None]] = {
+    "aten::mm": (0, 1, None),
+    "aten::bmm": (0, 1, None),
+    "aten::addmm": (1, 2, 0),
+    "aten::addmm_": (1, 2, 0),
+    "aten::baddbmm": (1, 2, 0),
+    "aten::baddbmm_": (1, 2, 0),
+    "aten::_addmm_activation": (1, 2, 0),
+    "aten::_scaled_mm": (0, 1, None),
+    "aten::_int_mm": (0, 1, None),
+    "aten::matmul": (0, 1, None),
+    "aten::linear": (0, 1, 2),
+}
+"""Which inputs are the factors, and which is added."""
+
+_OTHER_RESULT = {"aten::_scaled_mm", "aten::_int_mm"}
+"""Their result has another type than the factors, which the trace does not say."""
+
+_SIZES = {
+    "float": 4,
+    "double": 8,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+    "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+    "int": 4,
+    "long": 8,
+    "long int": 8,
+    "short": 2,
+    "short int": 2,
+    "signed char": 1,
+    "unsigned char": 1,
+    "bool": 1,
+    "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e5m2": 1,
+    "c10::Float8_e4m3fnuz": 1,
+    "c10::Float8_e5m2fnuz": 1,
+}
+"""Bytes an element, by the names that torch.profiler writes."""
+
+
+class Product(NamedTuple):
+    """``batch`` products of an m x k by a k x n matrix; `bytes` is None where a type is not known."""
+
+    name: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    flops: int
+    bytes: int | None
+
+
+def matmul_table(operators: Table, gpu: Table, work: Events) -> list[dict[str, Any]]:
+    """Return the products of matrices by operator, shapes and type, the longest on the GPU first.
+
+    ``flops`` is of one call, 2*m*n*k for each matrix of the batch; ``bytes`` counts each input and the result
+    once. ``gpu_ns`` adds up the work under the operator, in ``gpu_calls`` of the ``calls``, and
+    ``flops_per_s`` is what those achieved. An operator that calls another of them is left out.
+    """
+    rows, products, which = _products(operators)
+    number = np.full(len(operators), -1)
+    number[rows] = np.arange(len(rows))
+    launched, above = inclusive(gpu.operator, operators.parent)
+    under = number[above] >= 0
+    done = work.totals(launched[under], number[above[under]], len(rows))
+    calls = sums(np.ones_like(which), which, len(products)).tolist()
+    gpu_calls = sums(done.count > 0, which, len(products)).tolist()
+    gpu_ns = sums(done.sum, which, len(products)).tolist()
+    found = [
+        product._asdict()
+        | {
+            "calls": calls[place],
+            "gpu_calls": gpu_calls[place],
+            "gpu_ns": gpu_ns[place],
+            "flops_per_s": ratio(product.flops * gpu_calls[place] * 1e9, gpu_ns[place]),
+        }
+        for place, product in enumerate(products)
+    ]
+    return sorted(found, key=lambda row: -row["gpu_ns"])
+
+
+def _products(operators: Table) -> tuple[Array, list[Product], Array]:
+    """The rows of the calls, what is computed, and which of that by each call; each text is read once."""
+    rows, words = _innermost(operators), operators.words
+    keys = np.stack((operators.name[rows], operators.shapes[rows], operators.types[rows]), axis=1)
+    texts, which = np.unique(keys, axis=0, return_inverse=True)
+    numbers: dict[Product, int] = {}
+    of_text = np.full(len(texts), -1)
+    for place, (name, shapes, types) in enumerate(texts.tolist()):
+        product = _product(words[name], words[shapes], words[types])
+        if product is not None:
+            of_text[place] = numbers.setdefault(product, len(numbers))
+    of_row = of_text[which.reshape(-1)]
+    known = of_row >= 0
+    return rows[known], list(numbers), of_row[known]
+
+
+def _innermost(operators: Table) -> Array:
+    """The products that call no other: the library's own, whatever they were called through."""
+    names = np.array([word in _INPUTS for word in operators.words], bool)
+    product = names[operators.name]
+    rows = np.flatnonzero(product)
+    calls_another = np.zeros(len(operators), bool)
+    for _, above in upward(operators.parent[rows], operators.parent):
+        calls_another[above] = True
+    return rows[~calls_another[rows]]
+
+
+def _product(name: str, shapes: str, types: str) -> Product | None:
+    """What the call computes; None where the trace does not say, or says what cannot be."""
+    try:
+        dims, kinds = json.loads(shapes), json.loads(types or "[]")
+        one, two, added = _INPUTS[name]
+        first, second = list(map(int, dims[one])), list(map(int, dims[two]))
+        if name == "aten::linear":
+            second[-2:] = second[:-3:-1]
+        m, k = first[-2] if len(first) > 1 else 1, first[-1]
+        rows, n = (second[-2], second[-1]) if len(second) > 1 else (second[0], 1)
+        batch = prod(np.broadcast_shapes(tuple(first[:-2]), tuple(second[:-2])))
+        if rows != k:
+            return None
+        kind_of = [str(kinds[place]) if place < len(kinds) else "" for place in (one, two)]
+        extra = prod(map(int, dims[added])) if added is not None and len(dims) > added and dims[added] else 0
+    except (ValueError, TypeError, IndexError, KeyError):
+        return None
+    left, right = (_SIZES.get(kind) for kind in kind_of)
+    moved = None
+    if left and right and name not in _OTHER_RESULT:
+        moved = prod(first) * left + prod(second) * right + (extra + batch * m * n) * left
+    return Product(name, batch, m, n, k, kind_of[0], 2 * batch * m * n * k, moved)

@@ -1,0 +1,150 @@
+"""The numbers of a trace, exact to the nanosecond, each with its definition, window and coverage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..traces.table import KERNEL, Array, Table
+from ..traces.trace import Trace
+from . import idle, launches, steps
+from .activity import activity, counts, ratio, span, split
+from .collectives import collective_table, communicates
+from .definitions import DEFINITIONS, WINDOWS, Basis, Window
+from .groups import Events
+from .matmul import matmul_table
+from .occupancy import blocks_per_sm, occupancy, of_device, sm_efficiency
+from .tables import kernel_table, module_table, operator_table, region_table
+from .tensor_cores import on_matrix_units
+
+
+@dataclass(frozen=True)
+class About:
+    """What a number is.
+
+    Attributes:
+        definition: in words.
+        unit: of the number, or of those inside; "1" is a ratio, "table" a list of rows.
+        window: when what it counts happened, in words.
+        window_ns: the same as first and last time; None where the trace has no such time.
+        coverage: of how much of the GPU time the trace says what the number needs, from 0 to 1; None without
+            work on the GPU.
+    """
+
+    definition: str
+    unit: str
+    window: str
+    window_ns: tuple[int, int] | None
+    coverage: float | None
+
+
+class Metrics(dict[str, Any]):
+    """Numbers by name, fit for JSON: integers, floats, None where there is nothing to divide by, lists, dicts."""
+
+    def __init__(
+        self,
+        numbers: Mapping[str, Any],
+        windows: Mapping[Window, tuple[int, int] | None],
+        coverage: Mapping[Basis, float | None],
+    ) -> None:
+        super().__init__(numbers)
+        self._windows = windows
+        self._coverage = coverage
+
+    def about(self, key: str) -> About:
+        """Return what the number means.
+
+        Raises:
+            KeyError: if there is none of that name.
+        """
+        text, unit, window, basis = DEFINITIONS[key]
+        return About(text, unit, WINDOWS[window], self._windows[window], self._coverage[basis])
+
+
+def metrics(trace: Trace, collectives: str | re.Pattern[str] = "auto") -> Metrics:
+    """Return all numbers of a trace; `Metrics.about` says what each means.
+
+    ``compute_ns + exposed_comm_ns + exposed_memcpy_ns + idle_ns == span_ns``, always.
+
+    Args:
+        trace: any trace.
+        collectives: which kernels communicate: "auto" knows the libraries in `collectives.FAMILIES` and asks the
+            trace; else a regular expression that is found in their names.
+
+    Raises:
+        ValueError: if ``collectives`` is no regular expression.
+    """
+    gpu, runtime = trace.gpu, trace.runtime
+    communicate = communicates(gpu, collectives)
+    work = Events(gpu.start_ns, gpu.end_ns)
+    done, (start, end) = activity(gpu, communicate), span(gpu)
+    launched, order = idle.launched_at(gpu, runtime), idle.in_order(gpu)
+    blocks = blocks_per_sm(gpu, runtime, trace.devices)
+    limits = of_device(gpu, {device.id: device.threads_per_sm for device in trace.devices})
+    kernel_ns = gpu.duration_ns[gpu.category == KERNEL].sum()
+    matrix_ns = int(gpu.duration_ns[on_matrix_units(gpu)].sum())
+    numbers = {
+        **counts(gpu),
+        **split(done, end - start),
+        **sm_efficiency(gpu, blocks, end - start),
+        **occupancy(gpu, blocks, limits),
+        "tensor_core_ns": matrix_ns,
+        "tensor_core_share": ratio(matrix_ns, kernel_ns),
+        "idle_streams_ns": idle.idle_streams(gpu, launched, order),
+        **idle.gaps(gpu, launched, order),
+        "launch_to_start_ns": launches.delays(gpu, runtime),
+        "launch_calls_ns": launches.calls(gpu, runtime),
+        "queue_length": launches.queue(gpu, launched),
+        **launches.syncs(runtime),
+        "steps": steps.summary(trace.steps, done),
+        "per_step": steps.each(trace.steps, done),
+        "kernel_table": kernel_table(gpu),
+        "operator_table": operator_table(trace.operators, gpu, work),
+        "region_table": region_table(trace.regions, gpu, work),
+        "module_table": module_table(trace.frames, gpu, work),
+        "collective_table": collective_table(gpu, communicate, done.compute),
+        "matmul_table": matmul_table(trace.operators, gpu, work),
+    }
+    return Metrics(numbers, _windows(trace, launched), _coverage(trace, blocks, limits))
+
+
+def _windows(trace: Trace, launched_ns: Array) -> dict[Window, tuple[int, int] | None]:
+    gpu = span(trace.gpu) if trace.gpu else None
+    known = launched_ns[trace.gpu.launch >= 0]
+    tables = [table for table in vars(trace).values() if isinstance(table, Table) and table]
+    whole = (
+        (min(int(table.start_ns[0]) for table in tables), max(int(table.end_ns.max()) for table in tables))
+        if tables
+        else None
+    )
+    return {
+        "gpu": gpu,
+        "steps": steps.window(trace.steps),
+        "launches": (int(known.min()), gpu[1]) if gpu and len(known) else None,
+        "trace": whole,
+    }
+
+
+def _coverage(trace: Trace, blocks: Array, limits: Array) -> dict[Basis, float | None]:
+    gpu = trace.gpu
+    kernels = gpu.category == KERNEL
+    sized = ~np.isnan(blocks)
+
+    def of(known: Array, among: Array) -> float | None:
+        return ratio(int(gpu.duration_ns[known & among].sum()), int(gpu.duration_ns[among].sum()))
+
+    every = np.ones(len(gpu), bool)
+    return {
+        "all": of(every, every),
+        "launch": of(gpu.launch >= 0, every),
+        "operator": of(gpu.operator >= 0, every),
+        "region": of(gpu.region >= 0, every),
+        "module": of(gpu.module >= 0, every),
+        "blocks": of(sized, kernels),
+        "occupancy": of(~np.isnan(gpu.occupancy_percent), kernels),
+        "threads": of(sized & (gpu.block_threads > 0) & (limits > 0), kernels),
+    }

@@ -1,0 +1,94 @@
+"""How full the GPU was while it worked: estimates from the size of each kernel's grid."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..traces.intervals import length, union
+from ..traces.table import KERNEL, Array, Table
+from ..traces.trace import Device
+from .activity import ratio
+
+_BY_THREADS = re.compile(r"^hip(?:Ext|Hcc)ModuleLaunchKernel$")
+"""Functions that take the number of threads, not of blocks; traces repeat what they are given."""
+
+
+def blocks_per_sm(gpu: Table, runtime: Table, devices: Sequence[Device]) -> Array:
+    """Return the blocks of each kernel for each multiprocessor: as the file says, or grid by multiprocessors.
+
+    Where neither is known, NaN.
+    """
+    sms = of_device(gpu, {device.id: device.sms for device in devices})
+    known = (gpu.blocks >= 0) & (sms > 0)
+    blocks = gpu.blocks.astype(float)
+    if runtime:
+        by_threads = (gpu.launch >= 0) & runtime.matching("name", _BY_THREADS)[gpu.launch]
+        blocks = np.where(by_threads, np.ceil(blocks / np.maximum(gpu.block_threads, 1)), blocks)
+    derived = np.where(known, blocks / np.maximum(sms, 1), np.nan)
+    return np.where(np.isnan(gpu.blocks_per_sm), derived, gpu.blocks_per_sm)
+
+
+def of_device(gpu: Table, values: Mapping[int, int]) -> Array:
+    """Return the value of the device of each row; 0 where it is not known.
+
+    ROCm counts the CPUs among the devices that work runs on, and not among those it lists: if all that are
+    listed have one value, so have the others.
+    """
+    common = set(values.values())
+    result = np.full(len(gpu), common.pop() if len(common) == 1 else 0)
+    for device, value in values.items():
+        result[gpu.device == device] = value
+    return result
+
+
+def sm_efficiency(gpu: Table, blocks: Array, span_ns: int) -> dict[str, float | None]:
+    """Return the share of multiprocessors in use, over the span and over the time that kernels ran.
+
+    As torch_tb_profiler estimates it: the integral over time of min(1, blocks per multiprocessor of all
+    kernels that run); the mean over the devices that have any.
+    """
+    rows = (gpu.category == KERNEL) & (blocks > 0)
+    used, ran, devices = 0.0, 0, np.unique(gpu.device[rows])
+    for device in devices:
+        here = rows & (gpu.device == device)
+        used += _integral(gpu.start_ns[here], gpu.end_ns[here], blocks[here])
+        ran += length(union(gpu.start_ns[here], gpu.end_ns[here]))
+    return {"sm_eff_span": ratio(used, len(devices) * span_ns), "sm_eff_kernel_time": ratio(used, ran)}
+
+
+def _integral(start_ns: Array, end_ns: Array, blocks: Array) -> float:
+    """Of min(1, blocks of all that run) over time, in ns; in fixed point, so that what is added goes away."""
+    one = 2.0 ** (61 - len(start_ns).bit_length())
+    level = (np.minimum(blocks, 1.0) * one).astype(np.int64)
+    times = np.concatenate((start_ns, end_ns))
+    order = np.argsort(times, kind="stable")
+    levels = np.cumsum(np.concatenate((level, -level))[order])[:-1]
+    return float(np.sum(np.minimum(levels / one, 1.0) * np.diff(times[order])))
+
+
+def occupancy(gpu: Table, blocks: Array, threads: Array) -> dict[str, float | int | None]:
+    """Return the share of threads that multiprocessors could hold and kernels had, weighted by duration.
+
+    ``occ_*`` are percent, as the file says for each kernel: min(blocks that fit, blocks there are) * threads
+    a block / threads that a multiprocessor holds. Which blocks fit depends on registers and shared memory; files
+    from AMD GPUs do not say. ``occ_limit_weighted`` assumes that all fit: no kernel can have more.
+    """
+    kernels = gpu.category == KERNEL
+    has = kernels & ~np.isnan(gpu.occupancy_percent)
+    percent, duration = gpu.occupancy_percent[has], gpu.duration_ns[has]
+    some = percent > 0
+    sized = kernels & ~np.isnan(blocks) & (gpu.block_threads > 0) & (threads > 0)
+    limit = np.minimum(blocks[sized] * gpu.block_threads[sized] / threads[sized], 1) * 100
+    return {
+        "occ_weighted": _mean(percent, duration),
+        "occ_weighted_nonzero": _mean(percent[some], duration[some]),
+        "occ_zero_kernels": int(np.sum(~some)) if has.any() else None,
+        "occ_limit_weighted": _mean(limit, gpu.duration_ns[sized]),
+    }
+
+
+def _mean(values: Array, weights: Array) -> float | None:
+    return ratio(float(np.sum(values * weights)), int(weights.sum()))

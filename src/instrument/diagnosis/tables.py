@@ -1,0 +1,125 @@
+"""Who used the GPU: by kernel, by operator, by region and by module."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from ..traces.table import KERNEL, Array, Table
+from .activity import ratio
+from .groups import Events, distinct, inclusive, sums
+
+Rows = list[dict[str, Any]]
+
+_MODULE = re.compile(r"^nn\.Module: ")
+
+
+def kernel_table(gpu: Table) -> Rows:
+    """Return the kernels by name: how many, how long, and their share of the time of all, the longest first."""
+    kernels = gpu.category == KERNEL
+    if not kernels.any():
+        return []
+    order = np.argsort(gpu.name[kernels], kind="stable")
+    name, duration = gpu.name[kernels][order], gpu.duration_ns[kernels][order]
+    first = np.flatnonzero(np.diff(name, prepend=-1))
+    count = np.diff(np.append(first, len(duration)))
+    total = np.add.reduceat(duration, first)
+    columns = {
+        "count": count,
+        "sum_ns": total,
+        "mean_ns": total / count,
+        "min_ns": np.minimum.reduceat(duration, first),
+        "max_ns": np.maximum.reduceat(duration, first),
+    }
+    whole = int(total.sum())
+    rows = _rows(gpu, name[first], columns, "sum_ns")
+    return [row | {"share": ratio(row["sum_ns"], whole)} for row in rows]
+
+
+def operator_table(operators: Table, gpu: Table, work: Events) -> Rows:
+    """Return the operators by name: calls, CPU time without children, and work on the GPU.
+
+    ``gpu_self_ns`` adds up the work that calls launched themselves, ``gpu_ns`` also that of the operators they
+    called; ``gpu_busy_ns`` is the time that at least one piece of the latter covers. Work under an operator
+    that calls one of its own name counts once.
+    """
+    if not operators:
+        return []
+    inside = np.flatnonzero(operators.parent >= 0)
+    children = Events(operators.start_ns[inside], operators.end_ns[inside]).totals(
+        np.arange(len(inside)), operators.parent[inside], len(operators)
+    )
+    names, of = distinct(operators.name)
+    own = np.flatnonzero(gpu.operator >= 0)
+    launched = work.totals(own, of[gpu.operator[own]], len(names))
+    rows, above = inclusive(gpu.operator, operators.parent)
+    below = work.totals(rows, of[above], len(names))
+    columns = {
+        "calls": np.bincount(of, minlength=len(names)),
+        "cpu_self_ns": sums(operators.duration_ns - children.busy, of, len(names)),
+        "gpu_self_ns": launched.sum,
+        "gpu_ns": below.sum,
+        "gpu_busy_ns": below.busy,
+    }
+    return _rows(operators, names, columns, "gpu_self_ns")
+
+
+def region_table(regions: Table, gpu: Table, work: Events) -> Rows:
+    """Return the named regions, and the work on the GPU launched inside them.
+
+    ``gpu_ns`` adds up its durations, ``gpu_busy_ns`` is the time that at least one piece covers, and
+    ``gpu_projection_ns`` the time from the first start to the last end, of each call, added up.
+    """
+    return _nested(regions, work, gpu.region, regions.parent, np.ones(len(regions), bool))
+
+
+def module_table(frames: Table, gpu: Table, work: Events) -> Rows:
+    """Return the modules, as `region_table`; the trace has them if it was recorded with stacks."""
+    if not frames:
+        return []
+    is_module = frames.matching("name", _MODULE)
+    return _nested(frames, work, gpu.module, _module_above(frames.parent, is_module), is_module)
+
+
+def _module_above(parents: Array, is_module: Array) -> Array:
+    """The module that holds each module, or -1."""
+    result = np.full(len(parents), -1)
+    modules = np.flatnonzero(is_module)
+    rows = parents[modules]
+    while len(modules):
+        found = (rows < 0) | is_module[rows]
+        result[modules[found]] = rows[found]
+        modules, rows = modules[~found], parents[rows[~found]]
+    return result
+
+
+def _nested(ranges: Table, work: Events, inner: Array, parents: Array, chosen: Array) -> Rows:
+    if not chosen.any():
+        return []
+    names, of = distinct(ranges.name[chosen])
+    number = np.zeros(len(ranges), np.int64)
+    number[chosen] = of
+    rows, above = inclusive(inner, parents)
+    by_name = work.totals(rows, number[above], len(names))
+    by_call = work.totals(rows, above, len(ranges))
+    columns = {
+        "calls": np.bincount(of, minlength=len(names)),
+        "cpu_ns": sums(ranges.duration_ns[chosen], of, len(names)),
+        "gpu_count": by_name.count,
+        "gpu_ns": by_name.sum,
+        "gpu_busy_ns": by_name.busy,
+        "gpu_projection_ns": sums(by_call.extent[chosen], of, len(names)),
+    }
+    return _rows(ranges, names, columns, "gpu_ns")
+
+
+def _rows(table: Table, names: Array, columns: dict[str, Array], by: str) -> Rows:
+    """One dict a name, the largest first."""
+    order = np.argsort(-columns[by], kind="stable")
+    values = zip(*(column[order].tolist() for column in columns.values()), strict=True)
+    return [
+        {"name": table.words[name], **dict(zip(columns, row, strict=True))}
+        for name, row in zip(names[order].tolist(), values, strict=True)
+    ]

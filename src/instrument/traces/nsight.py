@@ -1,0 +1,215 @@
+"""Reads reports of Nsight Systems: ranges, CUDA calls, and what ran on the GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .links import assemble
+from .nsight_nvtx import read_ranges
+from .nsight_origin import Origins, epoch_ns, metadata, rank_and_world
+from .nsight_tables import (
+    CALLS,
+    COPIES,
+    FILLS,
+    GRAPHS,
+    KERNELS,
+    LIBRARIES,
+    MISSING,
+    SYNCS,
+    Report,
+    distinct,
+    known,
+    open_report,
+    timed,
+)
+from .table import COLUMNS, KERNEL, MEMCPY, MEMSET, Array
+from .trace import Trace
+
+Columns = dict[str, Array]
+
+_ON_GPU = ("deviceId", "streamId", "correlationId", "globalPid")
+_NAMES = ("demangledName", "shortName", "mangledName")
+_GRID, _BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
+_SHARED = ("staticSharedMemory", "dynamicSharedMemory")
+_VERSION = re.compile(r"_v\d{4,}$")  # of cudaLaunchKernel_v7000; the one of cuMemAlloc_v2 is part of the name
+_COPY_KINDS = (
+    *("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
+    *("Unified HtoD", "Unified DtoH", "Unified DtoD"),
+)
+_MEMORY_KINDS = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown")
+_SYNC_KINDS = ("Unknown", "Event Sync", "Stream Wait Event", "Stream Sync", "Context Sync")
+
+
+def read_nsight(path: Path) -> Trace:
+    """Read a ``.sqlite`` that nsys exported, or a ``.nsys-rep`` or ``.qdrep`` by means of the installed nsys.
+
+    Names of copies, fills and synchronisations are those that torch.profiler gives them. A CUDA graph that was
+    recorded as a whole is one kernel named ``CUDA graph N``. Ranges that `instrument.profile` puts around steps
+    are in `Trace.steps`; those around windows, marks, and calls of cuDNN, cuBLAS and the operating system in
+    `Trace.others`. How many ranges never ended is ``metadata["unfinished_ranges"]``: they last until the end.
+
+    `Trace.args` reads the file again: of a ``.nsys-rep`` that is another export.
+
+    Raises:
+        TraceError: if the file is no report, or nsys is needed and is not installed or fails.
+        OSError: if it cannot be opened.
+    """
+    with open_report(path) as report:
+        origins = Origins(report)
+        columns = {
+            "gpu": _joined("gpu", [read(report, origins) for read in (_kernels, _graphs, _copies, _fills)]),
+            "runtime": _calls(report, origins),
+            "syncs": _syncs(report, origins),
+            "others": _joined("others", [_library(report, origins, table) for table in LIBRARIES]),
+        }
+        ranges = read_ranges(report, origins, max(map(_end_ns, columns.values())))
+        columns["regions"] = ranges.regions
+        columns["others"] = _joined("others", [columns["others"], ranges.others])
+        if len(ranges.steps["number"]):
+            columns["steps"] = ranges.steps
+        processes = len(np.unique(columns["gpu"]["correlation"] >> 32))
+        rank, world = rank_and_world(report) if processes <= 1 else (None, None)
+        about = metadata(report) | {
+            "processes": origins.process_names(),
+            "unfinished_ranges": ranges.unfinished,
+        }
+        return assemble(
+            path,
+            "nsight systems",
+            columns,
+            report.words,
+            origins.threads(),
+            devices=origins.devices,
+            metadata=about,
+            lost=report.lost,
+            rank=rank,
+            world_size=world,
+            epoch_ns=epoch_ns(report),
+            look_up=_LookUp(path),
+        )
+
+
+@dataclass(frozen=True)
+class _LookUp:
+    """Finds an event in the file again; unlike a function in a function, it can be pickled."""
+
+    path: Path
+
+    def __call__(self, event: int) -> dict[str, Any]:
+        with open_report(self.path) as report:
+            return report.row(event)
+
+
+def _kernels(report: Report, origins: Origins) -> Columns:
+    numbers = (*_ON_GPU, *_NAMES, "registersPerThread", *_GRID, *_BLOCK, *_SHARED)
+    rows = report.events(KERNELS, numbers)
+    columns = _on_gpu(KERNELS, rows, origins, KERNEL)
+    name = rows[_NAMES[0]]
+    for other in _NAMES[1:]:
+        name = np.where(name == MISSING, rows[other], name)
+    blocks, sms = _combined(np.multiply, rows, _GRID), origins.sms_of(columns["device"])
+    some = (blocks >= 0) & (sms > 0)
+    return columns | {
+        "name": _named(report, name, report.string),
+        "registers": known(rows["registersPerThread"]),
+        "blocks": blocks,
+        "block_threads": _combined(np.multiply, rows, _BLOCK),
+        "shared_bytes": _combined(np.add, rows, _SHARED),
+        "blocks_per_sm": np.divide(blocks, sms, where=some, out=np.full(len(rows), np.nan)),
+    }
+
+
+def _graphs(report: Report, origins: Origins) -> Columns:
+    rows = report.events(GRAPHS, (*_ON_GPU, "graphId"))
+    names = _named(report, known(rows["graphId"]), lambda graph: f"CUDA graph {graph}")
+    return _on_gpu(GRAPHS, rows, origins, KERNEL) | {"name": names}
+
+
+def _copies(report: Report, origins: Origins) -> Columns:
+    rows = report.events(COPIES, (*_ON_GPU, "bytes", "copyKind", "srcKind", "dstKind"))
+    # All three in one number, which is looked up once; 255 is what is missing or makes no sense.
+    kind, source, target = (rows[name].view("u8").clip(max=255) for name in ("copyKind", "srcKind", "dstKind"))
+    kinds = ((kind << 16) + (source << 8) + target).astype("i8")
+    columns = _on_gpu(COPIES, rows, origins, MEMCPY)
+    return columns | {"name": _named(report, kinds, _copy_name), "bytes": known(rows["bytes"])}
+
+
+def _copy_name(kinds: int) -> str:
+    source, target = _label(_MEMORY_KINDS, kinds >> 8 & 0xFF), _label(_MEMORY_KINDS, kinds & 0xFF)
+    return f"Memcpy {_label(_COPY_KINDS, kinds >> 16)} ({source} -> {target})"
+
+
+def _fills(report: Report, origins: Origins) -> Columns:
+    rows = report.events(FILLS, (*_ON_GPU, "bytes", "memKind"))
+    names = _named(report, rows["memKind"], lambda kind: f"Memset ({_label(_MEMORY_KINDS, kind)})")
+    return _on_gpu(FILLS, rows, origins, MEMSET) | {"name": names, "bytes": known(rows["bytes"])}
+
+
+def _calls(report: Report, origins: Origins) -> Columns:
+    rows = report.events(CALLS, ("globalTid", "correlationId", "nameId"))
+    name = _named(report, rows["nameId"], lambda id: _VERSION.sub("", report.string(id)))
+    texts = list(report.words)
+    runtime, driver = report.words["cuda_runtime"], report.words["cuda_driver"]
+    return timed(CALLS, rows) | {
+        "name": name,
+        "category": distinct(name, lambda code: runtime if texts[code].startswith("cuda") else driver),
+        "thread": origins.threads_of(rows["globalTid"]),
+        "correlation": origins.correlations(rows["globalTid"], rows["correlationId"]),
+    }
+
+
+def _syncs(report: Report, origins: Origins) -> Columns:
+    rows = report.events(SYNCS, (*_ON_GPU, "syncType"))
+    names = _named(report, rows["syncType"], lambda kind: _label(_SYNC_KINDS, kind))
+    return _on_gpu(SYNCS, rows, origins, report.words["cuda_sync"]) | {"name": names}
+
+
+def _library(report: Report, origins: Origins, table: str) -> Columns:
+    rows = report.events(table, ("globalTid", "nameId"))
+    return timed(table, rows) | {
+        "name": _named(report, rows["nameId"], report.string),
+        "category": np.full(len(rows), report.words[LIBRARIES[table]]),
+        "thread": origins.threads_of(rows["globalTid"]),
+    }
+
+
+def _on_gpu(table: str, rows: Array, origins: Origins, category: int) -> Columns:
+    return timed(table, rows) | {
+        "category": np.full(len(rows), category),
+        "device": origins.gpus_of(rows["globalPid"], rows["deviceId"]),
+        "stream": known(rows["streamId"]),
+        "correlation": origins.correlations(rows["globalPid"], rows["correlationId"]),
+    }
+
+
+def _joined(kind: str, parts: Sequence[Columns]) -> Columns:
+    """Rows of several tables in one; what one of them lacks is as if the file did not say it."""
+    return {
+        name: np.concatenate([part.get(name, np.full(len(part["start_ns"]), missing, dtype)) for part in parts])
+        for name, (dtype, missing) in COLUMNS[kind].items()
+        if any(name in part for part in parts)
+    }
+
+
+def _named(report: Report, values: Array, name: Callable[[int], str]) -> Array:
+    return distinct(values, lambda value: report.words[name(value)])
+
+
+def _label(labels: Sequence[str], number: int) -> str:
+    return labels[number] if 0 <= number < len(labels) else "Unknown"
+
+
+def _combined(function: np.ufunc, rows: Array, names: Sequence[str]) -> Array:
+    """The product or the sum of some columns; -1 where one of them is missing."""
+    values = np.stack([rows[name] for name in names])
+    return np.where((values == MISSING).any(axis=0), -1, function.reduce(values, axis=0))
+
+
+def _end_ns(columns: Columns) -> int:
+    return int((columns["start_ns"] + columns["duration_ns"]).max(initial=0))

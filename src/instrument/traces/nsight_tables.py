@@ -1,0 +1,252 @@
+"""The tables of a report of Nsight Systems as numpy columns: whatever of them is there, whatever is in it."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from ..errors import TraceError
+from .table import Array, Words
+from .trace import Lost
+
+MISSING = -(1 << 63)
+"""In a column of numbers, what is not there or is no number."""
+
+LATEST = 1 << 61
+"""No time is beyond it, on either side: differences stay 64-bit integers."""
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
+FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+SYNCS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+RANGES = "NVTX_EVENTS"
+LIBRARIES = {"OSRT_API": "osrt", "CUDNN_EVENTS": "cudnn", "CUBLAS_EVENTS": "cublas"}
+
+_EVENTS = (KERNELS, GRAPHS, COPIES, FILLS, CALLS, SYNCS, RANGES, *LIBRARIES)
+_ROWS = 1 << 40  # an event is the number of its table, times this, and of its row
+_MAGIC = b"SQLite format 3\0"
+_EXPORT_SECONDS = 600
+_ROW_BYTES = 6  # no row takes less, so that a damaged tree that refers to itself ends
+_VALUE = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) WHEN 'blob' THEN CAST(hex({0}) AS BLOB) ELSE {0} END"
+_UNSIGNED = (  # SQLite has no such numbers
+    f"CASE WHEN typeof({{0}}) = 'integer' AND {{0}} < 0 THEN CAST(printf('%llu', {{0}}) AS BLOB) ELSE {_VALUE} END"
+)
+_STRINGS = ("nameId", "textId", "jsonTextId", "demangledName", "shortName", "mangledName")
+_OURS = ("StringIds", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "META_DATA_", "EXPORT_META_DATA")
+
+
+class Report:
+    """An open report.
+
+    SQLite lets any column hold anything, and releases add and leave out columns and tables: what is asked for
+    and is not there comes back as `MISSING` or as the empty word.
+
+    Args:
+        connection: to the database.
+        size: of the file, in bytes.
+
+    Attributes:
+        words: all texts that were read.
+        lost: what could not be read.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, size: int) -> None:
+        self.words = Words()
+        self.lost = Lost()
+        self._connection = connection
+        self._most = size // _ROW_BYTES
+        self._strings: dict[int, str] = {}
+        connection.text_factory = lambda data: data.decode("utf-8", "replace")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA writable_schema = ON")  # or a file that was cut off is not read at all
+        connection.create_function("word", 1, self._word)
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 10000").fetchall()
+        self.tables = {name: self._columns_of(name) for (name,) in names if isinstance(name, str)}
+
+    def rows(self, table: str, numbers: Sequence[str], **texts: Sequence[str]) -> Array:
+        """Return the rows of a table.
+
+        Args:
+            table: its name; one that is not there has no rows.
+            numbers: columns that become 64-bit integers.
+            texts: columns that become numbers of `words`; of each tuple, the first that is not NULL.
+
+        Returns:
+            A structured array with ``rowid``, the ``numbers`` and the ``texts``.
+        """
+        fields = np.dtype([(name, "i8") for name in ("rowid", *numbers, *texts)])
+        if table not in self.tables:
+            return np.empty(0, fields)
+        written = [f"word({self._first(table, columns)})" for columns in texts.values()]
+        # The second way takes twice as long, and is needed only where texts are found among the numbers.
+        for number in ("ifnull({0}, {1})", "CASE typeof({0}) WHEN 'integer' THEN {0} ELSE {1} END"):
+            read = [number.format(self._column(table, name), MISSING) for name in numbers]
+            try:
+                return np.fromiter(self._query(table, ", ".join(["rowid", *read, *written])), fields)
+            except (TypeError, ValueError, OverflowError):
+                continue
+        raise AssertionError("integers only")  # pragma: no cover
+
+    def events(self, table: str, numbers: Sequence[str], **texts: Sequence[str]) -> Array:
+        """Return the rows of a table, as `rows` does with ``start`` and ``end`` added, that have a duration."""
+        rows = self.rows(table, ("start", "end", *numbers), **texts)
+        return self.sound(table, rows)
+
+    def sound(self, table: str, rows: Array) -> Array:
+        """Return the rows that end after they start; the others are lost."""
+        start, end = rows["start"], rows["end"]
+        good = (start > -LATEST) & (end >= start) & (end < LATEST)
+        if not good.all():
+            self.lost.add(f"{table}: no start, or an end before it", events=int((~good).sum()))
+            rows = rows[good]
+        return rows
+
+    def texts(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        """Return some columns as Python values; meant for small tables. None is what is not there."""
+        if table not in self.tables:
+            return []
+        return list(self._query(table, ", ".join(self._column(table, name) for name in columns)))
+
+    def string(self, number: int) -> str:
+        """Return one of the shared strings; one that is not there is its number."""
+        if number == MISSING:
+            return ""
+        if number not in self._strings:
+            found: list[tuple[Any]] = []
+            if "StringIds" in self.tables:
+                found = list(self._query("StringIds", "value", "WHERE id = ?", number))
+            if not found:
+                self.lost.add("names that are not in StringIds")
+            self._strings[number] = str(found[0][0]) if found else f"#{number}"
+        return self._strings[number]
+
+    def row(self, event: int) -> dict[str, Any]:
+        """Return the row of an event, less what is NULL, with the shared strings in the place of their numbers."""
+        table, rowid = _EVENTS[event // _ROWS], event % _ROWS
+        columns = sorted(self.tables.get(table, ()))
+        chosen = ", ".join(self._column(table, name) for name in columns)
+        for values in self._query(table, chosen, "WHERE rowid = ?", rowid) if columns else ():
+            known = {name: value for name, value in zip(columns, values, strict=True) if value is not None}
+            return known | {
+                name: self.string(known[name]) for name in _STRINGS if isinstance(known.get(name), int)
+            }
+        return {}
+
+    def _columns_of(self, table: str) -> frozenset[str]:
+        return frozenset(row[1] for row in self._connection.execute(f"PRAGMA table_info({_quoted(table)})"))
+
+    def _column(self, table: str, name: str) -> str:
+        return _quoted(name) if name in self.tables[table] else "NULL"
+
+    def _first(self, table: str, columns: Sequence[str]) -> str:
+        """What `_word` takes: bytes that are text, of what is not text in hexadecimal digits, or a number."""
+        written = [
+            (_UNSIGNED if name == "uint64Value" else _VALUE).format(_quoted(name))
+            for name in columns
+            if name in self.tables[table]
+        ]
+        return f"coalesce({', '.join([*written, 'NULL', 'NULL'])})"
+
+    def _word(self, value: bytes | float | None) -> int:
+        if value is None:
+            return 0
+        return self.words[value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)]
+
+    def _query(self, table: str, columns: str, where: str = "", *values: int) -> Iterator[Any]:
+        query = f"SELECT {columns} FROM {_quoted(table)} {where} LIMIT {self._most}"
+        try:
+            yield from self._connection.execute(query, values)
+        except (sqlite3.Error, UnicodeError) as error:
+            self.lost.add(f"{table}: {error}")
+
+
+def timed(table: str, rows: Array) -> dict[str, Array]:
+    """Return the columns that every table of a trace has, but for the name."""
+    event = _EVENTS.index(table) * _ROWS + rows["rowid"] % _ROWS
+    return {"start_ns": rows["start"], "duration_ns": rows["end"] - rows["start"], "event": event}
+
+
+def known(values: Array) -> Array:
+    """Return the numbers with -1 for what is missing."""
+    return np.where(values == MISSING, -1, values)
+
+
+def distinct(values: Array, function: Callable[[int], int]) -> Array:
+    """Return what ``function`` makes of each value; it is called once for each that is different."""
+    different, places = np.unique(values, return_inverse=True)
+    return np.fromiter(map(function, different.tolist()), np.int64, len(different))[places]
+
+
+@contextmanager
+def open_report(path: Path) -> Iterator[Report]:
+    """Open a ``.sqlite`` that nsys exported, or a ``.nsys-rep`` or ``.qdrep``, which nsys exports first.
+
+    Nothing is written beside the file. The export, which takes about as long as `nsys export`, is removed.
+
+    Raises:
+        TraceError: if it is no such file, or nsys is needed and is not installed or fails.
+        OSError: if it cannot be opened.
+    """
+    with path.open("rb") as file:
+        start = file.read(len(_MAGIC))
+    if not start:
+        raise TraceError(path, "the file is empty")
+    if path.suffix in (".nsys-rep", ".qdrep"):
+        with TemporaryDirectory(prefix="instrument-") as folder, _connected(path, _export(path, folder)) as report:
+            yield report
+        return
+    if start != _MAGIC:
+        raise TraceError(path, "not an SQLite database")
+    with _connected(path, path) as report:
+        yield report
+
+
+@contextmanager
+def _connected(path: Path, database: Path) -> Iterator[Report]:
+    # An immutable database is read without locks and without files beside it, but also without a log of
+    # changes that is beside it.
+    log = database.with_name(database.name + "-wal")
+    mode = "mode=ro" if log.exists() else "mode=ro&immutable=1"
+    try:
+        connection = sqlite3.connect(f"{database.absolute().as_uri()}?{mode}", uri=True)
+        with closing(connection):
+            report = Report(connection, database.stat().st_size)
+            if not any(name.startswith(_OURS) for name in report.tables):
+                raise TraceError(path, "an SQLite database without any table of Nsight Systems")
+            yield report
+    except sqlite3.Error as error:
+        raise TraceError(path, str(error)) from None
+
+
+def _export(path: Path, folder: str) -> Path:
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise TraceError(
+            path,
+            "Nsight Systems, which is needed to read its reports, is not installed; where it is, "
+            f"nsys export --type sqlite {path.name} makes a .sqlite that can be read without it",
+        )
+    database = Path(folder, "report.sqlite")
+    command = [nsys, "export", "--quiet=true", "--type=sqlite", f"--output={database}", str(path.absolute())]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_EXPORT_SECONDS, cwd=folder)
+    except subprocess.TimeoutExpired:
+        raise TraceError(path, f"nsys export did not end within {_EXPORT_SECONDS} s") from None
+    if done.returncode or not database.exists():
+        said = (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace").splitlines()
+        raise TraceError(path, f"nsys export failed: {said[-1] if said else f'exit code {done.returncode}'}")
+    return database
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

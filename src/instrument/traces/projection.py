@@ -1,0 +1,130 @@
+"""Where and how long the GPU worked for each region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from .links import by_thread
+from .table import Array, Table
+from .trace import Trace
+
+_PAIRS = 1 << 21  # of a region and a piece of work that are looked at together: about 200 MB
+
+
+def projection(trace: Trace) -> Table:
+    """Return for each region the GPU work that was launched within it.
+
+    A region owns a kernel, copy or fill if the call that launched it began and ended in the region, on the same
+    thread; the regions around it own it too. This is the definition of ``nsys stats --report
+    nvtx_gpu_proj_trace`` (``nvtxgpuproj`` up to 2023), which leaves out ranges that another thread ended.
+
+    The time it takes grows with the number of launches times the number of regions around each.
+
+    Returns:
+        One row for each row of ``trace.regions``, in the same order, with the columns
+
+        - ``start_ns``, ``duration_ns``: from the start of the first to the end of the last piece of work; -1
+          and 0 where there is none;
+        - ``busy_ns``: how long at least one of them ran in between;
+        - ``ops``: how many there are;
+        - ``launches``: how many calls launched them, a CUDA graph with one call many.
+    """
+    regions = trace.regions
+    start, empty = np.full(len(regions), -1), np.zeros((4, len(regions)), np.int64)
+    result = dict(zip(("duration_ns", "busy_ns", "ops", "launches"), empty, strict=True)) | {"start_ns": start}
+    work = _work(trace)
+    for thread, rows in by_thread(regions):
+        if thread in work:
+            begin, end = regions.start_ns[rows], regions.end_ns[rows]
+            for part, columns in _project(begin, end, work[thread]):
+                for name, column in columns.items():
+                    result[name][rows[part]] = column
+    return Table(result, [])
+
+
+class _Work(NamedTuple):
+    """What one thread launched, in order of the calls."""
+
+    call: Array
+    call_start: Array
+    call_end: Array
+    start: Array
+    end: Array
+
+
+def _work(trace: Trace) -> dict[int, _Work]:
+    rows = np.flatnonzero(trace.gpu.launch >= 0)
+    gpu, calls = trace.gpu.where(rows), trace.runtime.where(trace.gpu.launch[rows])
+    order = np.lexsort((gpu.launch, calls.thread))  # calls are sorted by start
+    columns = [column[order] for column in (gpu.launch, calls.start_ns, calls.end_ns, gpu.start_ns, gpu.end_ns)]
+    return {
+        thread: _Work(*(column[part] for column in columns))
+        for thread, part in _runs(calls.thread[order])
+        if thread >= 0
+    }
+
+
+def _runs(ascending: Array) -> Iterator[tuple[int, slice]]:
+    values, counts = np.unique(ascending, return_counts=True)
+    for value, count, end in zip(values.tolist(), counts.tolist(), np.cumsum(counts).tolist(), strict=True):
+        yield value, slice(end - count, end)
+
+
+def _project(begin: Array, end: Array, work: _Work) -> Iterator[tuple[slice, dict[str, Array]]]:
+    """Some regions of one thread at a time, so that memory stays bounded, and their rows of the result."""
+    first = np.searchsorted(work.call_start, begin, "left")
+    after = np.maximum(np.searchsorted(work.call_start, end, "right"), first)
+    total = np.cumsum(after - first)
+    done = 0
+    while done < len(begin):
+        before = total[done - 1] if done else 0
+        part = slice(done, max(done + 1, int(np.searchsorted(total, before + _PAIRS, "right"))))
+        yield part, _project_some(end[part], first[part], after[part], work)
+        done = part.stop
+
+
+def _project_some(end: Array, first: Array, after: Array, work: _Work) -> dict[str, Array]:
+    region, op = _pairs(first, after)
+    inside = work.call_end[op] <= end[region]
+    region, op = region[inside], op[inside]
+
+    # Pairs of a region are neighbours, and among them those of a call.
+    new = np.diff(work.call[op], prepend=-1).astype(bool) | np.diff(region, prepend=-1).astype(bool)
+    owns, heads, ops = np.unique(region, return_index=True, return_counts=True)
+    columns = {
+        "start_ns": np.full(len(end), -1),
+        **{name: np.zeros(len(end), np.int64) for name in ("duration_ns", "busy_ns", "ops", "launches")},
+    }
+    if len(owns):
+        start = np.minimum.reduceat(work.start[op], heads)
+        columns["start_ns"][owns] = start
+        columns["duration_ns"][owns] = np.maximum.reduceat(work.end[op], heads) - start
+        columns["busy_ns"][owns] = np.add.reduceat(_added(region, work.start[op], work.end[op]), heads)
+        columns["ops"][owns] = ops
+        columns["launches"][owns] = np.add.reduceat(new.astype(np.int64), heads)
+    return columns
+
+
+def _pairs(first: Array, after: Array) -> tuple[Array, Array]:
+    """Every region with each row of its own from ``first`` up to ``after``."""
+    count = after - first
+    region = np.repeat(np.arange(len(count)), count)
+    return region, np.arange(len(region)) + np.repeat(first - (np.cumsum(count) - count), count)
+
+
+def _added(region: Array, start: Array, end: Array) -> Array:
+    """How much each row adds to the time that the earlier rows of its region cover, in order of start.
+
+    The result is in that order; the rows of a region stay together.
+    """
+    order = np.lexsort((start, region))
+    region, start, end = region[order], start[order], end[order]
+    # Ends as their ranks, those of each region above all of the region before: one maximum serves all of them.
+    ends, rank = np.unique(end, return_inverse=True)
+    reach = ends[np.maximum.accumulate(region * len(ends) + rank) % len(ends)]
+    covered = np.where(np.diff(region, prepend=-1) > 0, start, np.concatenate((start[:1], reach[:-1])))
+    added: Array = np.maximum(end - np.maximum(start, covered), 0)
+    return added

@@ -1,0 +1,150 @@
+"""What rocprofv3 means by its records, the same in its JSON and in its database."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from .table import COLUMNS, KERNEL, MEMCPY, Array, Words
+from .trace import Thread
+
+PROCESS = 48
+"""The number of a process in the file begins at this bit of an id, so that ids of two are never the same."""
+
+_COPY = re.compile(r"(HOST|DEVICE|PEER)_TO_(HOST|DEVICE|PEER)")
+_MARK = "roctxMarkA"
+_HIP = "hip"
+_EXTRA = {"ancestor": ("i8", -1), "queue": ("i8", -1)}
+
+
+class Collected:
+    """The columns of a trace, part by part.
+
+    Attributes:
+        words: with the numbers that the columns hold.
+    """
+
+    def __init__(self) -> None:
+        self.words = Words()
+        self._threads: dict[tuple[int | str, int], int] = {}
+        self._parts: dict[str, list[dict[str, Array]]] = {}
+
+    def thread(self, process: int | str, ids: Array) -> Array:
+        """Return numbers for the threads of a process."""
+
+        def number(thread: int) -> int:
+            return self._threads.setdefault((process, thread), len(self._threads)) if thread >= 0 else -1
+
+        return each(ids, number)
+
+    def threads(self, names: Mapping[tuple[int | str, int], str]) -> list[Thread]:
+        """Return what the numbers stand for."""
+        return [Thread(*key, names.get(key, "")) for key in self._threads]
+
+    def add(self, kind: str, part: dict[str, Array]) -> None:
+        """Add rows to a table; columns that it does not have are left out."""
+        if len(part["start_ns"]):
+            self._parts.setdefault(kind, []).append(part)
+
+    def add_kernels(self, part: dict[str, Array]) -> None:
+        """Add kernels; ``grid`` and ``workgroup`` are in work items and have a column for each dimension."""
+        workgroup = np.maximum(part["workgroup"], 1)
+        blocks = np.prod(-(-part["grid"] // workgroup), axis=1)
+        per_sm = blocks / np.maximum(part["sms"], 1)
+        known = blocks > 0
+        self.add(
+            "gpu",
+            part
+            | {
+                "category": np.full(len(blocks), KERNEL),
+                "blocks": np.where(known, blocks, -1),
+                "block_threads": np.prod(workgroup, axis=1),
+                "blocks_per_sm": np.where(known & (part["sms"] > 0), per_sm, np.nan),
+            },
+        )
+
+    def add_copies(self, part: dict[str, Array]) -> None:
+        """Add copies; ``operation`` is a word such as ``MEMORY_COPY_HOST_TO_DEVICE``."""
+        name = self.renamed(part["operation"], _copy_name)
+        self.add("gpu", part | {"name": name, "category": np.full(len(name), MEMCPY)})
+
+    def add_calls(self, part: dict[str, Array]) -> None:
+        """Add calls of an API; ``kind`` is a word such as ``HIP_RUNTIME_API``."""
+        self.add("runtime", part | {"category": self.renamed(part["kind"], _api)})
+
+    def add_markers(self, part: dict[str, Array]) -> None:
+        """Add calls of rocTX: ``name`` is what was called, ``text`` what it was given."""
+        name, text = part["name"], part["text"]
+        named = (text != 0) & (text != name)
+        mark = named & ((name == self.words[_MARK]) | (part["duration_ns"] == 0))
+        category = np.where(mark, self.words["mark"], self.words["roctx"])
+        part = part | {"name": np.where(named, text, name), "category": category}
+        region = named & ~mark
+        self.add("others", {column: values[~region] for column, values in part.items()})
+        del part["category"]
+        self.add("regions", {column: values[region] for column, values in part.items()})
+
+    def renamed(self, codes: Array, change: Callable[[str], str]) -> Array:
+        """Return the numbers of the words that words are changed into."""
+        texts = list(self.words)
+        return each(codes, lambda code: self.words[change(texts[code])])
+
+    def tables(self) -> dict[str, dict[str, Array]]:
+        """Return the columns of each table."""
+        tables = {kind: _joined(kind, parts) for kind, parts in self._parts.items()}
+        gpu, calls = tables.get("gpu"), tables.get("runtime")
+        if gpu and not np.any(gpu["stream"] & ((1 << PROCESS) - 1)):  # before HIP streams were recorded
+            gpu["stream"] = gpu["queue"]
+        if gpu and calls:
+            hip = calls["category"] == self.words[_HIP]
+            gpu["correlation"] = _hip_calls(gpu["correlation"], calls["correlation"], calls["ancestor"], hip)
+        return tables
+
+
+def each(values: Array, change: Callable[[int], int]) -> Array:
+    """Change each value, asking once for each different one."""
+    used, places = np.unique(values, return_inverse=True)
+    return np.array([change(value) for value in used.tolist()], np.int64)[places]
+
+
+def of_process(ids: Array, process: int | Array, lowest: int = 0) -> Array:
+    """Return ids that no other process in the file has; -1 where they are out of range."""
+    return np.where((ids >= lowest) & (ids < 1 << PROCESS), ids + (process << PROCESS), -1)
+
+
+def _joined(kind: str, parts: list[dict[str, Array]]) -> dict[str, Array]:
+    columns = COLUMNS[kind] | _EXTRA
+    return {
+        name: np.concatenate([part.get(name, np.full(len(part["start_ns"]), missing, dtype)) for part in parts])
+        for name, (dtype, missing) in columns.items()
+        if any(name in part for part in parts)
+    }
+
+
+def _hip_calls(wanted: Array, ids: Array, ancestors: Array, hip: Array) -> Array:
+    """Go from HSA calls up to the HIP call that made them; what was not called by HIP stays."""
+    order = np.argsort(ids, kind="stable")
+    ids, ancestors, hip = ids[order], ancestors[order], hip[order]
+    result = wanted.copy()
+    at, rows = wanted, np.arange(len(wanted))
+    for _ in range(8):  # more than calls are nested; ends where damaged ids make a circle
+        places = np.minimum(np.searchsorted(ids, at), len(ids) - 1)
+        found = (ids[places] == at) & (at >= 0)
+        places, rows = places[found], rows[found]
+        result[rows[hip[places]]] = ids[places[hip[places]]]
+        at, rows = ancestors[places[~hip[places]]], rows[~hip[places]]
+    return result
+
+
+def _copy_name(operation: str) -> str:
+    """As Kineto writes it for AMD."""
+    if not (found := _COPY.search(operation)):
+        return operation
+    source, target = found[1].title(), found[2].title()
+    return f"Memcpy {source[0]}to{target[0]} ({source} -> {target})"
+
+
+def _api(kind: str) -> str:
+    return kind.partition("_")[0].lower()

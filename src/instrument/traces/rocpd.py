@@ -1,0 +1,269 @@
+"""Reads the database that rocprofv3 writes, of schemas 3 and 4, by the views in it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import TraceError
+from .links import assemble
+from .rocm import PROCESS, Collected, each, of_process
+from .table import Array, Words
+from .trace import Device, Lost, Trace
+
+_VIEWS = ("kernels", "regions", "memory_copies", "samples", "memory_allocations")
+_REQUIRED = frozenset(_VIEWS[:3])
+_VIEW = 56  # the bit of an event's number where that of its view begins
+_FAULTS = (sqlite3.Error, UnicodeDecodeError)  # the second where the text of the first is damaged
+_HEADER = b"SQLite format 3\0"
+
+# Each is the first of these expressions that the view of this schema knows.
+_Wanted = dict[str, tuple[str, ...]]
+_TEXTS: _Wanted = {"guid": ("guid",), "name": ("name",)}
+_NUMBERS: _Wanted = {"id": ("id",), "pid": ("pid",), "tid": ("tid",), "correlation": ("stack_id",)}
+_GPU: _Wanted = _NUMBERS | {"stream": ("stream_id",), "queue": ("queue_id",)}
+_KERNEL: _Wanted = _GPU | {
+    "device": ("agent_type_index",),
+    "shared_bytes": ("lds_size", "lds_block_size"),
+    "registers": ("vgpr_count", "arch_vgpr_count"),
+    **{axis: (f"grid_{axis}",) for axis in "xyz"},
+    **{axis.upper(): (f"workgroup_{axis}",) for axis in "xyz"},
+}
+_COPY: _Wanted = _GPU | {
+    "bytes": ("size",),
+    "device": ("iif(src_agent_type = 'GPU', src_agent_type_index, dst_agent_type_index)",),
+}
+_CALL: _Wanted = _NUMBERS | {"ancestor": ("parent_stack_id",)}
+_CALL_TEXTS: _Wanted = _TEXTS | {
+    "kind": ("category",),
+    "text": ("iif(json_valid(extdata), json_extract(extdata, '$.message'), '')",),
+}
+_MEMORY_TEXTS: _Wanted = _TEXTS | {
+    "name": ("type",),
+    "category": ("iif(level = 'SCRATCH', 'scratch_memory', 'memory_allocation')",),
+}
+_SPAN = ("[start]", "[end]")
+
+
+def read_rocpd(path: Path) -> Trace:
+    """Read the database of rocprofv3, of one or more processes; nothing is written beside it.
+
+    Raises:
+        TraceError: if it is no such database or its views are missing.
+        OSError: if it cannot be opened.
+    """
+    lost = Lost()
+    try:
+        with closing(_open(path)) as connection:
+            return _Reader(path, connection, lost).read()
+    except _FAULTS as error:
+        raise TraceError(path, f"it is a damaged database: {error}") from None
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    with path.open("rb") as file:
+        if file.read(len(_HEADER)) != _HEADER:
+            raise TraceError(path, "it is no SQLite database")
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+    connection.text_factory = lambda text: text.decode("utf-8", "replace")
+    return connection
+
+
+class _Codes(dict[bytes | None, int]):
+    """The numbers of words by their text as it is in the file: each is decoded once."""
+
+    def __init__(self, words: Words) -> None:
+        super().__init__()
+        self._words = words
+
+    def __missing__(self, text: bytes | None) -> int:
+        code = self[text] = self._words[(text or b"").decode("utf-8", "replace")]
+        return code
+
+
+class _Reader:
+    def __init__(self, path: Path, connection: sqlite3.Connection, lost: Lost) -> None:
+        self._path = path
+        self._connection = connection
+        self._lost = lost
+        self._collected = Collected()
+        self._processes: dict[tuple[int, int], int] = {}  # by the word of the guid and the process id
+        found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        if missing := sorted(_REQUIRED - found):
+            raise TraceError(path, f"it has no view {', '.join(missing)}, as a database of rocprofv3 has")
+        self._views = found
+        wal = path.with_name(path.name + "-wal")
+        if wal.exists() and wal.stat().st_size:
+            lost.add(f"{wal.name} beside it is not read", size=wal.stat().st_size)
+
+    def read(self) -> Trace:
+        devices = self._devices()
+        self._read_kernels({device.id: device.sms for device in devices})
+        copies = self._part("memory_copies", _TEXTS, _COPY, _SPAN)
+        self._collected.add_copies(copies | {"operation": copies["name"]})
+        self._read_calls("regions", _SPAN)
+        self._read_calls("samples", ("[timestamp]", "[timestamp]"))
+        self._collected.add("others", self._part("memory_allocations", _MEMORY_TEXTS, _NUMBERS, _SPAN))
+        self._read_counters()
+        processes = self._dicts("SELECT * FROM processes")
+        metadata = {row["tag"]: row["value"] for row in self._dicts("SELECT tag, value FROM rocpd_metadata")}
+        texts = list(self._collected.words)
+        return assemble(
+            self._path,
+            "rocprof",
+            self._collected.tables(),
+            self._collected.words,
+            self._collected.threads(self._thread_names()),
+            devices=devices,
+            metadata=metadata | {"processes": processes},
+            lost=self._lost,
+            rank=self._environment("RANK"),
+            world_size=self._environment("WORLD_SIZE"),
+            look_up=partial(_look_up, self._path, [texts[guid] for guid, _ in self._processes]),
+        )
+
+    def _read_kernels(self, sms: dict[int, int]) -> None:
+        part = self._part("kernels", _TEXTS, _KERNEL, _SPAN)
+        part["sms"] = each(part["device"], lambda device: sms.get(device, 0))
+        part["grid"] = np.stack([part[axis] for axis in "xyz"], axis=1)
+        part["workgroup"] = np.stack([part[axis] for axis in "XYZ"], axis=1)
+        self._collected.add_kernels(part)
+
+    def _read_calls(self, view: str, span: tuple[str, str]) -> None:
+        part = self._part(view, _CALL_TEXTS, _CALL, span, "category LIKE '%API%'")
+        kinds = [code for word, code in self._collected.words.items() if word.startswith("MARKER")]
+        marker = np.isin(part["kind"], kinds)
+        self._collected.add_markers({name: column[marker] for name, column in part.items()})
+        self._collected.add_calls({name: column[~marker] for name, column in part.items()})
+
+    def _read_counters(self) -> None:
+        """Instances of a counter are added up, for each kernel."""
+        for view, name, value in (
+            ("counters_collection", "counter_name", "value"),
+            ("kernel_pmc_events", "pmc_name", "pmc_value"),
+        ):
+            if view in self._views:
+                group = f"guid, dispatch_id, {name}"
+                texts, reals = _TEXTS | {"name": (name,)}, {"value": (f"sum({value})",)}
+                numbers = {column: _NUMBERS[column] for column in ("pid", "tid")}
+                part = self._part(view, texts, numbers, _SPAN, f"true GROUP BY {group}", reals)
+                self._collected.add("counters", part)
+                return
+
+    def _part(
+        self,
+        view: str,
+        texts: _Wanted,
+        numbers: _Wanted,
+        span: tuple[str, str],
+        where: str = "true",
+        reals: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> dict[str, Array]:
+        """The columns of a view; what did not take time as it should is left out."""
+        start, end = span
+        valid = (
+            f"typeof({start}) = 'integer' AND typeof({end}) = 'integer' "
+            f"AND {start} BETWEEN 0 AND {end} AND {end} < {1 << 62}"
+        )
+        columns = [f"CAST(CAST({self._known(view, wanted)} AS TEXT) AS BLOB)" for wanted in texts.values()]
+        columns += [f"iif({valid}, {start}, -1)", f"iif({valid}, {end} - {start}, -1)"]
+        columns += [f"CAST(coalesce({self._known(view, wanted)}, -1) AS INTEGER)" for wanted in numbers.values()]
+        columns += [f"CAST({self._known(view, wanted)} AS REAL)" for wanted in (reals or {}).values()]
+        dtype = [(name, "i8") for name in (*texts, "start_ns", "duration_ns", *numbers)]
+        dtype += [(name, "f8") for name in reals or {}]
+        query = f"SELECT {', '.join(columns)} FROM {view} WHERE {where}"
+        table = np.fromiter(self._rows(view, query, len(texts)), np.dtype(dtype))
+        kept = table[table["start_ns"] >= 0]
+        if len(kept) < len(table):
+            self._lost.add(f"{view}: times that are none", events=len(table) - len(kept))
+        part = {name: np.ascontiguousarray(kept[name]) for name, _ in dtype}
+        self._number(view, part)
+        return part
+
+    def _known(self, view: str, expressions: tuple[str, ...]) -> str:
+        for expression in expressions:
+            with suppress(*_FAULTS):
+                self._connection.execute(f"SELECT {expression} FROM {view} LIMIT 0")
+                return expression
+        return "NULL"
+
+    def _rows(self, view: str, query: str, texts: int) -> Iterator[tuple[Any, ...]]:
+        """Rows up to damage, if there is any, with the numbers of words for texts."""
+        if view in self._views:
+            words = _Codes(self._collected.words)
+            try:
+                for row in self._connection.execute(query):
+                    yield (*[words[text] for text in row[:texts]], *row[texts:])
+            except _FAULTS as error:
+                self._lost.add(f"{view}: {error}")
+
+    def _dicts(self, query: str) -> list[dict[str, Any]]:
+        try:
+            cursor = self._connection.execute(query)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+        except _FAULTS as error:
+            self._lost.add(str(error))
+            return []
+
+    def _number(self, view: str, part: dict[str, Array]) -> None:
+        """Number processes, threads and events; make ids those of one process only."""
+
+        def number(key: int) -> int:
+            return self._processes.setdefault(divmod(key, 1 << 32), len(self._processes))
+
+        process = each((part["guid"] << 32) + (part["pid"] & (1 << 32) - 1), number)
+        part["thread"] = np.full(len(process), -1)
+        for pid in np.unique(part["pid"]).tolist():
+            rows = part["pid"] == pid
+            part["thread"][rows] = self._collected.thread(pid, part["tid"][rows])
+        for column, lowest in (("correlation", 1), ("ancestor", 1), ("stream", 0), ("queue", 0)):
+            if column in part:
+                part[column] = of_process(part[column], process, lowest)
+        if "id" in part:
+            event = of_process(part["id"], process)
+            found = (event >= 0) & (process < 1 << _VIEW - PROCESS)
+            part["event"] = np.where(found, event + (_VIEWS.index(view) << _VIEW), -1)
+
+    def _devices(self) -> list[Device]:
+        threads = "json_extract(extdata, '$.max_waves_per_cu') * json_extract(extdata, '$.wave_front_size')"
+        memory = "SELECT sum(json_extract(value, '$.size_in_bytes')) FROM json_each(extdata, '$.mem_banks')"
+        rows = self._dicts(
+            "SELECT CAST(type_index AS INTEGER) AS id, CAST(coalesce(product_name, name, '') AS TEXT) AS name, "
+            "CAST(coalesce(json_extract(extdata, '$.cu_count'), 0) AS INTEGER) AS sms, "
+            f"CAST(coalesce({threads}, 0) AS INTEGER) AS threads_per_sm, "
+            f"CAST(coalesce(({memory}), 0) AS INTEGER) AS memory_bytes "
+            "FROM rocpd_info_agent WHERE type = 'GPU' AND type_index >= 0 AND json_valid(extdata) ORDER BY 1"
+        )
+        return list({row["id"]: Device(**row) for row in rows}.values())
+
+    def _thread_names(self) -> dict[tuple[int | str, int], str]:
+        rows = self._dicts("SELECT pid, tid, name FROM threads WHERE name <> ''")
+        return {(row["pid"], row["tid"]): str(row["name"]) for row in rows}
+
+    def _environment(self, name: str) -> int | None:
+        """A number that the environment of the one process had."""
+        value = f"iif(json_valid(environment), json_extract(environment, '$.{name}'), '')"
+        rows = self._dicts(f"SELECT CAST({value} AS TEXT) AS value FROM rocpd_info_process")
+        text = rows[0]["value"] if len(rows) == 1 else None
+        return int(text) if text and text.isdecimal() and len(text) < 10 else None
+
+
+def _look_up(path: Path, guids: Sequence[str], event: int) -> dict[str, Any]:
+    if event < 0:
+        return {}
+    view, process = divmod(event >> PROCESS, 1 << _VIEW - PROCESS)
+    query = f"SELECT * FROM {_VIEWS[view]} WHERE id = ? AND guid = ?"
+    try:
+        with closing(_open(path)) as connection:
+            cursor = connection.execute(query, (event & (1 << PROCESS) - 1, guids[process]))
+            names = [column[0] for column in cursor.description]
+            return dict(zip(names, cursor.fetchone() or (), strict=False))
+    except _FAULTS as error:
+        raise TraceError(path, f"it is a damaged database: {error}") from None

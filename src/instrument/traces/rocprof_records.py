@@ -1,0 +1,214 @@
+"""The records of rocprofv3's JSON, decoded as far as a trace needs them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta, Raw, Struct, field
+
+_Int = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Time = Annotated[int, Meta(ge=0, le=1 << 62)]
+_Length = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+
+
+class _Part(Struct, gc=False, frozen=True): ...
+
+
+class Handle(_Part):
+    """What stands for an agent, a queue, a stream or a counter."""
+
+    handle: _Int = -1
+
+
+class Correlation(_Part):
+    """The id of the call that did it, and of the call which that one was made by."""
+
+    internal: _Int = -1
+    ancestor: _Int = -1
+
+
+class Lengths(_Part):
+    """Of the three dimensions, in work items."""
+
+    x: _Length = 0
+    y: _Length = 0
+    z: _Length = 0
+
+
+class Dispatch(_Part):
+    """What was launched, and where."""
+
+    agent: Handle = field(default=Handle(), name="agent_id")
+    queue: Handle = field(default=Handle(), name="queue_id")
+    kernel: _Int = field(default=-1, name="kernel_id")
+    shared_bytes: _Int = field(default=-1, name="group_segment_size")
+    workgroup: Lengths = field(default=Lengths(), name="workgroup_size")
+    grid: Lengths = field(default=Lengths(), name="grid_size")
+
+
+class Record(_Part):
+    """Something that took time; `row` returns what the `COLUMNS` name."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("start_ns", "duration_ns", "thread", "correlation")
+
+    start: _Time = field(name="start_timestamp")
+    end: _Time = field(name="end_timestamp")
+    thread: _Int = field(default=-1, name="thread_id")
+    correlation: Correlation = field(default=Correlation(), name="correlation_id")
+
+    def __post_init__(self) -> None:
+        if self.end < self.start:
+            raise ValueError("it ends before it starts")
+
+    def row(self) -> tuple[int, ...]:
+        """Return what the columns hold."""
+        return self.start, self.end - self.start, self.thread, self.correlation.internal
+
+
+class Kernel(Record):
+    """A kernel that ran."""
+
+    COLUMNS = (*Record.COLUMNS, "agent", "queue", "stream", "kernel", "shared_bytes", *"xyzXYZ")
+
+    info: Dispatch = field(default=Dispatch(), name="dispatch_info")
+    stream: Handle = field(default=Handle(), name="stream_id")
+
+    def row(self) -> tuple[int, ...]:
+        """As in `Record`."""
+        info, grid, workgroup = self.info, self.info.grid, self.info.workgroup
+        return (
+            *super().row(),
+            *(info.agent.handle, info.queue.handle, self.stream.handle, info.kernel, info.shared_bytes),
+            *(grid.x, grid.y, grid.z, workgroup.x, workgroup.y, workgroup.z),
+        )
+
+
+class Call(Record):
+    """A call of an API, rocTX included, or an allocation."""
+
+    COLUMNS = (*Record.COLUMNS, "ancestor", "kind", "operation")
+
+    kind: _Int = -1
+    operation: _Int = -1
+
+    def row(self) -> tuple[int, ...]:
+        """As in `Record`."""
+        return *super().row(), self.correlation.ancestor, self.kind, self.operation
+
+
+class Copy(Call):
+    """A copy of memory."""
+
+    COLUMNS = (*Call.COLUMNS, "source", "target", "bytes", "stream")
+
+    source: Handle = field(default=Handle(), name="src_agent_id")
+    target: Handle = field(default=Handle(), name="dst_agent_id")
+    bytes: _Int = -1
+    stream: Handle = field(default=Handle(), name="stream_id")
+
+    def row(self) -> tuple[int, ...]:
+        """As in `Record`."""
+        return *super().row(), self.source.handle, self.target.handle, self.bytes, self.stream.handle
+
+
+class Value(_Part):
+    """Of one instance of a counter."""
+
+    counter: Handle = field(default=Handle(), name="counter_id")
+    value: float = 0.0
+
+
+class Counted(_Part):
+    """A kernel with values of hardware counters, some of them in several instances."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = Kernel.COLUMNS
+
+    dispatch: Kernel = field(name="dispatch_data")
+    thread: _Int = field(default=-1, name="thread_id")
+    stream: Handle = field(default=Handle(), name="stream_id")
+    values: list[Value] = field(default_factory=list, name="records")
+
+    def row(self) -> tuple[int, ...]:
+        """As in `Record`."""
+        start, duration, _, correlation, agent, queue, _, *rest = self.dispatch.row()
+        return start, duration, self.thread, correlation, agent, queue, self.stream.handle, *rest
+
+
+class Symbol(_Part):
+    """A kernel's code; the formatted name is the demangled one without the linker's suffix."""
+
+    id: _Int = field(name="kernel_id")
+    formatted: str = field(default="", name="formatted_kernel_name")
+    demangled: str = field(default="", name="demangled_kernel_name")
+    name: str = field(default="", name="kernel_name")
+    registers: _Int = field(default=-1, name="arch_vgpr_count")
+
+
+class Bank(_Part):
+    """A part of a GPU's memory."""
+
+    size_in_bytes: _Int = 0
+
+
+class Agent(_Part):
+    """A processor; `type` 2 is a GPU."""
+
+    id: Handle = Handle()
+    type: int = 0
+    number: _Int = field(default=-1, name="logical_node_type_id")
+    name: str = ""
+    product: str = field(default="", name="product_name")
+    sms: _Int = field(default=0, name="cu_count")
+    waves_per_sm: _Int = field(default=0, name="max_waves_per_cu")
+    threads_per_wave: _Int = field(default=0, name="wave_front_size")
+    memory: list[Bank] = field(default_factory=list, name="mem_banks")
+
+
+class Counter(_Part):
+    """The name of a hardware counter."""
+
+    id: Handle = Handle()
+    name: str = ""
+
+
+class Text(_Part):
+    """What a call of rocTX was given, by the id of the call."""
+
+    key: _Int
+    value: str
+
+
+class Kind(_Part):
+    """The name of a kind of record, and those of its operations."""
+
+    kind: str = ""
+    operations: list[str] = field(default_factory=list)
+
+
+class Strings(_Part):
+    """Names and texts."""
+
+    kinds: list[Kind] = field(default_factory=list, name="buffer_records")
+    texts: list[Raw] = field(default_factory=list, name="marker_api")
+
+
+class Process(_Part):
+    """What one process recorded; lists are decoded one item at a time."""
+
+    metadata: dict[str, Any] = field(default_factory=dict)
+    agents: list[Raw] = field(default_factory=list)
+    counters: list[Raw] = field(default_factory=list)
+    strings: Strings = Strings()
+    symbols: list[Raw] = field(default_factory=list, name="kernel_symbols")
+    callbacks: dict[str, list[Raw]] = field(default_factory=dict, name="callback_records")
+    buffers: dict[str, list[Raw]] = field(default_factory=dict, name="buffer_records")
+
+    def lists(self) -> dict[str, list[Raw]]:
+        """Return all records, by the name of their list."""
+        return self.buffers | self.callbacks
+
+
+class File(_Part):
+    """One process or more."""
+
+    processes: list[Process] | Process = field(name="rocprofiler-sdk-tool")

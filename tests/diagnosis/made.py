@@ -1,0 +1,61 @@
+"""Small traces made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instrument.traces.links import assemble
+from instrument.traces.table import COLUMNS, TEXT, Words
+from instrument.traces.trace import Device, Lost, Thread, Trace
+
+Row = dict[str, Any]
+
+
+def row(name: str, start: int, end: int, **columns: Any) -> Row:
+    return {"name": name, "start_ns": start, "duration_ns": end - start, **columns}
+
+
+def kernel(name: str, start: int, end: int, **columns: Any) -> Row:
+    return row(name, start, end, category="kernel", **{"device": 0, "stream": 7, **columns})
+
+
+def copy(name: str, start: int, end: int, **columns: Any) -> Row:
+    return kernel(name, start, end) | {"category": "memcpy"} | columns
+
+
+def fill(start: int, end: int, **columns: Any) -> Row:
+    return kernel("Memset (Device)", start, end) | {"category": "memset"} | columns
+
+
+def on_cpu(name: str, start: int, end: int, **columns: Any) -> Row:
+    return row(name, start, end, **{"thread": 0, **columns})
+
+
+def trace_of(devices: list[Device] | None = None, **tables: list[Row]) -> Trace:
+    """A trace with these rows; steps are regions named ProfilerStep#N."""
+    words, columns = Words(), {}
+    for kind, rows in tables.items():
+        names = {name for each in rows for name in each}
+        numbered = [{"event": place, **each} for place, each in enumerate(rows)]
+        columns[kind] = {
+            name: np.array([_number(words, name, each.get(name, COLUMNS[kind][name][1])) for each in numbered])
+            for name in names | {"event"}
+        }
+    columns = {kind: part for kind, part in columns.items() if len(part["event"])}
+    return assemble(
+        Path("made"),
+        "kineto",
+        columns,
+        words,
+        [Thread(1, 1), Thread(1, 2)],
+        devices=devices or [],
+        metadata={},
+        lost=Lost(),
+    )
+
+
+def _number(words: Words, name: str, value: Any) -> Any:
+    return words[value] if name in TEXT and isinstance(value, str) else value

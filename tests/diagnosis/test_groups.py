@@ -1,0 +1,51 @@
+"""Totals by group against sets of single nanoseconds."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instrument.diagnosis.groups import Events, distinct, inclusive, sums
+
+EVENTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=10).map(sorted)
+
+
+@given(EVENTS, st.data())
+def test_totals(events: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Count, sum, covered time and extent of each group, where events repeat and groups are empty."""
+    place = st.tuples(st.integers(0, len(events) - 1), st.integers(0, 3))
+    pairs = data.draw(st.lists(place, max_size=20))
+    start = np.array([start for start, _ in events])
+    end = start + np.array([size for _, size in events])
+    rows, groups = (np.array([pair[part] for pair in pairs], np.int64) for part in (0, 1))
+    result = Events(start, end).totals(rows, groups, 5)
+    for group in range(5):
+        inside = [events[row] for row in {row for row, other in pairs if other == group}]
+        busy = {at for begin, size in inside for at in range(begin, begin + size)}
+        extent = max(b + s for b, s in inside) - min(b for b, _ in inside) if inside else 0
+        expected = [len(inside), sum(size for _, size in inside), len(busy), extent]
+        assert expected == [int(part[group]) for part in (result.count, result.sum, result.busy, result.extent)]
+
+
+def test_totals_of_huge_times() -> None:
+    """A broken file may hold any time; many groups of those do not overflow."""
+    start = np.array([0, 2**62])
+    result = Events(start, start + 5).totals(np.array([0, 1, 0, 1]), np.array([0, 0, 900, 900]), 1000)
+    assert result.busy[[0, 900]].tolist() == [10, 10]
+    assert result.extent[900] == 2**62 + 5
+
+
+def test_inclusive() -> None:
+    """An event comes with what holds it and with what holds that."""
+    events, above = inclusive(np.array([2, -1, 0]), np.array([-1, 0, 1]))
+    assert sorted(zip(events.tolist(), above.tolist(), strict=True)) == [(0, 0), (0, 1), (0, 2), (2, 0)]
+    assert [len(part) for part in inclusive(np.array([-1]), np.array([-1]))] == [0, 0]
+
+
+def test_distinct_and_sums() -> None:
+    """Words in use, and exact sums by group beyond what a float holds."""
+    names, of = distinct(np.array([5, 2, 5]))
+    assert (names.tolist(), of.tolist()) == ([2, 5], [1, 0, 1])
+    assert sums(np.array([2**60, 1, 1]), np.array([0, 0, 1]), 3).tolist() == [2**60 + 1, 1, 0]
+    assert [len(part) for part in distinct(np.empty(0, np.int32))] == [0, 0]

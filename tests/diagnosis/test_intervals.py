@@ -1,0 +1,65 @@
+"""Sets of intervals against sets of single nanoseconds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instrument.traces.intervals import Intervals, clip, common, covered, either, length, union
+
+Pairs = list[tuple[int, int]]
+PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12)
+
+
+def columns(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    start = np.array([start for start, _ in pairs], np.int64)
+    return start, start + np.array([size for _, size in pairs], np.int64)
+
+
+def points(pairs: Pairs) -> set[int]:
+    return {at for start, size in pairs for at in range(start, start + size)}
+
+
+def of(intervals: Intervals) -> set[int]:
+    starts, ends = (part.tolist() for part in intervals)
+    edges = [edge for pair in zip(starts, ends, strict=True) for edge in pair]
+    assert all(one < other for one, other in pairwise(edges)), "ascending, apart and not empty"
+    return {at for start, end in zip(starts, ends, strict=True) for at in range(start, end)}
+
+
+@given(PAIRS)
+def test_union(pairs: Pairs) -> None:
+    """The union covers what any interval covers, in any order, empty ones included."""
+    result = union(*columns(pairs))
+    assert of(result) == points(pairs)
+    assert length(result) == len(points(pairs))
+
+
+@given(PAIRS, PAIRS)
+def test_two_sets(one: Pairs, other: Pairs) -> None:
+    """Either and common are the union and the intersection."""
+    first, second = union(*columns(one)), union(*columns(other))
+    assert of(either(first, second)) == points(one) | points(other)
+    assert common(first, second) == common(second, first) == len(points(one) & points(other))
+
+
+@given(PAIRS, PAIRS)
+def test_covered(one: Pairs, other: Pairs) -> None:
+    """Each of any intervals, overlapping or not, is told how much of it is covered."""
+    result = covered(union(*columns(one)), *columns(other)).tolist()
+    assert result == [len(points(one) & points([pair])) for pair in other]
+
+
+@given(PAIRS, st.integers(-5, 45), st.integers(-5, 45))
+def test_clip(pairs: Pairs, start: int, end: int) -> None:
+    """What lies between two times is kept."""
+    assert of(clip(union(*columns(pairs)), start, end)) == points(pairs) & set(range(start, end))
+
+
+def test_far_from_zero() -> None:
+    """Times since 1970 and beyond lose nothing."""
+    start = np.array([2**62, 2**62 + 1], np.int64)
+    assert length(union(start, start + 3)) == 4

@@ -1,0 +1,158 @@
+"""The mapping: its keys, what it tells of them, and traces in which something is missing."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import warnings
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instrument.diagnosis.definitions import DEFINITIONS
+from instrument.diagnosis.metrics import metrics
+
+from .made import copy, fill, kernel, on_cpu, trace_of
+
+
+def small() -> Any:
+    return trace_of(
+        regions=[on_cpu("ProfilerStep#3", 0, 400), on_cpu("forward", 10, 90)],
+        operators=[on_cpu("aten::mm", 20, 40)],
+        runtime=[on_cpu("cudaLaunchKernel", 25, 30, correlation=1)],
+        gpu=[kernel("gemm", 100, 300, correlation=1), copy("Memcpy DtoD (Device -> Device)", 350, 500, bytes=8)],
+    )
+
+
+def test_every_number_is_defined() -> None:
+    """The keys are those of the table of definitions, in every trace."""
+    assert metrics(small()).keys() == DEFINITIONS.keys()
+    assert metrics(trace_of()).keys() == DEFINITIONS.keys()
+
+
+@pytest.mark.parametrize("key", DEFINITIONS)
+def test_about(key: str) -> None:
+    """Each number tells its definition, unit, window and coverage."""
+    about = metrics(small()).about(key)
+    assert about.definition.endswith((".", ";")) and about.unit and about.window
+    assert about.coverage is None or 0 <= about.coverage <= 1
+    empty = metrics(trace_of()).about(key)
+    assert (empty.window_ns, empty.coverage) == (None, None)
+
+
+def test_windows_and_coverage() -> None:
+    """Windows are first and last times, coverage is the share of the time on the GPU that is linked."""
+    numbers = metrics(small())
+    assert numbers.about("busy_ns").window_ns == (100, 500)
+    assert numbers.about("steps").window_ns == (0, 400)
+    assert numbers.about("queue_length").window_ns == (25, 500)
+    assert numbers.about("operator_table").window_ns == (0, 500)
+    assert numbers.about("region_table").coverage == 200 / 350
+    assert numbers.about("module_table").coverage == 0.0
+    with pytest.raises(KeyError):
+        numbers.about("nothing")
+
+
+def test_pickles() -> None:
+    """Metrics go to another process and keep what they tell."""
+    numbers = metrics(small())
+    other = pickle.loads(pickle.dumps(numbers))
+    assert other == numbers
+    assert other.about("busy_ns") == numbers.about("busy_ns")
+
+
+def test_split_by_hand() -> None:
+    """Overlapping work on two streams is split into parts that add up."""
+    numbers = metrics(
+        trace_of(
+            gpu=[
+                kernel("gemm", 0, 100),
+                kernel("ncclDevKernel_AllReduce", 50, 150, stream=9),
+                copy("Memcpy HtoD (Pinned -> Device)", 140, 170, stream=10),
+                fill(200, 210),
+            ]
+        )
+    )
+    expected = {
+        "span_ns": 210,
+        "busy_ns": 180,
+        "idle_ns": 30,
+        "compute_ns": 110,
+        "kernel_compute_ns": 100,
+        "comm_ns": 100,
+        "memcpy_ns": 30,
+        "memset_ns": 10,
+        "exposed_comm_ns": 50,
+        "exposed_memcpy_ns": 20,
+        "overlap_comm_compute_ns": 50,
+        "kernel_sum_ns": 200,
+        "kernel_util_span": 150 / 210,
+    }
+    assert expected == {key: numbers[key] for key in expected}
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {},
+        {"operators": [on_cpu("aten::mm", 0, 5)]},
+        {"regions": [on_cpu("ProfilerStep#1", 0, 5)]},
+        {"gpu": [copy("Memcpy DtoH (Device -> Pinned)", 3, 9)]},
+        {"gpu": [kernel("empty", 5, 5)]},
+        {"gpu": [kernel("a", 0, 10), kernel("b", 5, 8), kernel("c", 5, 5), kernel("d", 7, 20)]},
+        {"gpu": [kernel("a", 0, 10, device=-1, stream=-1, blocks_per_sm=0.5, occupancy_percent=0.0)]},
+        {"runtime": [on_cpu("cudaDeviceSynchronize", 0, 5)]},
+    ],
+    ids=["nothing", "cpu", "step", "copy", "instant", "overlap", "unknown place", "sync"],
+)
+def test_poor_traces(tables: dict[str, Any]) -> None:
+    """Whatever is missing, all keys are there, without NaN; a ratio of nothing is None."""
+    numbers = metrics(trace_of(**tables))
+    json.dumps(numbers, allow_nan=False)
+    assert numbers.keys() == DEFINITIONS.keys()
+    assert (numbers["busy_pct"] is None) == (numbers["span_ns"] == 0)
+
+
+@pytest.mark.parametrize("pattern", ["(", "*", 7, re.compile(b"nccl")])
+def test_bad_pattern(pattern: Any) -> None:
+    """What is no regular expression is refused, with the argument's name and value."""
+    with pytest.raises(ValueError, match="collectives must be") as caught:
+        metrics(trace_of(), pattern)
+    assert repr(pattern) in str(caught.value)
+
+
+def test_own_pattern() -> None:
+    """A pattern replaces what is known; text ignores case, a compiled pattern does what it says."""
+    trace = trace_of(gpu=[kernel("MyExchange", 0, 10), kernel("ncclDevKernel_Generic", 20, 25)])
+    assert metrics(trace)["comm_ns"] == 5
+    assert metrics(trace, "exchange")["comm_ns"] == 10
+    assert metrics(trace, re.compile("exchange"))["comm_ns"] == 0
+
+
+TIMES = st.sampled_from([0, 1, 7, -5, 2**62, -(2**62), 2**63 - 1, -(2**63)])
+
+
+@given(st.lists(st.tuples(TIMES, TIMES, TIMES), max_size=5))
+@settings(deadline=None, max_examples=60)
+def test_impossible_times(times: list[tuple[int, int, int]]) -> None:
+    """Negative durations and times beyond 64 bits, as in broken files, make odd numbers, but no error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        numbers = metrics(
+            trace_of(
+                gpu=[
+                    {
+                        **kernel("k", 0, 0, correlation=place, blocks_per_sm=0.5),
+                        "start_ns": start,
+                        "duration_ns": size,
+                    }
+                    for place, (start, size, _) in enumerate(times)
+                ],
+                runtime=[on_cpu("launch", at, at, correlation=place) for place, (_, _, at) in enumerate(times)],
+                operators=[{**on_cpu("aten::mm", at, at), "duration_ns": size} for _, size, at in times],
+            )
+        )
+    json.dumps(numbers, allow_nan=False)

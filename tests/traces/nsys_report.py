@@ -1,0 +1,193 @@
+"""Makes databases as `nsys export` writes them, and asks `nsys stats` what is in them."""
+
+from __future__ import annotations
+
+import csv
+import random
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support import nsys
+from tests.support.programs import environment, run
+
+HOST = 281474976710656  # the part of global ids that numbers the machine
+KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
+RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+NVTX = "NVTX_EVENTS"
+REPORTS = {  # since 2023.4; before
+    "cuda_gpu_kern_sum": "gpukernsum",
+    "cuda_api_sum": "cudaapisum",
+    "cuda_gpu_mem_time_sum": "gpumemtimesum",
+    "cuda_gpu_mem_size_sum": "gpumemsizesum",
+    "nvtx_sum": "nvtxsum",
+    "nvtx_gpu_proj_trace": "nvtxgpuproj",
+}
+_PLACE = {"deviceId": 0, "contextId": 1, "streamId": 7}
+_SHAPE = {"gridX": 4, "gridY": 1, "gridZ": 1, "blockX": 128, "blockY": 1, "blockZ": 1, "gridId": 1}
+_SPACE = dict.fromkeys(
+    ("staticSharedMemory", "dynamicSharedMemory", "localMemoryPerThread", "localMemoryTotal"), 0
+)
+REQUIRED: dict[str, dict[str, Any]] = {  # what a row has unless told otherwise
+    KERNEL: _PLACE | _SHAPE | _SPACE | {"registersPerThread": 32},
+    GRAPH: _PLACE | {"graphId": 1},
+    MEMCPY: _PLACE | {"copyKind": 1, "srcKind": 0, "dstKind": 2},
+    MEMSET: _PLACE | {"value": 0, "memKind": 2},
+    SYNC: _PLACE | {"eventId": 0},
+    RUNTIME: {"eventClass": 0, "returnValue": 0},
+}
+
+
+def thread(process: int, number: int) -> int:
+    """The global id of a thread."""
+    return HOST + (process << 24) + number
+
+
+@dataclass
+class Database:
+    """Rows to be written; tables that the file does not have are created with the columns that rows have."""
+
+    rows: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    strings: dict[str, int] = field(default_factory=dict)
+
+    def add(self, table: str, start: int | None = None, end: int | None = None, **columns: Any) -> None:
+        """One more row."""
+        times = {} if start is None else {"start": start, "end": end}
+        self.rows.append((table, {**REQUIRED.get(table, {}), **times, **columns}))
+
+    def string(self, text: str) -> int:
+        """The number of a shared string, high enough to be free in a real report."""
+        return self.strings.setdefault(text, 1_000_000 + len(self.strings))
+
+    def kernel(self, name: str, start: int, end: int, **columns: Any) -> None:
+        """One more kernel."""
+        self.add(KERNEL, start, end, demangledName=self.string(name), shortName=self.string(name), **columns)
+
+    def call(self, name: str, start: int, end: int, tid: int, correlation: int) -> None:
+        """One more call of CUDA."""
+        self.add(RUNTIME, start, end, nameId=self.string(name), globalTid=tid, correlationId=correlation)
+
+    def span(self, name: str, start: int, end: int | None, tid: int, **columns: Any) -> None:
+        """One more NVTX range, push/pop unless told otherwise."""
+        kind = {"eventType": 59, "domainId": 0} | columns
+        self.add(NVTX, start, end, textId=self.string(name), globalTid=tid, **kind)
+
+    def write(self, path: Path) -> Path:
+        """Write all rows to a new or an existing database."""
+        with closing(sqlite3.connect(path)) as connection, connection:
+            there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            tables = {table: [row for name, row in self.rows if name == table] for table, _ in self.rows}
+            tables["StringIds"] = [{"id": id, "value": text} for text, id in self.strings.items()]
+            for table, rows in tables.items():
+                if table not in there:
+                    connection.execute(f"CREATE TABLE {table} ({', '.join(map(_typed, _columns(rows)))})")
+                for row in rows:
+                    places = ", ".join(f'"{name}"' for name in row)
+                    marks = ", ".join("?" * len(row))
+                    connection.execute(f"INSERT INTO {table} ({places}) VALUES ({marks})", list(row.values()))
+        return path
+
+
+def _columns(rows: Iterable[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row)) or ["id"]
+
+
+def _typed(name: str) -> str:
+    if name in ("value", "text", "name", "jsonText", "utcTime"):
+        return f'"{name}" TEXT'
+    return f'"{name}" INTEGER' + " PRIMARY KEY" * (name == "id")
+
+
+def random_database(seed: int) -> Database:
+    """Two processes of two threads, each with nested ranges, calls, and the GPU work that they launch."""
+    dice = random.Random(seed)
+    made = Database()
+    last = 0
+    for process in (1001, 1002):
+        first = thread(process, 1)
+        made.add(NVTX, 1, None, eventType=75, text="lib", domainId=3, globalTid=first)
+        made.add(NVTX, 2, None, eventType=33, text="hot", domainId=3, category=5, globalTid=first)
+        correlation = iter(range(1, 10_000))  # each process counts for itself
+        for number in (1, 2):
+            tid, time = thread(process, number), dice.randrange(10, 1000)
+            for _ in range(6):
+                time = _nested(made, dice, tid, time, correlation, 0)
+            last = max(last, time)
+        # Unlinked, and a range that another thread ends.
+        made.kernel("orphan", 50, 90, correlationId=99_999, globalPid=HOST + (process << 24))
+        made.span("cross", 20, 400, first, eventType=60, endGlobalTid=thread(process, 2))
+        made.span("open", last // 2, None, first, eventType=60, domainId=3)
+    made.add(NVTX, last + 1_000_000, None, eventType=34, text="the end", domainId=0, globalTid=thread(1001, 1))
+    return made
+
+
+def _nested(made: Database, dice: random.Random, tid: int, time: int, correlation: Any, depth: int) -> int:
+    """A range with calls and further ranges in it; the time after it."""
+    begin = time
+    for _ in range(dice.randrange(4)):
+        time += dice.randrange(0, 50)
+        if depth < 3 and dice.random() < 0.5:
+            time = _nested(made, dice, tid, time, correlation, depth + 1)
+        else:
+            time = _launch(made, dice, tid, time, next(correlation))
+    end = time + dice.randrange(0, 30)
+    made.span(f"range {depth} {dice.randrange(3)}", begin, end, tid, domainId=dice.choice((0, 3)))
+    return end + dice.randrange(0, 5)
+
+
+def _launch(made: Database, dice: random.Random, tid: int, time: int, correlation: int) -> int:
+    end = time + dice.randrange(1, 40)
+    start = time + dice.randrange(0, 500)
+    where = {
+        "correlationId": correlation,
+        "globalPid": tid & ~0xFFFFFF,
+        "streamId": dice.choice((7, 13)),
+        "deviceId": dice.choice((0, 1)),
+    }
+    kind = dice.randrange(6)
+    if kind == 0:
+        made.add(MEMCPY, start, start + dice.randrange(100), bytes=dice.randrange(1 << 20), **where)
+        made.rows[-1][1].update(copyKind=dice.choice((1, 2, 8, 10)), srcKind=1)
+        made.call("cudaMemcpyAsync_v3020", time, end, tid, correlation)
+    elif kind == 1:
+        made.add(MEMSET, start, start + dice.randrange(100), bytes=dice.randrange(1 << 20), **where)
+        made.call("cudaMemsetAsync_v3020", time, end, tid, correlation)
+    elif kind == 2:
+        for number in range(dice.randrange(5)):
+            made.kernel(f"node_{number}", start + 10 * number, start + 10 * number + 25, graphNodeId=1, **where)
+        made.call("cudaGraphLaunch", time, end, tid, correlation)
+    elif kind == 3:
+        made.call("cuStreamSynchronize", time, end, tid, correlation)
+        made.add(SYNC, start, start + 10, syncType=3, **where)
+    else:
+        made.kernel(f"kernel<{dice.randrange(4)}>", start, start + dice.randrange(200), **where)
+        made.call("cudaLaunchKernel_v7000", time, end, tid, correlation)
+    return end
+
+
+def stats(report: str, database: Path) -> list[dict[str, str]]:
+    """The rows of a report of `nsys stats`; none if it has nothing to say."""
+    name = report if nsys.version() >= (2023, 4) else REPORTS[report]
+    base = database.with_suffix("")
+    command = [
+        nsys.nsys(),
+        "stats",
+        "--report",
+        name,
+        "--format",
+        "csv",
+        "--output",
+        base,
+        "--force-overwrite=true",
+    ]
+    run([*command, database], environment())
+    output = base.with_name(f"{base.name}_{name}.csv")
+    with output.open(newline="") as file:
+        return list(csv.DictReader(file))

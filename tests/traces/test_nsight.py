@@ -1,0 +1,614 @@
+"""Reports of Nsight Systems: the real nsys, `nsys stats` as the oracle, other schemas, broken files."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import sqlite3
+import subprocess
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from instrument.errors import TraceError
+from instrument.traces.nsight import read_nsight
+from instrument.traces.projection import projection
+from instrument.traces.table import COLUMNS, KERNEL, MEMCPY, MEMSET, Table
+from instrument.traces.trace import Coverage, Device, Thread, Trace
+from tests.support import nsys
+from tests.traces import nsys_report
+from tests.traces.nsys_report import HOST, Database, random_database, stats, thread
+
+PROGRAM = """
+    import sys
+    import threading
+    import time
+    from instrument import annotate, mark, profile, schedule
+    from instrument.compat import nvtx_domain
+
+    domain = nvtx_domain("loader")
+    attributes = domain.get_event_attributes
+
+    def work():
+        domain.push_range(attributes("read", color="red", category="disk", payload=2.5))
+        with annotate("decode", payload=-3):
+            time.sleep(0.002)
+        domain.pop_range()
+
+    with annotate("outer", color="green", category="compute", payload=7):
+        with annotate("inner"):
+            time.sleep(0.001)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    free = domain.start_range(attributes("free", category=9))
+    print(time.time_ns())
+    mark("saved")
+    domain.end_range(free)
+    with profile(sys.argv[1], schedule=schedule(wait=1, warmup=1, active=2, repeat=1)) as prof:
+        for _ in range(4):
+            with annotate("forward"):
+                time.sleep(0.001)
+            prof.step()
+    domain.push_range(attributes("open"))
+    crossing = domain.start_range(attributes("crossing"))
+    thread = threading.Thread(target=domain.end_range, args=(crossing,))
+    thread.start()
+    thread.join()
+"""
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[nsys.Report, Path]:
+    """A report of the real nsys, and its export with every table that there is."""
+    folder = tmp_path_factory.mktemp("real")
+    report = nsys.profile(
+        PROGRAM, tmp_path=folder, args=[str(folder / "out")], env={"RANK": "3", "WORLD_SIZE": "8"}
+    )
+    database = folder / "full.sqlite"
+    command = [nsys.nsys(), "export", "--lazy=false", "--type=sqlite", f"--output={database}", str(report.file)]
+    subprocess.run(command, check=True, capture_output=True)
+    return report, database
+
+
+def described(trace: Trace) -> list[tuple[object, ...]]:
+    """Name, domain, category, color, payload and the name of the parent of each region."""
+    names = trace.regions.text("name")
+    columns = (trace.regions.text(column) for column in ("domain", "category", "payload"))
+    parents = [names[row] if row >= 0 else None for row in trace.regions.parent]
+    return list(zip(names, *columns, parents, strict=True))
+
+
+@pytest.mark.nsys
+def test_what_a_program_called(real: tuple[nsys.Report, Path]) -> None:
+    """A real report has every range with domain, category, payload, thread and nesting; steps are steps."""
+    report, database = real
+    trace = read_nsight(database)
+    assert not trace.lost
+    assert trace.format == "nsight systems"
+    assert (trace.rank, trace.world_size) == (3, 8)
+    assert described(trace) == [
+        ("outer", "instrument", "compute", "7", None),
+        ("inner", "instrument", "", "", "outer"),
+        ("read", "loader", "disk", "2.5", None),
+        ("decode", "instrument", "", "-3", "read"),
+        ("free", "loader", "9", "", None),
+        *[("forward", "instrument", "", "", None)] * 4,
+        ("open", "loader", "", "", None),
+        ("crossing", "loader", "", "", "open"),
+    ]
+    by_name = dict(zip(trace.regions.text("name"), range(len(trace.regions)), strict=True))
+    color = {name: trace.regions.color[row] for name, row in by_name.items()}
+    assert (color["outer"] & 0xFFFFFF, color["read"]) == (0x008000, 0xFF0000)
+    threads = trace.regions.thread
+    assert threads[by_name["decode"]] == threads[by_name["read"]] != threads[by_name["outer"]]
+    assert threads[by_name["outer"]] == threads[by_name["open"]] == threads[by_name["crossing"]]
+    main = trace.threads[threads[by_name["outer"]]]
+    assert main.process == main.thread  # as Linux numbers the first thread
+    assert trace.metadata["processes"].keys() == {main.process}
+
+    assert trace.steps.number.tolist() == [2, 3]
+    forward = trace.regions.where(trace.regions.matching("name", re.compile("forward")))
+    for row, step in enumerate((2, 3)):
+        assert (
+            trace.steps.start_ns[row] <= forward.start_ns[step] < forward.end_ns[step] <= trace.steps.end_ns[row]
+        )
+    assert list(zip(trace.others.text("name"), trace.others.text("category"), strict=True)) == [
+        ("saved", "mark"),
+        ("capture", "capture"),
+    ]
+    printed = int(next(line for line in report.stdout.splitlines() if line.strip().isdigit()))
+    assert 0 <= trace.others.start_ns[0] + trace.epoch_ns - printed < 1e9
+
+
+@pytest.mark.nsys
+def test_a_report_is_exported(real: tuple[nsys.Report, Path], tmp_path: Path) -> None:
+    """A .nsys-rep gives what its export gives, nothing is written beside it, and single events are found again."""
+    report, database = real
+    copy = tmp_path / "a report?#%.nsys-rep"
+    shutil.copy(report.file, copy)
+    trace, exported = read_nsight(copy), read_nsight(database)
+    assert described(trace) == described(exported)
+    for kind in ("regions", "steps", "others"):
+        for column in COLUMNS[kind]:
+            assert getattr(trace, kind)[column].tolist() == getattr(exported, kind)[column].tolist(), (
+                kind,
+                column,
+            )
+    args = trace.args(trace.regions, 0)
+    assert (args["textId"], args["int64Value"], args["eventType"]) == ("outer", 7, 59)
+    assert list(tmp_path.iterdir()) == [copy]
+
+
+@pytest.mark.nsys
+def test_metadata_keeps_secrets(real: tuple[nsys.Report, Path]) -> None:
+    """The metadata has the machine and the versions, and nothing of the environment, which is in the file."""
+    trace = read_nsight(real[1])
+    assert trace.metadata["Hostname"]
+    assert any("VERSION" in name for name in trace.metadata)
+    assert "WORLD_SIZE=8" in real[1].read_bytes().decode("latin-1")
+    assert "WORLD_SIZE" not in str(trace.metadata)
+
+
+def summed(names: list[str], durations: Any) -> dict[str, tuple[int, int]]:
+    """How often each name is there, and the sum of its durations."""
+    count, total = Counter(names), Counter[str]()
+    for name, duration in zip(names, durations.tolist(), strict=True):
+        total[name] += duration
+    return {name: (count[name], total[name]) for name in count}
+
+
+def told(rows: list[dict[str, str]], name: str, count: str, total: str) -> dict[str, tuple[int, int]]:
+    """The same from `nsys stats`, which has a row for each shape of launch."""
+    result: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        calls, duration = result.get(row[name], (0, 0))
+        result[row[name]] = calls + int(row[count]), duration + int(row[total])
+    return result
+
+
+def region_names(trace: Trace) -> list[str]:
+    pairs = zip(trace.regions.text("domain"), trace.regions.text("name"), strict=True)
+    return [f"{domain}:{name}".lstrip(":") for domain, name in pairs]
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_numbers_as_nsys_stats(seed: int, real: tuple[nsys.Report, Path], tmp_path: Path) -> None:
+    """Kernels, calls, copies, ranges and the projection of ranges agree with `nsys stats`, on random work."""
+    database = tmp_path / "made.sqlite"
+    shutil.copy(real[1], database)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM NVTX_EVENTS")
+    random_database(seed).write(database)
+    trace = read_nsight(database)
+    assert not trace.lost
+
+    kernels = told(stats("cuda_gpu_kern_sum", database), "Name", "Instances", "Total Time (ns)")
+    assert summed(trace.kernels.text("name"), trace.kernels.duration_ns) == kernels
+    calls = told(stats("cuda_api_sum", database), "Name", "Num Calls", "Total Time (ns)")
+    assert summed(trace.runtime.text("name"), trace.runtime.duration_ns) == calls
+
+    kinds = [f"[CUDA memcpy {name.split()[1]}]" for name in trace.memcpys.text("name")]
+    sets = ["[CUDA memset]"] * len(trace.memsets)
+    memory = told(stats("cuda_gpu_mem_time_sum", database), "Operation", "Count", "Total Time (ns)")
+    assert summed(kinds + sets, np.concatenate((trace.memcpys.duration_ns, trace.memsets.duration_ns))) == memory
+
+    ranges = {name.lstrip(":"): row for name, row in
+              told(stats("nvtx_sum", database), "Range", "Instances", "Total Time (ns)").items()}  # fmt: skip
+    assert summed(region_names(trace), trace.regions.duration_ns) == ranges
+
+    projected, threads = projection(trace), [trace.threads[number] for number in trace.regions.thread]
+    names, regions = region_names(trace), trace.regions
+    ours = Counter(
+        (
+            *(names[i], int(regions.start_ns[i]), int(regions.duration_ns[i])),
+            *(threads[i].process, threads[i].thread),
+            *(int(projected[column][i]) for column in ("start_ns", "duration_ns", "launches")),
+        )
+        for i in np.flatnonzero(projected.ops).tolist()
+        if names[i] != "cross"
+    )
+    columns = ("Orig Start (ns)", "Orig Duration (ns)", "PID", "TID")
+    columns += ("Projected Start (ns)", "Projected Duration (ns)", "NumGPUOps")
+    theirs = Counter(
+        (row["Name"].lstrip(":"), *(int(row[column]) for column in columns))
+        for row in stats("nvtx_gpu_proj_trace", database)
+    )
+    assert len(theirs) > 10
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("pairs", [1 << 21, 5])
+def test_projection_by_hand(seed: int, pairs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The projection is what its definition gives, range by range, however much is looked at together."""
+    monkeypatch.setattr("instrument.traces.projection._PAIRS", pairs)
+    trace = read_nsight(random_database(seed).write(tmp_path / "made.sqlite"))
+    regions, runtime, gpu = trace.regions, trace.runtime, trace.gpu
+    found = projection(trace)
+    assert len(found) == len(regions)
+    for row in range(len(regions)):
+        work = [
+            op
+            for op in range(len(gpu))
+            if (call := gpu.launch[op]) >= 0
+            and runtime.thread[call] == regions.thread[row]
+            and regions.start_ns[row] <= runtime.start_ns[call]
+            and runtime.end_ns[call] <= regions.end_ns[row]
+        ]
+        busy = {time for op in work for time in range(gpu.start_ns[op], gpu.end_ns[op])}
+        start = min((int(gpu.start_ns[op]) for op in work), default=-1)
+        end = max((int(gpu.end_ns[op]) for op in work), default=-1)
+        expected = start, end - start, len(busy), len(work), len({gpu.launch[op] for op in work})
+        columns = ("start_ns", "duration_ns", "busy_ns", "ops", "launches")
+        assert tuple(int(found[column][row]) for column in columns) == expected
+
+
+def test_projection_of_nothing(tmp_path: Path) -> None:
+    """Without work there are rows of nothing; without regions there are no rows."""
+    made = Database()
+    made.span("alone", 1, 9, thread(1, 1))
+    found = projection(read_nsight(made.write(tmp_path / "one.sqlite")))
+    assert {name: column.tolist() for name, column in found.items()} == {
+        "start_ns": [-1], "duration_ns": [0], "busy_ns": [0], "ops": [0], "launches": [0]
+    }  # fmt: skip
+    made = Database()
+    made.kernel("alone", 1, 2)
+    assert len(projection(read_nsight(made.write(tmp_path / "two.sqlite")))) == 0
+
+
+def small() -> Database:
+    """One of everything, on one thread."""
+    tid, made = thread(42, 43), Database()
+    where = {"globalPid": HOST + (42 << 24), "streamId": 7}
+    made.add("TARGET_INFO_GPU", id=0, name="NVIDIA H100", smCount=132, maxWarpsPerSm=64, threadsPerWarp=32)
+    made.rows[-1][1].update(totalMemory=80 << 30)
+    made.add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_700_000_000_000_000_000)
+    made.add("ThreadNames", nameId=made.string("python"), globalTid=tid)
+    made.add("PROCESSES", globalPid=HOST + (42 << 24), pid=42, name="train.py")
+    made.span("region", 100, 900, tid)
+    made.add(nsys_report.NVTX, 150, 250, eventType=59, text="unregistered", globalTid=tid, color=-1)
+    made.call("cudaLaunchKernel_v7000", 110, 120, tid, 1)
+    made.kernel("void gemm<float>(int)", 200, 300, correlationId=1, **where)
+    made.rows[-1][1].update(gridX=66, gridY=4, blockX=64, blockY=2, staticSharedMemory=16, dynamicSharedMemory=8)
+    made.call("cudaMemcpyAsync_v3020", 130, 140, tid, 2)
+    made.add(nsys_report.MEMCPY, 300, 350, bytes=4096, correlationId=2, **where)
+    made.call("cuMemsetD8Async", 160, 170, tid, 3)
+    made.add(nsys_report.MEMSET, 350, 360, bytes=512, correlationId=3, **where)
+    made.call("cudaGraphLaunch_v10000", 180, 190, tid, 4)
+    made.add(nsys_report.GRAPH, 400, 500, correlationId=4, graphId=9, **where)
+    made.call("cudaStreamSynchronize_v3020", 510, 520, tid, 5)
+    made.add(nsys_report.SYNC, 510, 515, syncType=3, correlationId=5, **where)
+    made.add("OSRT_API", 600, 700, nameId=made.string("poll"), globalTid=tid)
+    made.span("step", 0, 1000, tid, eventType=60, domainId=2, int64Value=17)
+    made.add(nsys_report.NVTX, 0, None, eventType=75, text="instrument", domainId=2, globalTid=tid)
+    return made
+
+
+def test_what_a_report_holds(tmp_path: Path) -> None:
+    """Launch shapes, sizes, names as torch.profiler gives them, devices, threads, and every link."""
+    trace = read_nsight(small().write(tmp_path / "made.sqlite"))
+    assert not trace.lost
+    gpu = trace.gpu
+    names = ["void gemm<float>(int)", "Memcpy HtoD (Pageable -> Device)", "Memset (Device)", "CUDA graph 9"]
+    assert gpu.text("name") == names
+    assert gpu.category.tolist() == [KERNEL, MEMCPY, MEMSET, KERNEL]
+    assert gpu.bytes.tolist() == [-1, 4096, 512, -1]
+    for column, value in {
+        "blocks": 264, "block_threads": 128, "registers": 32, "shared_bytes": 24, "blocks_per_sm": 2.0,
+        "device": 0, "stream": 7,
+    }.items():  # fmt: skip
+        assert gpu[column][0] == value, column
+    assert gpu.blocks.tolist() == [264, -1, -1, -1]
+    assert gpu.launch.tolist() == [0, 1, 2, 3]
+    assert gpu.region.tolist() == [0, 0, 1, 1]
+    assert gpu.step.tolist() == [0, 0, 0, 0]
+    assert trace.coverage["region"] == Coverage(4, 4, 260, 260)
+    assert trace.runtime.text("name") == [
+        "cudaLaunchKernel", "cudaMemcpyAsync", "cuMemsetD8Async", "cudaGraphLaunch", "cudaStreamSynchronize"
+    ]  # fmt: skip
+    categories = ["cuda_runtime", "cuda_runtime", "cuda_driver", "cuda_runtime", "cuda_runtime"]
+    assert trace.runtime.text("category") == categories
+    assert trace.syncs.text("name") == ["Stream Sync"]
+    assert trace.syncs.correlation[0] == trace.runtime.correlation[4]
+    assert (trace.others.text("name"), trace.others.text("category")) == (["poll"], ["osrt"])
+    assert trace.regions.text("name") == ["region", "unregistered"]
+    assert trace.regions.color.tolist() == [-1, 0xFFFFFFFF]
+    assert (trace.steps.number.tolist(), trace.steps.duration_ns.tolist()) == ([17], [1000])
+    assert trace.devices == [Device(0, "NVIDIA H100", 132, 2048, 80 << 30)]
+    assert trace.threads == [Thread(42, 43, "python")]
+    assert trace.metadata["processes"] == {42: "train.py"}
+    assert trace.epoch_ns == 1_700_000_000_000_000_000
+    assert trace.rank is None
+
+
+def test_single_events_are_looked_up(tmp_path: Path) -> None:
+    """All that the file says of an event is read from it again, also by a trace that was pickled."""
+    trace = pickle.loads(pickle.dumps(read_nsight(small().write(tmp_path / "made.sqlite"))))
+    args = trace.args(trace.gpu, 0)
+    assert (args["demangledName"], args["gridX"], args["correlationId"]) == ("void gemm<float>(int)", 66, 1)
+    assert trace.args(trace.gpu, 3)["graphId"] == 9
+    assert trace.args(trace.runtime, 1)["nameId"] == "cudaMemcpyAsync_v3020"
+    assert trace.args(trace.steps, 0)["int64Value"] == 17
+
+
+def test_processes_that_count_for_themselves(tmp_path: Path) -> None:
+    """The same correlation ids in two processes do not mix; each may call another GPU its first."""
+    made = Database()
+    for process, gpu in ((10, 4), (11, 6)):
+        tid = thread(process, process)
+        made.add("TARGET_INFO_CUDA_DEVICE", pid=process, cudaId=0, gpuId=gpu)
+        made.span(f"region {process}", 0, 100, tid)
+        made.call("cudaLaunchKernel_v7000", 10, 20, tid, 1)
+        made.kernel(f"kernel {process}", 30 + process, 50, correlationId=1, globalPid=tid & ~0xFFFFFF)
+    environment = "HOME=/\0RANK=0\0WORLD_SIZE=2\0"
+    made.add("TARGET_INFO_SYSTEM_ENV", name="DeviceEnvironment", value=environment)
+    trace = read_nsight(made.write(tmp_path / "made.sqlite"))
+    regions = np.array(trace.regions.text("name"))[trace.gpu.region]
+    assert list(zip(trace.gpu.text("name"), regions, trace.gpu.device, strict=True)) == [
+        ("kernel 10", "region 10", 4),
+        ("kernel 11", "region 11", 6),
+    ]
+    assert trace.rank is None  # one process of several would have it
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "word"),
+    [
+        ("uint64Value", -1, "18446744073709551615"),
+        ("int64Value", -1, "-1"),
+        ("doubleValue", 0.1, "0.1"),
+        ("int32Value", 0, "0"),
+        ("jsonText", '{"a": "\u00e9"}', '{"a": "\u00e9"}'),
+        ("jsonText", b"\xff\x00", "FF00"),
+        ("binaryData", b"\x01\x02", "0102"),
+        ("int64Value", "text", "text"),
+        ("uint64Value", "text", "text"),
+    ],
+)
+def test_payloads(column: str, value: Any, word: str, tmp_path: Path) -> None:
+    """Any payload becomes a word: unsigned, exact, text as it is, bytes in hexadecimal digits."""
+    made = Database()
+    made.span("region", 0, 1, thread(1, 1), **{column: value})
+    trace = read_nsight(made.write(tmp_path / "made.sqlite"))
+    assert trace.regions.text("payload") == [word]
+
+
+def test_ranges_that_never_end(tmp_path: Path) -> None:
+    """They last until the last event of any kind, and the metadata says how many there are."""
+    made = Database()
+    made.span("open", 10, None, thread(1, 1))
+    made.call("cudaLaunchKernel_v7000", 20, 30, thread(1, 1), 1)
+    made.kernel("late", 500, 700, correlationId=1, globalPid=thread(1, 0))
+    trace = read_nsight(made.write(tmp_path / "made.sqlite"))
+    assert trace.regions.end_ns.tolist() == [700]
+    assert trace.metadata["unfinished_ranges"] == 1
+    assert trace.gpu.region.tolist() == [0]
+    assert not trace.lost
+
+
+@pytest.mark.parametrize("table", sorted({table for table, _ in small().rows} | {"StringIds"}))
+def test_missing_tables(table: str, tmp_path: Path) -> None:
+    """Without any one of the tables, the others are read."""
+    path = small().write(tmp_path / "part.sqlite")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"DROP TABLE {table}")
+    trace = read_nsight(path)
+    rows = {"gpu": 4, "runtime": 5, "syncs": 1, "regions": 2, "steps": 1, "others": 1}
+    gone = {
+        nsys_report.KERNEL: {"gpu": 3}, nsys_report.MEMCPY: {"gpu": 3}, nsys_report.MEMSET: {"gpu": 3},
+        nsys_report.GRAPH: {"gpu": 3}, nsys_report.RUNTIME: {"runtime": 0}, nsys_report.SYNC: {"syncs": 0},
+        nsys_report.NVTX: {"regions": 0, "steps": 0}, "OSRT_API": {"others": 0},
+        "StringIds": {"regions": 3, "steps": 0},  # nobody can tell that it is a step
+    }.get(table, {})  # fmt: skip
+    assert {kind: len(getattr(trace, kind)) for kind in rows} == rows | gone
+    assert bool(trace.lost) == (table == "StringIds")
+
+
+@pytest.mark.parametrize("table", [nsys_report.KERNEL, nsys_report.MEMCPY, nsys_report.RUNTIME, nsys_report.NVTX])
+def test_missing_columns(table: str, tmp_path: Path) -> None:
+    """Without any one of a table's columns, the rest is read; only rows without times are lost."""
+    columns = [name for kind, row in small().rows if kind == table for name in row]
+    for column in dict.fromkeys(columns):
+        made = small()
+        for kind, row in made.rows:
+            if kind == table:
+                row.pop(column, None)
+        path = tmp_path / f"{column}.sqlite"
+        trace = read_nsight(made.write(path))
+        whole = column in ("start", "end")
+        assert bool(trace.lost) == (whole and not (table == nsys_report.NVTX and column == "end")), column
+        if not whole:
+            assert len(trace.gpu) == 4
+            assert len(trace.runtime) == 5
+
+
+def test_columns_and_tables_that_are_new(tmp_path: Path) -> None:
+    """What a later release adds does no harm."""
+    made = small()
+    made.add("SOMETHING_NEW", 1, 2, payload=b"\xff")
+    for kind, row in made.rows:
+        if kind == nsys_report.KERNEL:
+            row |= {"greenContextId": 5, "cluster X": "text"}
+    path = made.write(tmp_path / "new.sqlite")
+    trace = read_nsight(path)
+    assert not trace.lost
+    assert len(trace.gpu) == 4
+    assert trace.args(trace.gpu, 0)["cluster X"] == "text"
+
+
+@pytest.mark.parametrize("value", ["text", b"blob", 1.5, 10**18 * 9, -(2**63), None, float("inf")])
+@pytest.mark.parametrize("table", [nsys_report.KERNEL, nsys_report.RUNTIME, nsys_report.NVTX, nsys_report.MEMCPY])
+def test_wrong_types(table: str, value: Any, tmp_path: Path) -> None:
+    """SQLite lets any column hold anything: other rows and columns are not harmed by it."""
+    columns = dict.fromkeys(name for kind, row in small().rows if kind == table for name in row)
+    path = tmp_path / "wrong.sqlite"
+    for column in columns:
+        made = small()
+        row = next(row for kind, row in made.rows if kind == table and column in row)
+        row[column] = value
+        path.unlink(missing_ok=True)
+        trace = read_nsight(made.write(path))
+        assert len(trace.gpu) >= 3, column
+        assert len(trace.runtime) >= 4, column
+        assert len(trace.syncs) == 1
+        assert trace.lost.events <= 1
+        if column not in ("start", "end"):
+            assert trace.lost.events == 0, column
+
+
+def test_text_that_is_no_utf8(tmp_path: Path) -> None:
+    """Broken characters are replaced, and nothing else is lost."""
+    path = small().write(tmp_path / "made.sqlite")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE StringIds SET value = CAST(X'61FF62' AS TEXT) WHERE value LIKE '%gemm%'")
+        connection.execute("UPDATE NVTX_EVENTS SET text = CAST(X'FF' AS TEXT) WHERE text = 'unregistered'")
+        connection.execute("UPDATE TARGET_INFO_GPU SET name = CAST(X'FF' AS TEXT)")
+    trace = read_nsight(path)
+    assert trace.kernels.text("name")[0] == "a\ufffdb"
+    assert trace.regions.text("name") == ["region", "\ufffd"]
+    assert trace.devices[0].name == "\ufffd"
+    assert trace.args(trace.kernels, 0)["demangledName"] == "a\ufffdb"
+
+
+def test_the_file_is_left_alone(tmp_path: Path) -> None:
+    """A database that keeps a log of changes is read with the log, and with none beside it none is made."""
+    path = small().write(tmp_path / "odd ?#% name.sqlite")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    before = path.read_bytes()
+    assert len(read_nsight(path).gpu) == 4
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before
+
+    with closing(sqlite3.connect(path)) as connection:
+        with connection:
+            connection.execute(f"DELETE FROM {nsys_report.KERNEL}")
+        assert len(read_nsight(path).gpu) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"not a database at all", "not an SQLite database"),
+        (b"SQLite format 3\0" + b"\xff" * 500, "file is not a database"),
+    ],
+)
+def test_files_that_are_no_reports(content: bytes, reason: str, tmp_path: Path) -> None:
+    """One sentence names the file and the cause."""
+    path = tmp_path / "x.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(TraceError) as raised:
+        read_nsight(path)
+    assert str(raised.value) == f"cannot read the trace {path}: {reason}"
+
+
+def test_databases_of_others(tmp_path: Path) -> None:
+    """A database without tables, or of another program, is no report."""
+    path = tmp_path / "x.sqlite"
+    for statement in ("PRAGMA user_version = 1", "CREATE TABLE bookmarks (id)"):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(statement)
+        with pytest.raises(TraceError, match="without any table of Nsight Systems"):
+            read_nsight(path)
+
+
+def test_a_database_that_was_cut_off(tmp_path: Path) -> None:
+    """Tables in front of the cut are read; the trace says which could not be."""
+    made = small()
+    for number in range(2000):
+        made.kernel(f"kernel {number}", 1000 + number, 1001 + number)
+    path = made.write(tmp_path / "made.sqlite")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 3 // 4])
+    trace = read_nsight(path)
+    assert trace.lost.reasons
+    assert len(trace.runtime) == 5
+    assert len(trace.gpu) > 1000
+
+
+def test_without_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nsys is missing, the error says what to do."""
+    path = tmp_path / "x.nsys-rep"
+    path.write_bytes(b"anything")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TraceError, match=r"not installed; .* nsys export --type sqlite x\.nsys-rep"):
+        read_nsight(path)
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("kept", [3000, 20])
+def test_reports_that_nsys_cannot_read(kept: int, real: tuple[nsys.Report, Path], tmp_path: Path) -> None:
+    """The reason is what nsys says."""
+    path = tmp_path / "cut.nsys-rep"
+    path.write_bytes(real[0].file.read_bytes()[:kept])
+    with pytest.raises(TraceError, match=r"cut\.nsys-rep: nsys export failed: \w+"):
+        read_nsight(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """That is an error of the operating system."""
+    for name in ("x.sqlite", "x.nsys-rep"):
+        with pytest.raises(FileNotFoundError):
+            read_nsight(tmp_path / name)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small database."""
+    return small().write(tmp_path_factory.mktemp("whole") / "made.sqlite")
+
+
+def survives(path: Path, content: bytes) -> None:
+    """Reading gives a trace that can be used, or a `TraceError`."""
+    path.write_bytes(content)
+    try:
+        trace = read_nsight(path)
+    except TraceError:
+        return
+    assert isinstance(trace.gpu, Table)
+    projection(trace)
+    for kind in COLUMNS:
+        table: Table = getattr(trace, kind)
+        table.text("name")
+        for row in range(min(2, len(table))):
+            trace.args(table, row)
+
+
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FUZZ
+@given(st.binary(max_size=2000), st.booleans())
+def test_any_bytes(tmp_path: Path, content: bytes, header: bool) -> None:
+    """Random bytes give a trace or a `TraceError`."""
+    survives(tmp_path / "x.sqlite", b"SQLite format 3\0" * header + content)
+
+
+@FUZZ
+@given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=8)), max_size=8))
+def test_changed_bytes(tmp_path: Path, whole: Path, changes: list[tuple[float, bytes]]) -> None:
+    """A report with some bytes changed gives a trace or a `TraceError`."""
+    content = bytearray(whole.read_bytes())
+    for place, new in changes:
+        at = int(place * len(content))
+        content[at : at + len(new)] = new
+    survives(tmp_path / "x.sqlite", bytes(content))
+
+
+@FUZZ
+@given(st.floats(0, 1))
+def test_any_length(tmp_path: Path, whole: Path, kept: float) -> None:
+    """A report that was cut off gives a trace or a `TraceError`."""
+    content = whole.read_bytes()
+    survives(tmp_path / "x.sqlite", content[: int(kept * len(content))])
