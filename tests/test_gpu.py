@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import instrument
+from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import Summary, summarize
 
 DATA = Path(__file__).parent / "data"
@@ -63,7 +64,7 @@ def test_region_on_the_gpu_lane(trained: Path) -> None:
 @pytest.mark.gpu
 def test_gpu_time_of_the_summary(trained: Path) -> None:
     """The summary's GPU time is that of the trace's kernels, copies and fills; backward has its share."""
-    summary = summarize(trained)
+    summary = summarize(read_kineto(trained))
     assert summary.gpu_total_ns == gpu_ns(events_of(trained))
     outermost = sum(region.gpu_ns or 0 for region in summary.regions if len(region.path) == 1)
     assert outermost + (summary.gpu_unattributed_ns or 0) == summary.gpu_total_ns
@@ -84,6 +85,6 @@ def test_capture_is_marked_for_cuda_tools(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(DATA.glob("gpu_*.json.gz")), ids=lambda path: path.name)
 def test_kept_traces(path: Path) -> None:
     """Traces that were recorded on a GPU give the same sums on a machine without one."""
-    summary = summarize(path)
+    summary = summarize(read_kineto(path))
     assert summary.gpu_total_ns == gpu_ns(events_of(path))
     assert gpu_by_region(summary)["backward"] > 0

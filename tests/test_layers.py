@@ -15,10 +15,13 @@ SOURCE = Path(__file__).parent.parent / "src" / "instrument"
 
 # From top to bottom. A room knows those on later lines; modules of one line do not know each other.
 ORDER = [
+    ["__main__"],
+    ["cli"],
     ["__init__"],
     ["windows"],
     ["exporters"],
     ["report"],
+    ["diagnosis"],
     ["traces"],
     ["modules"],
     ["regions"],

@@ -6,15 +6,28 @@ Public names are loaded on first use, so that ``import instrument`` imports neit
 TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
 if TYPE_CHECKING:
     from .config import configure
+    from .diagnosis.metrics import metrics
     from .modules.annotate import annotate_modules
     from .modules.step import annotate_step
     from .regions.annotation import annotate, mark
+    from .traces.read import read_trace
     from .windows.loop import profile
     from .windows.schedule import schedule
     from .windows.steps import steps
 
 __version__ = "0.1.0"
-__all__ = ["annotate", "annotate_modules", "annotate_step", "configure", "mark", "profile", "schedule", "steps"]
+__all__ = [
+    "annotate",
+    "annotate_modules",
+    "annotate_step",
+    "configure",
+    "mark",
+    "metrics",
+    "profile",
+    "read_trace",
+    "schedule",
+    "steps",
+]
 
 _HOMES = {
     "annotate": ".regions.annotation",
@@ -22,7 +35,9 @@ _HOMES = {
     "annotate_step": ".modules.step",
     "configure": ".config",
     "mark": ".regions.annotation",
+    "metrics": ".diagnosis.metrics",
     "profile": ".windows.loop",
+    "read_trace": ".traces.read",
     "schedule": ".windows.schedule",
     "steps": ".windows.steps",
 }

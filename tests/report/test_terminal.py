@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from instrument.report.terminal import render
+from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import OperatorStat, RegionStat, Summary, summarize
 
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
@@ -61,7 +62,7 @@ def cpu_region(*path: str, ns: int = 1_000) -> RegionStat:
 
 def test_gpu_trace() -> None:
     """The whole text of a small trace, per step, in plain characters."""
-    assert rendered(summarize(GPU_TRACE), [Path("runs/bert/1.json"), Path("runs/bert/2.json")]) == GPU_TEXT
+    assert rendered(summarize(read_kineto(GPU_TRACE)), [Path("runs/bert/1.json"), Path("runs/bert/2.json")]) == GPU_TEXT
 
 
 def test_cpu_trace() -> None:
@@ -197,7 +198,7 @@ def test_ascii_only() -> None:
         encoding = "ascii"
 
     out = Ascii()
-    render(summarize(GPU_TRACE), files=[], folder=Path("runs"), console=Console(file=out, width=80))
+    render(summarize(read_kineto(GPU_TRACE)), files=[], folder=Path("runs"), console=Console(file=out, width=80))
     assert out.getvalue().isascii()
 
 

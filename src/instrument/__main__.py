@@ -1,0 +1,5 @@
+"""``python -m instrument``."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,71 @@
+"""Lines, tables and numbers for a person at a terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_NAME = 12
+_GAP = 2
+
+
+def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], console: Console) -> None:
+    """A table whose first column, indented names, takes no more than the width that the numbers leave."""
+    by_column = zip(columns[1:], *(cells for *_, cells in rows), strict=True)
+    numbers = sum(max(map(cell_len, column)) + _GAP for column in by_column)
+    room = max(console.width - numbers, _NAME)
+    dots = "..." if console.options.ascii_only else "…"
+    names = [" " * min(indent, room // 2) + name for indent, name, _ in rows]
+    names = [_cut(name, room, dots) for name in names]
+    # With its width given, rich leaves the numbers whole where the terminal is too narrow for them.
+    width = max(map(cell_len, [columns[0], *names])) + numbers
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), width=width)
+    for index, column in enumerate(columns):
+        table.add_column(column, no_wrap=True, justify="right" if index and column else "left")
+    for name, (_, _, cells) in zip(names, rows, strict=True):
+        table.add_row(Text(name), *map(Text, cells))
+    console.print(table, crop=False, no_wrap=True, overflow="ignore")
+
+
+def line(console: Console, text: str, *, bold: bool = False) -> None:
+    """Print text as it is: no markup, no colours of rich's choice, paths in one piece."""
+    console.print(Text(text, style="bold" if bold else ""), soft_wrap=True)
+
+
+def _cut(name: str, width: int, dots: str) -> str:
+    """The name on one line, without its middle where it is too long: both ends tell more."""
+    name = "".join(char if char.isprintable() else " " for char in name)
+    if cell_len(name) <= width:
+        return name
+    room = width - len(dots)
+    head, tail = set_cell_size(name, room - room // 3), set_cell_size(name[::-1], room // 3)[::-1]
+    return head + dots + tail
+
+
+def duration(ns: float) -> str:
+    """Three digits and the unit that suits: ``1.20 ms``."""
+    if not ns:
+        return "0"
+    for limit, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
+        if ns < limit * 0.9995:
+            return _digits(ns * 1e3 / limit, unit)
+    return _digits(ns / 1e9, "s")
+
+
+def _digits(value: float, unit: str) -> str:
+    if unit == "ns" or value >= 99.95:
+        return f"{value:.0f} {unit}"
+    return f"{value:.1f} {unit}" if value >= 9.995 else f"{value:.2f} {unit}"
+
+
+def count(calls: float) -> str:
+    """Thousands apart, with a decimal where it is not whole."""
+    return f"{calls:,.0f}" if calls == int(calls) else f"{calls:,.1f}"
+
+
+def percent(part: int, whole: int | None) -> str:
+    """The part of the whole, or a dash where that is nothing."""
+    return f"{100 * part / whole:.1f}" if whole else "-"

@@ -1,0 +1,117 @@
+"""The command: what a person at a terminal, a script and a pipe get."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import instrument
+from instrument.traces.trace import Trace
+
+GPU_TRACE = Path(__file__).parent / "data" / "gpu_two_steps.json"
+
+
+def command(*args: str | Path, input: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "instrument", *map(str, args)], input=input, capture_output=True, timeout=120
+    )
+
+
+def test_summarize() -> None:
+    """It prints the same tables as a window at its end, and how to open the file."""
+    result = command("summarize", GPU_TRACE)
+    text = result.stdout.decode()
+    assert result.returncode == 0
+    assert not result.stderr
+    assert "Where the step went" in text
+    assert "ui.perfetto.dev" in text
+    assert str(GPU_TRACE) in text
+
+
+def test_numbers() -> None:
+    """With --json it prints what `instrument.metrics` returns, and where it comes from."""
+    result = command("summarize", "--json", GPU_TRACE)
+    printed = json.loads(result.stdout)
+    trace = instrument.read_trace(GPU_TRACE)
+    assert isinstance(trace, Trace)
+    expected = instrument.metrics(trace)
+    assert json.loads(json.dumps(expected)) == {key: printed[key] for key in expected}
+    assert printed["path"] == str(GPU_TRACE)
+    assert printed["coverage"]["launch"]["of"] == expected["gpu_events"]
+
+
+def test_collectives() -> None:
+    """The option decides which kernels communicate."""
+    result = command("summarize", "--json", "--collectives", ".", GPU_TRACE)
+    assert json.loads(result.stdout)["kernel_compute_ns"] == 0
+    wrong = command("summarize", "--json", "--collectives", "(", GPU_TRACE)
+    assert wrong.returncode == 2
+    assert b"--collectives" in wrong.stderr
+
+
+def test_standard_input() -> None:
+    """A trace may come through a pipe, also compressed."""
+    piped = json.loads(command("summarize", "--json", "-", input=gzip.compress(GPU_TRACE.read_bytes())).stdout)
+    assert json.loads(command("summarize", "--json", GPU_TRACE).stdout) == piped | {"path": str(GPU_TRACE)}
+    assert command("summarize", "-", input=b"").stderr == b"instrument: cannot read the trace -: it is empty\n"
+
+
+def test_several(tmp_path: Path) -> None:
+    """One bad file does not keep the others from being printed, and the exit code tells."""
+    (tmp_path / "bad.json").write_text("no trace")
+    result = command("summarize", tmp_path / "bad.json", tmp_path / "missing.json", GPU_TRACE)
+    assert result.returncode == 1
+    assert b"Where the step went" in result.stdout
+    lines = result.stderr.decode().splitlines()
+    assert len(lines) == 2
+    assert "bad.json" in lines[0]
+    assert "traceEvents" in lines[0]
+    assert "missing.json" in lines[1]
+    assert "No such file" in lines[1]
+    assert len(json.loads(command("summarize", "--json", GPU_TRACE, GPU_TRACE).stdout)) == 2
+
+
+def test_a_damaged_file(tmp_path: Path) -> None:
+    """What is left of it is printed, and what is lost is said."""
+    text = GPU_TRACE.read_text()
+    (tmp_path / "cut.json").write_text(text[: len(text) * 2 // 3])
+    result = command("summarize", tmp_path / "cut.json")
+    assert result.returncode == 0
+    assert "The file is damaged: the file ends in an event" in result.stdout.decode()
+    assert "Events lost: 1 (" in result.stdout.decode()
+    assert json.loads(command("summarize", "--json", tmp_path / "cut.json").stdout)["lost"]
+
+
+def test_ranks(tmp_path: Path) -> None:
+    """A folder holds the ranks of one job: they are printed side by side."""
+    for rank in (0, 2):
+        content = json.loads(GPU_TRACE.read_text())
+        content["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": 4}
+        (tmp_path / f"worker{rank}.pt.trace.json").write_text(json.dumps(content))
+    text = command("summarize", tmp_path).stdout.decode()
+    assert "2 of 4 ranks" in text
+    assert "Missing: rank 1, 3" in text
+    numbers = json.loads(command("summarize", "--json", str(tmp_path / "*.json")).stdout)
+    assert [0, 2] == [number["rank"] for number in numbers]
+
+
+def test_no_torch() -> None:
+    """Reading a trace does not wait for torch to be imported."""
+    code = (
+        "import sys; sys.argv = ['instrument', 'summarize', sys.argv[1]]\n"
+        "from instrument.cli import app; app(standalone_mode=False); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(GPU_TRACE)], check=True, capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help(option: str) -> None:
+    """It says what it can do, and which version it is."""
+    result = command(option)
+    assert result.returncode == 0
+    assert (b"summarize" if option == "--help" else instrument.__version__.encode()) in result.stdout
