@@ -52,7 +52,8 @@ def summarize(
     TRACE is a trace of torch.profiler (.json, .json.gz), a report of Nsight Systems (.sqlite, .nsys-rep) or of
     rocprofv3 (.json, .db). A folder or a pattern holds the traces of the ranks of one job.
     """
-    console, failed, numbers = Console(soft_wrap=False), False, []
+    console, failed = Console(), False
+    numbers: list[dict[str, Any]] = []
     for path in traces:
         try:
             trace = read_trace(path)

@@ -127,7 +127,7 @@ def _hip_calls(wanted: Array, ids: Array, ancestors: Array, hip: Array) -> Array
     """Go from HSA calls up to the HIP call that made them; what was not called by HIP stays."""
     order = np.argsort(ids, kind="stable")
     ids, ancestors, hip = ids[order], ancestors[order], hip[order]
-    result = wanted.copy()
+    result: Array = wanted.copy()
     at, rows = wanted, np.arange(len(wanted))
     for _ in range(8):  # more than calls are nested; ends where damaged ids make a circle
         places = np.minimum(np.searchsorted(ids, at), len(ids) - 1)

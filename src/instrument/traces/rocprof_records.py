@@ -14,20 +14,20 @@ _Length = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 class _Part(Struct, gc=False, frozen=True): ...
 
 
-class Handle(_Part):
+class Handle(_Part, frozen=True):
     """What stands for an agent, a queue, a stream or a counter."""
 
     handle: _Int = -1
 
 
-class Correlation(_Part):
+class Correlation(_Part, frozen=True):
     """The id of the call that did it, and of the call which that one was made by."""
 
     internal: _Int = -1
     ancestor: _Int = -1
 
 
-class Lengths(_Part):
+class Lengths(_Part, frozen=True):
     """Of the three dimensions, in work items."""
 
     x: _Length = 0
@@ -35,7 +35,7 @@ class Lengths(_Part):
     z: _Length = 0
 
 
-class Dispatch(_Part):
+class Dispatch(_Part, frozen=True):
     """What was launched, and where."""
 
     agent: Handle = field(default=Handle(), name="agent_id")
@@ -46,7 +46,7 @@ class Dispatch(_Part):
     grid: Lengths = field(default=Lengths(), name="grid_size")
 
 
-class Record(_Part):
+class Record(_Part, frozen=True):
     """Something that took time; `row` returns what the `COLUMNS` name."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("start_ns", "duration_ns", "thread", "correlation")
@@ -65,7 +65,7 @@ class Record(_Part):
         return self.start, self.end - self.start, self.thread, self.correlation.internal
 
 
-class Kernel(Record):
+class Kernel(Record, frozen=True):
     """A kernel that ran."""
 
     COLUMNS = (*Record.COLUMNS, "agent", "queue", "stream", "kernel", "shared_bytes", *"xyzXYZ")
@@ -83,7 +83,7 @@ class Kernel(Record):
         )
 
 
-class Call(Record):
+class Call(Record, frozen=True):
     """A call of an API, rocTX included, or an allocation."""
 
     COLUMNS = (*Record.COLUMNS, "ancestor", "kind", "operation")
@@ -96,7 +96,7 @@ class Call(Record):
         return *super().row(), self.correlation.ancestor, self.kind, self.operation
 
 
-class Copy(Call):
+class Copy(Call, frozen=True):
     """A copy of memory."""
 
     COLUMNS = (*Call.COLUMNS, "source", "target", "bytes", "stream")
@@ -111,14 +111,14 @@ class Copy(Call):
         return *super().row(), self.source.handle, self.target.handle, self.bytes, self.stream.handle
 
 
-class Value(_Part):
+class Value(_Part, frozen=True):
     """Of one instance of a counter."""
 
     counter: Handle = field(default=Handle(), name="counter_id")
     value: float = 0.0
 
 
-class Counted(_Part):
+class Counted(_Part, frozen=True):
     """A kernel with values of hardware counters, some of them in several instances."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = Kernel.COLUMNS
@@ -134,7 +134,7 @@ class Counted(_Part):
         return start, duration, self.thread, correlation, agent, queue, self.stream.handle, *rest
 
 
-class Symbol(_Part):
+class Symbol(_Part, frozen=True):
     """A kernel's code; the formatted name is the demangled one without the linker's suffix."""
 
     id: _Int = field(name="kernel_id")
@@ -144,13 +144,13 @@ class Symbol(_Part):
     registers: _Int = field(default=-1, name="arch_vgpr_count")
 
 
-class Bank(_Part):
+class Bank(_Part, frozen=True):
     """A part of a GPU's memory."""
 
     size_in_bytes: _Int = 0
 
 
-class Agent(_Part):
+class Agent(_Part, frozen=True):
     """A processor; `type` 2 is a GPU."""
 
     id: Handle = Handle()
@@ -164,35 +164,35 @@ class Agent(_Part):
     memory: list[Bank] = field(default_factory=list, name="mem_banks")
 
 
-class Counter(_Part):
+class Counter(_Part, frozen=True):
     """The name of a hardware counter."""
 
     id: Handle = Handle()
     name: str = ""
 
 
-class Text(_Part):
+class Text(_Part, frozen=True):
     """What a call of rocTX was given, by the id of the call."""
 
     key: _Int
     value: str
 
 
-class Kind(_Part):
+class Kind(_Part, frozen=True):
     """The name of a kind of record, and those of its operations."""
 
     kind: str = ""
     operations: list[str] = field(default_factory=list)
 
 
-class Strings(_Part):
+class Strings(_Part, frozen=True):
     """Names and texts."""
 
     kinds: list[Kind] = field(default_factory=list, name="buffer_records")
     texts: list[Raw] = field(default_factory=list, name="marker_api")
 
 
-class Process(_Part):
+class Process(_Part, frozen=True):
     """What one process recorded; lists are decoded one item at a time."""
 
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class Process(_Part):
         return self.buffers | self.callbacks
 
 
-class File(_Part):
+class File(_Part, frozen=True):
     """One process or more."""
 
     processes: list[Process] | Process = field(name="rocprofiler-sdk-tool")

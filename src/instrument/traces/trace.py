@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,3 +159,21 @@ class Trace:
         if self.look_up is None:
             return {}
         return self.look_up(int(table.event[row]))
+
+    def to_arrow(self) -> dict[str, Any]:
+        """Return the tables as ``pyarrow.Table``, by name; see `instrument.traces.export`."""
+        from .export import to_arrow
+
+        return to_arrow(self)
+
+    def to_pandas(self) -> dict[str, Any]:
+        """Return the tables as ``pandas.DataFrame``, by name."""
+        from .export import to_pandas
+
+        return to_pandas(self)
+
+    def to_parquet(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write a file for each table into ``folder``, for DuckDB and the like, and return their paths."""
+        from .export import to_parquet
+
+        return to_parquet(self, folder)

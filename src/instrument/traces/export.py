@@ -1,0 +1,153 @@
+"""Hands traces over to Arrow, pandas and Parquet."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload
+
+import numpy as np
+
+from .table import COLUMNS, TEXT, Array, Table
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+_PIP = "pip install 'torch-instrument[traces]'"
+_ELSEWHERE = {*COLUMNS, "words", "threads", "look_up"}
+
+
+class Whole(Protocol):
+    """A `Trace`; that module imports this one."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    threads: list[Any]
+
+
+@overload
+def to_arrow(source: Whole) -> dict[str, pyarrow.Table]: ...
+@overload
+def to_arrow(source: Table) -> pyarrow.Table: ...
+def to_arrow(source: Whole | Table) -> dict[str, pyarrow.Table] | pyarrow.Table:
+    """Return each table of a trace, or a single one, as Arrow.
+
+    Columns of `TEXT` become dictionaries, of the words in use. The tables of a trace have three kinds of columns
+    more: ``row``, which links such as ``gpu.region`` hold; and where there is a ``thread``, its ``process``,
+    ``thread_id`` and ``thread_name``, null where it is not known. What the trace says of itself is JSON in the
+    metadata of each schema, under the key ``instrument``.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+    """
+    if isinstance(source, Table):
+        return _arrow(dict(source), source.words)
+    about = {b"instrument": _about(source)}
+    return {kind: _whole(source, kind).replace_schema_metadata(about) for kind in COLUMNS}
+
+
+@overload
+def to_pandas(source: Whole) -> dict[str, pandas.DataFrame]: ...
+@overload
+def to_pandas(source: Table) -> pandas.DataFrame: ...
+def to_pandas(source: Whole | Table) -> dict[str, pandas.DataFrame] | pandas.DataFrame:
+    """Return each table of a trace, or a single one, as data frames, with texts as categories.
+
+    The columns are those of `to_arrow` but for ``row``, which is the index.
+
+    Raises:
+        ImportError: pandas or pyarrow is not installed.
+    """
+    try:
+        import pandas  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"data frames need pandas: {_PIP}") from error
+    if isinstance(source, Table):
+        return to_arrow(source).to_pandas()
+    return {kind: rows.drop_columns("row").to_pandas() for kind, rows in to_arrow(source).items()}
+
+
+def to_parquet(trace: Whole, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write one Parquet file a table, as `to_arrow` makes them, and return their paths.
+
+    Files of that name are replaced, once all have been written; if that fails, none is.
+
+    Args:
+        trace: what to write.
+        folder: made if it is not there.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        NotADirectoryError: ``folder`` is a file.
+        OSError: it cannot be written to.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f'"folder" is a file: {folder}; one Parquet file a table goes into a folder')
+    tables = to_arrow(trace)
+    import pyarrow.parquet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as parts:
+        for kind, rows in tables.items():
+            pyarrow.parquet.write_table(rows, Path(parts, f"{kind}.parquet"))
+        return [Path(parts, f"{kind}.parquet").replace(folder / f"{kind}.parquet") for kind in tables]
+
+
+def _whole(trace: Whole, kind: str) -> pyarrow.Table:
+    rows: Table = getattr(trace, kind)
+    columns: dict[str, Any] = {"row": np.arange(len(rows), dtype=np.int32)} | dict(rows)
+    result = _arrow(columns, rows.words)
+    if "thread" in rows:
+        unknown = rows.thread < 0
+        places = {
+            "process": [str(thread.process) for thread in trace.threads],
+            "thread_id": [str(thread.thread) for thread in trace.threads],
+            "thread_name": [thread.name for thread in trace.threads],
+        }
+        for name, texts in places.items():
+            column = _dictionary(np.where(unknown, 0, rows.thread), texts or [""], unknown)
+            result = result.append_column(name, column)
+    return result
+
+
+def _arrow(columns: dict[str, Array], words: list[str]) -> pyarrow.Table:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError(f"Arrow and Parquet need pyarrow: {_PIP}") from error
+    return pyarrow.table(
+        {
+            name: _dictionary(column, words) if name in TEXT else pyarrow.array(column)
+            for name, column in columns.items()
+        }
+    )
+
+
+def _dictionary(codes: Array, words: list[str], unknown: Array | None = None) -> pyarrow.DictionaryArray:
+    """A column of words, of those that occur."""
+    import pyarrow
+
+    used, numbers = np.unique(codes, return_inverse=True)
+    # JSON may escape half a surrogate pair, which no encoding has.
+    texts = [words[code].encode(errors="backslashreplace").decode() for code in used.tolist()]
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}  # threads share names
+    indices = np.array([places[text] for text in texts], np.int32)[numbers]
+    dictionary = pyarrow.array(list(places), pyarrow.string())
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array(indices, mask=unknown), dictionary)
+
+
+def _about(trace: Whole) -> bytes:
+    """All that is not in a table, as JSON."""
+    about = {item.name: getattr(trace, item.name) for item in fields(trace) if item.name not in _ELSEWHERE}
+    return json.dumps(about, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return dict(value) if isinstance(value, Mapping) else str(value)

@@ -1,0 +1,40 @@
+"""What the guide to traces says is so: its code runs, and its tables have every table and column."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.traces.table import COLUMNS
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "traces.md").read_text()
+
+
+def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The blocks run one after the other, and print what their comments say."""
+    for library in ("pandas", "pyarrow", "duckdb"):
+        pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    sample = ROOT / "tests" / "data" / "gpu_two_steps.json"
+    names = ("trace.json.gz", "runs/bert/window-0001/rank0.json", "runs/bert/window-0001/rank1.json")
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(sample, name)
+    variables: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
+        exec(block, variables)
+    printed = capsys.readouterr().out
+    comments = re.findall(r"print\(\w+\)  # (<.*>)", GUIDE)
+    assert comments
+    assert [comment for comment in comments if comment not in printed] == []
+
+
+def test_every_column_is_described() -> None:
+    """Each table and each column has its place in the guide."""
+    described = set(re.findall(r"`(\w+)`", GUIDE))
+    assert {name for columns in COLUMNS.values() for name in columns} | set(COLUMNS) <= described

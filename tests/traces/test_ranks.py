@@ -1,0 +1,432 @@
+"""The traces of several ranks: found, read side by side, and put on one clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instrument.errors import TraceError
+from instrument.traces.align import Clock, align, collective_kernels
+from instrument.traces.find import rank_of
+from instrument.traces.kineto import read_kineto
+from instrument.traces.links import assemble
+from instrument.traces.ranks import TraceSet, read_ranks
+from instrument.traces.table import KERNEL, Words
+from instrument.traces.trace import Lost, Trace
+from tests.support.readers import die, talk
+from tests.support.shared_traces import shared
+
+ROOT = Path(__file__).parents[2]
+
+
+def event(category: str, name: str, at: int, duration: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": at, "dur": duration, "args": args}
+
+
+def write(path: Path, rank: int | None = None, world_size: int | None = None, step: int = 3, at: int = 0) -> Path:
+    """A Kineto file of one step with a collective of group "0" that ends 50 µs into it."""
+    kernel = {
+        "Collective name": "allreduce",
+        "Process Group Name": "0",
+        "correlation": 1,
+        "stream": 7,
+        "device": 0,
+    }
+    events = [
+        event("user_annotation", f"ProfilerStep#{step}", at, 90),
+        event("cpu_op", "c10d::allreduce_", at + 4, 8),
+        event("cuda_runtime", "cudaLaunchKernel", at + 5, 2, correlation=1),
+        event("kernel", "ncclDevKernel_AllReduce", at + 10, 40, **kernel),
+    ]
+    content: dict[str, Any] = {"schemaVersion": 1, "traceEvents": events}
+    if rank is not None:
+        content["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": world_size}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank0.1795230243371808300.pt.trace.json.gz", 0),
+        ("rank-70.Apr_03_18_51_38.1102.pt.trace.json.gz", 70),
+        ("mtia_rank_3.json.gz", 3),
+        ("rank12_trace.json", 12),
+        ("worker5_step_12.1694128201545.pt.trace.json", 5),
+        ("param_dlrm_8rank_r4.json.gz", 4),
+        ("profile_2.json", 2),
+        ("report_11.nsys-rep", 11),
+        ("rank_6/trace.json", 6),
+        ("host_30017.1694128201545.pt.trace.json", None),
+        ("node-a_local_rank_0.json", 0),
+        ("trace_step_100.json", None),
+        ("trace.json", None),
+        ("bench4.json", None),
+    ],
+)
+def test_rank_of_a_name(name: str, rank: int | None) -> None:
+    """Names that people and profilers give their files tell the rank; dates, steps and process ids do not."""
+    assert rank_of(Path("/runs/8gpu") / name) == rank
+
+
+@pytest.mark.parametrize("executor", ["processes", "threads"])
+def test_a_folder_of_ranks(tmp_path: Path, executor: str) -> None:
+    """The files of a folder become a set by rank; other files do not matter, and missing ranks are named."""
+    for rank in (2, 0):
+        write(tmp_path / f"host_{900 + rank}.17.pt.trace.json", rank, world_size=4)
+    for other in ("manifest.jsonl", "notes.txt", "plot.png", "rank1.json.gz.part", ".rank1.json"):
+        (tmp_path / other).write_text("no trace")
+    traces = read_ranks(tmp_path, read_kineto, ThreadPoolExecutor(2) if executor == "threads" else None)
+    assert (traces.ranks, traces.missing, traces.world_size) == ([0, 2], [1, 3], 4)
+    assert list(traces) == [0, 2]
+    assert [trace.rank for trace in traces.values()] == [0, 2]
+    assert traces[2].path == tmp_path / "host_902.17.pt.trace.json"
+    assert traces[2].gpu.text("name") == ["ncclDevKernel_AllReduce"]
+    assert repr(traces) == "<traces of 2 of 4 ranks, 2 missing>"
+
+
+def test_a_dask_cluster_reads(tmp_path: Path) -> None:
+    """Any executor does, such as that of a Dask cluster of processes."""
+    distributed = pytest.importorskip("distributed")
+    for rank in range(4):
+        write(tmp_path / f"rank{rank}.json")
+    (tmp_path / "rank2.json").write_text("no trace")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, local_directory=str(tmp_path / "dask")
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        traces = read_ranks(str(tmp_path / "*.json"), read_kineto, client.get_executor())
+    assert traces.ranks == [0, 1, 3]
+    assert list(traces.failed) == [tmp_path / "rank2.json"]
+    assert len(traces[3].gpu) == 1
+
+
+@pytest.mark.parametrize("files", [["rank0.json"], ["rank0.json", "rank1.json"]])
+def test_relative_paths_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]) -> None:
+    """A trace has the path it was asked for by, and the arguments of its events can be read again."""
+    monkeypatch.chdir(tmp_path)
+    for name in files:
+        write(Path(name))
+    trace = read_ranks(files, read_kineto)[0]
+    assert trace.path == Path("rank0.json")
+    assert trace.args(trace.gpu, 0)["Collective name"] == "allreduce"
+
+
+def test_bad_files_do_not_cost_the_others(tmp_path: Path) -> None:
+    """What cannot be read is told with the reason, and its rank is missing."""
+    for rank in range(3):
+        write(tmp_path / f"rank{rank}.json")
+    (tmp_path / "rank1.json").write_text("")
+    gone = tmp_path / "rank3.json"
+    traces = read_ranks([*sorted(tmp_path.iterdir()), gone], read_kineto)
+    assert (traces.ranks, traces.missing) == ([0, 2], [1])
+    assert set(traces.failed) == {tmp_path / "rank1.json", gone}
+    assert "No such file" in traces.failed[gone]
+
+
+@pytest.mark.parametrize(("read", "reason"), [(die, "exit code 9"), (talk, "EOFError: cut off")])
+def test_a_reader_that_misbehaves(
+    tmp_path: Path, read: Callable[[Path], Trace], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that dies, prints or raises anything loses its own file alone."""
+    monkeypatch.setattr("instrument.traces.ranks._cores", lambda: 2)
+    for rank in range(4):
+        write(tmp_path / f"rank{rank}.json")
+    traces = read_ranks(tmp_path, read)
+    assert traces.ranks == [0, 2, 3]
+    assert reason in traces.failed[tmp_path / "rank1.json"]
+
+
+def test_nothing_can_be_read(tmp_path: Path) -> None:
+    """One sentence names the files and the cause."""
+    for rank in range(5):
+        (tmp_path / f"rank{rank}.json").write_text("")
+    with pytest.raises(
+        TraceError, match=r"none of 5 files can be read: rank0.json: .*; rank2.json: .* and 2 more"
+    ):
+        read_ranks(tmp_path, read_kineto)
+    for paths, reason in [
+        (tmp_path / "empty", "no file that ends in"),
+        (tmp_path / "*.db", "matches it as a pattern"),
+        ([], '"paths" is empty'),
+    ]:
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(TraceError, match=reason):
+            read_ranks(paths, read_kineto)
+
+
+def test_what_is_in_folders_below(tmp_path: Path) -> None:
+    """Of folders for windows the last one counts, by number; of those for ranks all do."""
+    for window in (2, 10):
+        for rank in range(2):
+            write(tmp_path / f"windows/step-{window}/rank{rank}.json", step=window)
+    traces = read_ranks(tmp_path / "windows", read_kineto)
+    assert [trace.steps.number.tolist() for trace in traces.values()] == [[10], [10]]
+    for rank in range(3):
+        write(tmp_path / f"ranks/rank_{rank}/trace.json")
+    assert read_ranks(tmp_path / "ranks", read_kineto).ranks == [0, 1, 2]
+
+
+def test_several_windows_of_a_rank(tmp_path: Path) -> None:
+    """Of several windows in one folder, the set holds the last that most ranks have, and tells of the others."""
+    for rank in range(3):
+        for step in (3, 5, 7):
+            if (rank, step) != (1, 7):
+                write(tmp_path / f"host_{rank}.{step}.pt.trace.json", rank, 3, step, at=step * 1000)
+    traces = read_ranks(tmp_path, read_kineto)
+    assert [trace.steps.number.tolist() for trace in traces.values()] == [[5], [5], [5]]
+    assert len(traces.left_out) == 5
+    assert traces.left_out[tmp_path / "host_0.7.pt.trace.json"] == "rank 0, steps 7-7"
+
+
+def test_files_that_tell_no_rank(tmp_path: Path) -> None:
+    """They get the numbers that are free, in order of their names, which the set says."""
+    write(tmp_path / "a.json")
+    write(tmp_path / "b.json")
+    write(tmp_path / "rank0.json")
+    traces = read_ranks(tmp_path, read_kineto)
+    assert {rank: trace.path.name for rank, trace in traces.items()} == {0: "rank0.json", 1: "a.json", 2: "b.json"}
+    assert traces.guessed == [1, 2]
+
+
+def test_senseless_ranks_are_not_believed(tmp_path: Path) -> None:
+    """A file that claims a rank beyond all sense is taken by its name, and so many ranks are not missing."""
+    write(tmp_path / "rank1.json", rank=10**12, world_size=10**13)
+    traces = read_ranks([tmp_path / "rank1.json"], read_kineto)
+    assert (traces.ranks, traces.missing) == ([1], [0])
+
+
+def test_a_script_without_a_guard(tmp_path: Path) -> None:
+    """A plain script runs once, with a reader of its own or without processes too; torch is not imported."""
+    for rank in range(3):
+        write(tmp_path / f"rank{rank}.json")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from instrument.traces import kineto, ranks\n"
+        "ranks._cores = lambda: 2\n"
+        "def own(path): return kineto.read_kineto(path)\n"
+        f"print(ranks.read_ranks({str(tmp_path)!r}, kineto.read_kineto))\n"
+        f"print(ranks.read_ranks({str(tmp_path)!r}, own))\n"
+        f"sys.executable = ''\n"
+        f"print(ranks.read_ranks({str(tmp_path)!r}, kineto.read_kineto))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, env=env)
+    assert (done.stdout, done.stderr) == ("<traces of 3 of 3 ranks>\n" * 3, "")
+
+
+def test_a_trace_pickles(tmp_path: Path) -> None:
+    """Tables keep their rows, their words and the way to look up arguments."""
+    trace = read_kineto(write(tmp_path / "rank0.json"))
+    copy = pickle.loads(pickle.dumps(trace))
+    assert copy.gpu.words is copy.words
+    assert copy.gpu.start_ns.tolist() == trace.gpu.start_ns.tolist()
+    assert copy.args(copy.gpu, 0) == trace.args(trace.gpu, 0) != {}
+
+
+def made(
+    ends_ns: list[int],
+    *,
+    group: str = "0",
+    names: list[str] | None = None,
+    steps: list[int] | None = None,
+    epoch_ns: int = 0,
+    ranks: list[int] | None = None,
+    collective: str = "allreduce",
+) -> Trace:
+    """A trace whose collectives end at given times, in given steps."""
+    words = Words()
+    count = len(ends_ns)
+    end = np.array(ends_ns, np.int64)
+    gpu = {
+        "start_ns": end - 100,
+        "duration_ns": np.full(count, 100),
+        "name": np.array([words[name] for name in names or ["ncclDevKernel"] * count], int),
+        "category": np.full(count, KERNEL),
+        "collective": np.full(count, words[collective]),
+        "group": np.full(count, words[group]),
+        "correlation": np.arange(count),
+    }
+    columns = {"gpu": gpu}
+    if steps is not None:
+        numbers = np.unique(steps)
+        # each step lies where its number says, and launches in its midst
+        base = int(end.min()) - 10**9
+        columns["steps"] = {
+            "start_ns": base + numbers * 1000,
+            "duration_ns": np.full(len(numbers), 1000),
+            "number": numbers,
+            "thread": np.zeros(len(numbers)),
+        }
+        calls = {"start_ns": base + np.array(steps) * 1000 + 500, "thread": np.zeros(count)}
+        columns["operators"] = dict(calls)
+        columns["runtime"] = calls | {"correlation": np.arange(count)}
+    if names is not None:
+        gpu["collective"] = np.zeros(count, int)
+    info = {"distributedInfo": {"pg_config": [{"pg_name": group, "ranks": ranks}]}} if ranks else {}
+    return assemble(
+        Path("-"), "kineto", columns, words, [], devices=[], metadata=info, lost=Lost(), epoch_ns=epoch_ns
+    )
+
+
+HOUR = 3_600_000_000_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 40),
+    jitter=st.integers(0, 3_000),
+    offset=st.integers(-HOUR, HOUR),
+    since_1970=st.booleans(),
+    marked=st.booleans(),
+)
+def test_known_offsets_are_found(
+    seed: int, count: int, jitter: int, offset: int, since_1970: bool, marked: bool
+) -> None:
+    """Clocks that are hours apart are aligned to within the jitter of the ends."""
+    random = np.random.default_rng(seed)
+    true = since_1970 * 1_750_000_000_000_000_000 + np.cumsum(random.integers(20_000, 50_000_000, count))
+    steps = [index // 5 for index in range(count)] if marked else None
+    offsets = [0, offset, -offset // 7]
+    traces = {
+        rank: made((true - apart + random.integers(-jitter, jitter + 1, count)).tolist(), steps=steps)
+        for rank, apart in enumerate(offsets)
+    }
+    for (rank, clock), apart in zip(align(traces).items(), offsets, strict=True):
+        assert abs(clock.offset_ns - apart) <= 2 * jitter
+        assert clock.spread_ns <= 4 * jitter
+        assert clock.collectives == (count if rank else 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(-20, 20), st.integers(-HOUR, HOUR), st.integers(0, 1000))
+def test_windows_that_begin_apart(seed: int, skew: int, offset: int, jitter: int) -> None:
+    """Without steps, a rank that began to record some collectives earlier or later is matched all the same."""
+    random = np.random.default_rng(seed)
+    true = np.cumsum(random.integers(1_000_000, 1_100_000, 80))
+    late = true + random.integers(-jitter, jitter + 1, 80) - offset
+    clock = align({0: made(true[max(0, skew) :].tolist()), 5: made(late[max(0, -skew) :].tolist())})[5]
+    assert abs(clock.offset_ns - offset) <= jitter
+    assert clock.collectives == 80 - abs(skew)
+
+
+def test_regular_collectives() -> None:
+    """Where any shift would do as well, nothing is shifted."""
+    random = np.random.default_rng(0)
+    ends = np.arange(30) * 1_000_000
+    for jitter in (0, 100, 20_000):
+        noisy = ends + random.integers(-jitter, jitter + 1, 30) - HOUR
+        clock = align({0: made(ends.tolist()), 1: made(noisy.tolist())})[1]
+        assert abs(clock.offset_ns - HOUR) <= jitter
+
+
+def test_steps_tell_what_belongs_together() -> None:
+    """Of regular steps, the same numbers are compared, and what was launched before the first one is not."""
+    ends = np.arange(6) * 1_000_000
+    clocks = align(
+        {0: made(ends.tolist(), steps=[1, 2, 3, 4, 5, 6]), 1: made((ends[2:] - 70).tolist(), steps=[3, 4, 5, 6])}
+    )
+    assert clocks[1] == Clock(70, "collectives", 0, 4, 0)
+    apart = {0: made([10**6], steps=[1]), 1: made([10**6], steps=[2], epoch_ns=5)}
+    assert align(apart)[1] == Clock(5, "epoch", 0)
+
+
+def test_ranks_without_common_collectives() -> None:
+    """They are placed by the time since 1970 that the files tell, and said to be; others follow them."""
+    traces = {
+        2: made([1000, 2000], group="a", epoch_ns=100),
+        3: made([1500, 2500], group="b", epoch_ns=70),
+        4: made([1400, 2400], group="b", epoch_ns=7),
+        6: made([], epoch_ns=7),
+    }
+    assert align(traces) == {
+        2: Clock(0, "reference", 2),
+        3: Clock(-30, "epoch", 2),
+        4: Clock(70, "collectives", 3, 2, 0),
+        6: Clock(-93, "epoch", 2),
+    }
+
+
+def test_groups_of_one_name() -> None:
+    """Groups that have the same name and other ranks are not taken for one."""
+    traces = {
+        0: made([1000, 2000], group="tp", ranks=[0, 1]),
+        1: made([1100, 2100], group="tp", ranks=[0, 1]),
+        2: made([9000, 9900], group="tp", ranks=[2, 3]),
+    }
+    assert [(clock.offset_ns, clock.source) for clock in align(traces).values()] == [
+        (0, "reference"),
+        (-100, "collectives"),
+        (0, "epoch"),
+    ]
+
+
+def test_what_counts_as_collective() -> None:
+    """Names of NCCL and RCCL do without a word of the file; sends and receives between two ranks do not count."""
+    named = made([100, 200, 300], names=["ncclKernel_AllReduce", "gemm", "rcclGeneric"])
+    assert collective_kernels(named).tolist() == [True, False, True]
+    assert not collective_kernels(made([100], collective="send")).any()
+    mine = align({0: named, 1: named}, lambda trace: trace.gpu.matching("name", re.compile("gemm")))
+    assert mine[1].collectives == 1
+
+
+def test_starts_on_one_clock() -> None:
+    """The set gives starts on the clock of the lowest rank, and does not touch the tables."""
+    traces = TraceSet({1: made([1000, 2000]), 4: made([400, 1400])})
+    assert traces.offsets_ns == {1: 0, 4: 600}
+    assert traces.start_ns(4).tolist() == traces.start_ns(1, "gpu").tolist() == [900, 1900]
+    assert traces[4].gpu.start_ns.tolist() == [300, 1300]
+    assert traces.missing == [0, 2, 3]
+
+
+def test_eight_real_ranks() -> None:
+    """Eight GPUs of one machine: their clocks agree to 2 µs in files of whole µs."""
+    files = [shared(f"param_dlrm_8rank_r{rank}.json.gz") for rank in range(8)]
+    traces = read_ranks(files, read_kineto)
+    assert (traces.ranks, traces.missing, traces.world_size) == (list(range(8)), [], 8)
+    for rank, clock in traces.clocks.items():
+        assert abs(clock.offset_ns) <= 2000
+        assert clock.spread_ns <= 1000
+        assert clock.collectives == (8 if rank else 0)
+    for executor in (None, ThreadPoolExecutor(2)):
+        assert_same(traces, read_ranks(files, read_kineto, executor))
+
+
+def assert_same(one: TraceSet, other: TraceSet) -> None:
+    for rank, trace in one.items():
+        assert trace.words == other[rank].words
+        for column in trace.gpu:
+            np.testing.assert_array_equal(trace.gpu[column], other[rank].gpu[column])
+
+
+def test_threads_are_an_executor(tmp_path: Path) -> None:
+    """What is given is used, and left open."""
+    calls: list[Path] = []
+
+    def read(path: Path) -> Trace:
+        calls.append(path)
+        return read_kineto(path)
+
+    executor: Executor = ThreadPoolExecutor(1)
+    read_ranks([write(tmp_path / "rank0.json")], read, executor)
+    assert calls == [tmp_path / "rank0.json"]
+    assert executor.submit(len, calls).result() == 1
