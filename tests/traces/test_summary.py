@@ -333,3 +333,19 @@ def test_a_step_that_never_ran_is_none(tmp_path: Path) -> None:
     whole = summarize(write(tmp_path, events))
     assert summarize(write(tmp_path, [*events, region("ProfilerStep#5", 10, 1)])) == whole
     assert (whole.steps, whole.step_ns) == (1, 10_000)
+
+
+def test_what_is_outside_the_steps(tmp_path: Path) -> None:
+    """A recording of a whole program says of its steps what was in them, and nothing of the rest."""
+    steps = [region("ProfilerStep#3", 100, 100), region("ProfilerStep#9", 300, 100)]
+    regions = [region("forward", start, 20) for start in (0, 110, 210, 310, 410)]
+    work = [item for number, start in enumerate((5, 115, 215)) for item in launched(number, start, 7)]
+    operators = [region("aten::mm", start, 4, cat="cpu_op") for start in (1, 111, 311, 411)]
+    trace = read_kineto(write(tmp_path, [*steps, *regions, *work, *operators]))
+    trace.format = "nsight systems"
+    summary = summarize_trace(trace)
+    assert [("forward", 2, 40_000, 7_000)] == [
+        (stat.path[-1], stat.calls, stat.cpu_ns, stat.gpu_ns) for stat in summary.regions
+    ]
+    assert [2] == [operator.calls for operator in summary.operators]
+    assert (summary.gpu_total_ns, summary.gpu_unattributed_ns) == (7_000, 0)

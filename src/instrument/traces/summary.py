@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from .intervals import union
 from .links import main_thread
 from .table import Array, Table
 from .trace import Trace
@@ -80,25 +81,29 @@ def summarize(trace: Trace) -> Summary:
 
     GPU work belongs to the region open where and when it was launched. On a thread with none open, such as
     those that run the backward pass on CUDA, it belongs to the one then open on the thread of the steps,
-    which waits for them.
+    which waits for them. Of a whole run, as other profilers than torch's record it, only what began or was
+    launched in a step counts, if steps are marked.
     """
-    has_gpu = len(trace.gpu) > 0
+    gpu = trace.gpu.where(_counts(trace))
     by_path: dict[tuple[str, ...], list[int]] = {}
-    gpu_ns = _charged(trace, "region", len(trace.regions))
-    for path, *values in _tree(trace.regions, gpu_ns, main_thread(trace.steps, trace.regions)):
-        _add(by_path, path, 1, *values)
+    gpu_ns = _charged(gpu, "region", len(trace.regions))
+    inside = _in_steps(trace, trace.regions.start_ns)
+    for row, path, *values in _tree(trace.regions, gpu_ns, main_thread(trace.steps, trace.regions)):
+        if inside[row]:
+            _add(by_path, path, 1, *values)
 
     operators = trace.operators
-    columns = [_self_ns(operators), _charged(trace, "operator", len(operators))]
-    codes, rows = np.unique(operators.name, return_inverse=True)
+    chosen = _in_steps(trace, operators.start_ns)
+    columns = [_self_ns(operators)[chosen], _charged(gpu, "operator", len(operators))[chosen]]
+    codes, rows = np.unique(operators.name[chosen], return_inverse=True)
     calls, *sums = [np.bincount(rows, column, len(codes)) for column in (None, *columns)]
     by_name = {
         trace.words[code]: [int(value) for value in values]
         for code, *values in zip(codes.tolist(), calls, *sums, strict=True)
     }
-    total = int(trace.gpu.duration_ns.sum())
-    nowhere = int(trace.gpu.duration_ns[trace.gpu.region < 0].sum())
-    return _summary(len(trace.steps), _step_ns(trace), by_path, by_name, (total, nowhere) if has_gpu else None)
+    total = int(gpu.duration_ns.sum())
+    nowhere = int(gpu.duration_ns[gpu.region < 0].sum())
+    return _summary(len(trace.steps), _step_ns(trace), by_path, by_name, (total, nowhere) if trace.gpu else None)
 
 
 def merge(summaries: Sequence[Summary]) -> Summary:
@@ -154,11 +159,28 @@ def _step_ns(trace: Trace) -> int:
     return int(max(table.end_ns.max() for table in tables) - min(table.start_ns[0] for table in tables))
 
 
-def _charged(trace: Trace, link: str, rows: int) -> Array:
+def _in_steps(trace: Trace, times_ns: Array) -> Array:
+    """Which times are in a step; all of them, where none is marked or no more than a window was recorded."""
+    if not trace.steps or trace.format == "kineto":
+        return np.ones(len(times_ns), bool)
+    starts, ends = union(trace.steps.start_ns, trace.steps.end_ns)
+    rows = np.searchsorted(starts, times_ns, "right") - 1
+    inside: Array = (rows >= 0) & (times_ns < ends[rows])
+    return inside
+
+
+def _counts(trace: Trace) -> Array:
+    """Which GPU work was launched in a step, or nobody knows where."""
+    launched = trace.gpu.launch >= 0
+    counts = ~launched
+    counts[launched] = _in_steps(trace, trace.runtime.start_ns[trace.gpu.launch[launched]])
+    return counts
+
+
+def _charged(gpu: Table, link: str, rows: int) -> Array:
     """The GPU time that each row launched itself."""
-    linked = trace.gpu[link] >= 0
-    durations = trace.gpu.duration_ns[linked]
-    return np.bincount(trace.gpu[link][linked], durations, rows).astype(np.int64)  # exact up to 104 days
+    linked = gpu[link] >= 0
+    return np.bincount(gpu[link][linked], gpu.duration_ns[linked], rows).astype(np.int64)  # exact up to 104 days
 
 
 def _self_ns(rows: Table) -> Array:
@@ -175,8 +197,8 @@ def _self_ns(rows: Table) -> Array:
     return rows.duration_ns - np.bincount(parent, covers, len(rows)).astype(np.int64)
 
 
-def _tree(rows: Table, gpu_ns: Array, main: int) -> Iterator[tuple[tuple[str, ...], int, int, int]]:
-    """Each row as path, duration, self time and GPU time with the rows inside; the main thread comes first."""
+def _tree(rows: Table, gpu_ns: Array, main: int) -> Iterator[tuple[int, tuple[str, ...], int, int, int]]:
+    """Each row with its path, duration, self time and GPU time with the rows inside; the main thread comes first."""
     inclusive, parents = gpu_ns.tolist(), rows.parent.tolist()
     for row in reversed(range(len(parents))):
         if parents[row] >= 0:
@@ -186,4 +208,4 @@ def _tree(rows: Table, gpu_ns: Array, main: int) -> Iterator[tuple[tuple[str, ..
     for name, parent in zip(names, parents, strict=True):
         paths.append((*paths[parent], name) if parent >= 0 else (name,))
     for row in np.argsort(rows.thread != main, kind="stable").tolist():
-        yield paths[row], durations[row], self_ns[row], inclusive[row]
+        yield row, paths[row], durations[row], self_ns[row], inclusive[row]
