@@ -21,6 +21,7 @@ check: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/modules.py
+	$(BIN)/python benchmarks/traces.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -51,7 +51,7 @@ def sm_efficiency(gpu: Table, blocks: Array, span_ns: int) -> dict[str, float | 
     kernels that run); the mean over the devices that have any.
     """
     rows = (gpu.category == KERNEL) & (blocks > 0)
-    used, ran, devices = 0.0, 0, np.unique(gpu.device[rows])
+    used, ran, devices = 0.0, 0, sorted(set(gpu.device[rows].tolist()))
     for device in devices:
         here = rows & (gpu.device == device)
         used += _integral(gpu.start_ns[here], gpu.end_ns[here], blocks[here])

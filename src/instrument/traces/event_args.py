@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct, field
 
-from .table import KERNEL, MEMCPY, MEMSET, Array, Words
+from .table import KERNEL, MEMCPY, MEMSET, Array, Numbers, Words
 
 _GPU = {"gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
 
@@ -89,18 +90,18 @@ def _read_odd(kind: type[_Args], raw: Raw) -> _Args:
     """What of the args is as it should be; the rest is taken for not there."""
     args = kind()
     try:
-        content = json.loads(bytes(raw))
+        content = json.loads(bytes(raw).decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return args
     for info in msgspec.structs.fields(kind) if isinstance(content, dict) else ():
-        if info.type is Raw:
-            value: Any = Raw(json.dumps(content.get(info.encode_name, "")).encode())
-        else:
-            try:
-                value = msgspec.convert(content[info.encode_name], info.type, strict=False)
-            except (KeyError, ValueError):
-                continue
-        setattr(args, info.name, value)
+        if info.encode_name in content:
+            value = content[info.encode_name]
+            with suppress(ValueError):
+                is_raw = info.type is Raw
+                found = (
+                    Raw(json.dumps(value).encode()) if is_raw else msgspec.convert(value, info.type, strict=False)
+                )
+                setattr(args, info.name, found)
     return args
 
 
@@ -114,14 +115,14 @@ def values(raws: Sequence[Raw]) -> tuple[list[int], list[str], list[float]]:
     rows, series, numbers = [], [], []
     for row, raw in enumerate(raws):
         try:
-            content = json.loads(bytes(raw))
+            content = json.loads(bytes(raw).decode("utf-8", "replace"), parse_int=float)
         except (ValueError, RecursionError):
             continue
         for name, value in content.items() if isinstance(content, dict) else ():
-            if isinstance(value, (int, float)) and abs(value) < math.inf:
+            if isinstance(value, float) and abs(value) < math.inf:
                 rows.append(row)
                 series.append(name)
-                numbers.append(float(value))
+                numbers.append(value)
     return rows, series, numbers
 
 
@@ -145,11 +146,15 @@ def _external(args: Sequence[_Ids]) -> Array:
 
 def _operators(words: Words, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_OperatorArgs, [event.args for event in events])
-    texts = {
-        name: np.array([words[bytes(getattr(item, name)).decode("utf-8", "replace")] for item in args], np.int32)
-        for name in ("shapes", "types")
-    }
+    texts = {name: _texts(words, args, name) for name in ("shapes", "types")}
     return {"external": _external(args), "sequence": _column(args, "sequence")} | texts
+
+
+def _texts(words: Words, args: Sequence[Struct], name: str) -> Array:
+    """JSON, word by word; the same few come again and again."""
+    numbers: Numbers[bytes] = Numbers()
+    found = [numbers[text] for text in map(bytes, map(attrgetter(name), args))]
+    return np.array([words[text.decode("utf-8", "replace")] for text in numbers], np.int32)[found]
 
 
 def _regions(_: Words, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
@@ -170,29 +175,29 @@ def _calls(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, 
     return columns | _others(words, category, events)
 
 
-def _place(args: Sequence[_GpuArgs], events: Sequence[HasArgs]) -> dict[str, Array]:
-    """Device and stream; where the args do not say, they are the event's process and thread."""
-    device, stream = _column(args, "device"), _column(args, "stream")
-    for column, name in ((device, "pid"), (stream, "tid")):
-        for row in np.flatnonzero(column < 0).tolist():
-            column[row] = _number(getattr(events[row], name))
-    return {"device": device, "stream": stream}
+def _place(category: str, args: Sequence[_GpuArgs], events: Sequence[HasArgs]) -> dict[str, Array]:
+    """Device and stream; events of some categories do not say them but as their process and thread."""
+    if category in ("gpu_user_annotation", "mtia_ccp_events"):
+        return {"device": _ids(event.pid for event in events), "stream": _ids(event.tid for event in events)}
+    return {"device": _column(args, "device"), "stream": _column(args, "stream")}
 
 
-def _number(place: Any) -> int:
-    """The number in ``7`` or ``"stream 7"``."""
-    last = str(place).split()[-1:] or [""]
-    return int(last[0]) if last[0].isdecimal() and len(last[0]) < 10 else -1
+def _ids(places: Iterable[Any]) -> Array:
+    return np.array([place if isinstance(place, int) and abs(place) < 2**31 else -1 for place in places], np.int64)
 
 
 def _gpu_regions(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
-    return _place(args, events) | {"external": _external(args)} | _others(words, category, events)
+    return _place(category, args, events) | {"external": _external(args)} | _others(words, category, events)
 
 
 def _syncs(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
-    return _place(args, events) | {"correlation": _column(args, "correlation")} | _others(words, category, events)
+    return (
+        _place(category, args, events)
+        | {"correlation": _column(args, "correlation")}
+        | _others(words, category, events)
+    )
 
 
 def _gpu(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
@@ -213,7 +218,7 @@ def _gpu(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Ar
         columns[name] = np.fromiter(map(attrgetter(name), args), np.float64, len(args))
     for name in ("collective", "group", "dtype"):
         columns[name] = _words(words, args, name)
-    return columns | _place(args, events)
+    return columns | _place(category, args, events)
 
 
 def _products(args: Sequence[_GpuArgs], name: str) -> Array:

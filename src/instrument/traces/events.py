@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from decimal import Decimal
@@ -36,8 +37,10 @@ _TABLES = {
     "gpu_user_annotation": "gpu_regions",
     "cuda_sync": "syncs",
 }
+_FLOWS = frozenset("stf")  # which arrows a viewer draws; ids in the args say the same
 _EXACT_US = float(2**41)  # up to here a float tells ns apart
-_LATEST_US = 9.2e15  # what fits into 64 bits as ns
+_LATEST_US = 2.3e15  # as ns, sums and differences fit into 64 bits
+_DECIMALS = re.compile(rb'"(?:ts|dur)"\s*:\s*-?\d+[.eE]')
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -48,10 +51,10 @@ class Event(Struct, gc=False):
     ph: str = ""
     cat: str | None = ""
     name: str = ""
+    pid: int | str | float | None = ""  # in the order in which Kineto writes them: that is decoded fastest
+    tid: int | str | float | None = ""
     ts: float = 0.0
     dur: float = 0.0
-    pid: int | str | float | None = ""
-    tid: int | str | float | None = ""
     args: Raw = Raw(b"{}")
 
     def in_time(self) -> bool:
@@ -106,10 +109,9 @@ class Collector:
         }
         self.count += len(events)
         kinds = _numbers(self._kinds, events, "ph", "cat")
-        present = set(np.unique(kinds).tolist())
-        for (phase, category), kind in list(self._kinds.items()):
-            if kind in present:
-                rows = np.flatnonzero(kinds == kind)
+        for (phase, category), kind in self._kinds.items():
+            rows = np.flatnonzero(kinds == kind)
+            if phase not in _FLOWS and len(rows):
                 part = {name: column[rows] for name, column in common.items()}
                 self._sort(phase, (category or "").lower(), part, [events[row] for row in rows.tolist()])
         return len(events)
@@ -122,7 +124,7 @@ class Collector:
         }
 
     def _sort(self, phase: str, category: str, part: dict[str, Array], events: list[Event]) -> None:
-        """Put events of one phase and category where they belong; flows and what ends them belong nowhere."""
+        """Put events of one phase and category where they belong."""
         if phase == "X":
             self._add(_TABLES.get(category, "others"), category, part, events)
         elif phase in ("i", "I", "R"):
@@ -154,8 +156,7 @@ class Collector:
     def _name(self, events: list[Event]) -> None:
         named = [event for event in events if event.name == "thread_name"]
         for event, name in zip(named, names([event.args for event in named]), strict=True):
-            if (event.pid, event.tid) in self.threads:
-                self.thread_names[event.pid, event.tid] = name
+            self.thread_names[event.pid, event.tid] = name
 
 
 def _numbers(numbers: Numbers[Any], events: Sequence[Event], *fields: str) -> Array:
@@ -170,7 +171,7 @@ def _times(events: list[Event], text: bytes | bytearray) -> tuple[Array, Array]:
     latest = max(np.abs(start).max(), np.abs(duration).max())
     if not latest < _LATEST_US:
         raise ValueError(f"{latest:g} is no time in microseconds")
-    if latest < _EXACT_US or not np.any(start % 1):
+    if latest < _EXACT_US or not _DECIMALS.search(text):
         return _ns(start), np.maximum(_ns(duration), 0)
     # Microseconds since 1970 with decimals: as floats they would be 125 ns off.
     exact = _decode_exact(text)

@@ -36,7 +36,7 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
     if (tail := pieces.tail.strip(b", \t\r\n")) not in (b"", b"}"):
         about |= metadata(b"{" + tail, lost)
     if not collector.count and lost:
-        raise TraceError(path, "; ".join(lost.reasons))
+        raise TraceError(path, f"no event in it can be read: {'; '.join(lost.reasons)}")
     distributed = _mapping(about.get("distributedInfo"))
     return assemble(
         path,
@@ -59,7 +59,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and abs(value) < 2**63 else None
 
 
 def _devices(properties: Any) -> list[Device]:

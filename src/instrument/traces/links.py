@@ -13,7 +13,7 @@ from .nest import Nest
 from .table import COLUMNS, Array, Table, Words, table
 from .trace import Coverage, Device, Lost, Thread, Trace
 
-_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _MODULE = re.compile(r"^nn\.Module: ")
 _LINKS = ("launch", "operator", "region", "module", "step")
 
@@ -60,7 +60,7 @@ def assemble(
         if "parent" in COLUMNS[kind]:
             nests[kind] = _nests(tables[kind])
     tables["steps"] = _begun(tables)
-    _link(tables, nests, texts)
+    _link(tables, nests)
     coverage = {link: _coverage(tables["gpu"], link) for link in _LINKS}
     return Trace(
         path=path,
@@ -91,7 +91,7 @@ def by_thread(rows: Table) -> Iterator[tuple[int, Array]]:
 def _sorted(kind: str, columns: dict[str, Array], texts: list[str]) -> Table:
     unsorted = table(kind, columns, texts)
     columns.clear()
-    return unsorted.where(np.lexsort((-unsorted.duration_ns, unsorted.start_ns)))
+    return unsorted.where(np.lexsort((unsorted.event, -unsorted.duration_ns, unsorted.start_ns)))
 
 
 def _nests(rows: Table) -> dict[int, tuple[Array, Nest]]:
@@ -106,7 +106,7 @@ def _nests(rows: Table) -> dict[int, tuple[Array, Nest]]:
 
 def _part_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
     """Move the steps out of the regions; in 2021 they were operators."""
-    numbers = {code: int(match[1]) for code, text in enumerate(texts) if (match := _STEP.match(text))}
+    numbers = {code: int(match[1]) for code, text in enumerate(texts) if (match := _STEP.fullmatch(text))}
     for kind in ("regions", "operators") if numbers else ():
         part = columns.get(kind)
         if part is None:
@@ -122,11 +122,11 @@ def _part_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
 def _begun(tables: dict[str, Table]) -> Table:
     """The steps without the last one if nothing ran in it: a loop that ends announces one more."""
     steps = tables["steps"]
-    work = (tables["operators"] or tables["regions"]).start_ns
-    return steps.where(slice(-1)) if steps and work.max(initial=0) < steps.start_ns[-1] else steps
+    work = tables["operators"] or tables["regions"]
+    return steps.where(slice(-1)) if steps and work and work.start_ns[-1] < steps.start_ns[-1] else steps
 
 
-def _link(tables: dict[str, Table], nests: dict[str, dict[int, tuple[Array, Nest]]], texts: list[str]) -> None:
+def _link(tables: dict[str, Table], nests: dict[str, dict[int, tuple[Array, Nest]]]) -> None:
     gpu, runtime, operators, steps = (tables[kind] for kind in ("gpu", "runtime", "operators", "steps"))
     gpu.launch[:] = _matching(gpu.correlation, runtime.correlation)
     launched = gpu.launch >= 0
@@ -147,7 +147,7 @@ def _link(tables: dict[str, Table], nests: dict[str, dict[int, tuple[Array, Nest
     # The thread of the steps waits while autograd's own threads run the backward pass.
     elsewhere = (gpu.region < 0) & (thread >= 0) & (thread != main)
     gpu.region[elsewhere] = _open(nests["regions"], np.full(int(elsewhere.sum()), main), at[elsewhere])
-    gpu.module[:] = _modules(tables["frames"], nests["frames"], thread, at, texts)
+    gpu.module[:] = _modules(tables["frames"], thread, at)
     inside = np.searchsorted(steps.start_ns, at, "right") - 1
     ok = (thread >= 0) & (inside >= 0)
     ok[ok] = steps.end_ns[inside[ok]] > at[ok]
@@ -187,18 +187,11 @@ def _open(nests: dict[int, tuple[Array, Nest]], thread: Array, at: Array) -> Arr
     return result
 
 
-def _modules(
-    frames: Table, nests: dict[int, tuple[Array, Nest]], thread: Array, at: Array, texts: list[str]
-) -> Array:
+def _modules(frames: Table, thread: Array, at: Array) -> Array:
     """The innermost frame that is a module."""
-    is_module = frames.matching("name", _MODULE) if frames else np.empty(0, bool)
-    rows = _open(nests, thread, at)
-    while True:
-        others = np.flatnonzero(rows >= 0)
-        others = others[~is_module[rows[others]]]
-        if not len(others):
-            return rows
-        rows[others] = frames.parent[rows[others]]
+    modules = np.flatnonzero(frames.matching("name", _MODULE))
+    found = _open(_nests(frames.where(modules)), thread, at)
+    return np.where(found >= 0, modules[found] if len(modules) else -1, -1)
 
 
 def _coverage(gpu: Table, link: str) -> Coverage:

@@ -58,10 +58,11 @@ def _parents(start: Array, end: Array) -> Array:
 
 def _parents_one_by_one(start: list[int], end: list[int]) -> Array:
     parents = np.full(len(start), -1)
-    open_: list[int] = []
+    open_: list[int] = []  # those that may hold one that comes later; each ends before the one below it
     for row, begin in enumerate(start):
-        while open_ and end[open_[-1]] <= begin:
+        while open_ and (end[open_[-1]] <= begin or end[open_[-1]] < end[row]):
             open_.pop()
-        parents[row] = next((other for other in reversed(open_) if end[other] >= end[row]), -1)
+        if open_:
+            parents[row] = open_[-1]
         open_.append(row)
     return parents

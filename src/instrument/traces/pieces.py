@@ -6,25 +6,26 @@ import bisect
 import json
 import re
 from collections.abc import Callable, Iterator
-from itertools import islice
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 from ..errors import TraceError
-from .salvage import BETWEEN, whole_events
-from .text import blocks
+from .salvage import BEGIN, BETWEEN, CLOSE, first_event, whole_events
+from .text import BLOCK, blocks
 from .trace import Lost
 
-_EVENTS = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*\[|"traceEvents"\s*:\s*\[')
-_END = re.compile(rb"\}\s*\]")  # of the array, or of one inside an event
-_ENDS = 64
+_EVENTS = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\[(?=\s*(?:\]|" + BEGIN + rb'))|"traceEvents"\s*:\s*\[')
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # how the decoder says that the array has ended
 _COMMA = b", \t\r\n"
 _LONGEST = 1 << 24  # of one event, and of what is before or after them: 16 MiB
 _NEAR = 1 << 16
 
+_Take = Callable[[bytes | bytearray], int]
 _split = msgspec.json.Decoder(list[Raw]).decode
 
 
@@ -43,101 +44,121 @@ class Pieces:
         index: where each piece is.
     """
 
-    def __init__(self, path: Path, texts: Iterator[bytes], take: Callable[[bytes | bytearray], int], lost: Lost) -> None:
+    def __init__(self, path: Path, texts: Iterator[bytes], take: _Take, lost: Lost) -> None:
         self._path = path
         self._texts = texts
         self._take = take
         self._lost = lost
         self._offset = 0  # of the text that is not taken yet
-        self._ended = False
         self.head = self.tail = b""
         self.index = Index(path)
 
     def read(self) -> None:
-        """Take all events.
+        """Take all events: of one array as a rule, of more where files were written one after the other.
 
         Raises:
             TraceError: if the file has no array of events.
         """
-        rest, last = self._begin(), False
-        while not last:
-            block = next(self._texts, b"")
-            last = not block
-            if self._ended:
-                rest += block
-            else:
-                events = rest.lstrip(_COMMA)
-                self._offset += len(rest) - len(events)
-                text = bytearray(b"[")  # what is decoded is built in place: each copy costs a tenth of decoding
-                text += events
-                text += block
-                cut = len(text) if last else _last_boundary(text)
-                rest = bytes(text[cut:])
-                text[cut:] = b"]"
-                rest = self._piece(text, last) + rest
-            if len(rest) > _LONGEST:
-                self._lost.add("more than 16 MiB without the end of an event", size=len(rest))
-                self._offset += len(rest)
-                rest = b""
-        if self._ended:
-            self.tail = rest
-        else:
-            self._lost.add("the file is cut off: its array of events does not end")
+        self.head, rest = self._begin()
+        if rest is None:
+            raise TraceError(self._path, "; ".join([*self._lost.reasons, _nothing(self.head)]))
+        while rest is not None:
+            self._array(rest)
+            tail, rest = self._begin()
+            self.tail += tail
+            if rest is not None:
+                self._lost.add("events after the end of their array")
 
-    def _begin(self) -> bytes:
-        """Read up to the array of events; return what follows in the same block."""
+    def _begin(self) -> tuple[bytes, bytes | None]:
+        """Read up to the array of events; return what is before, and what follows in the same block or None."""
         text = b""
         for block in self._texts:
             searched, text = max(len(text) - _NEAR, 0), text + block
             found = _EVENTS.search(text, searched)
             if found:
-                self.head = text[: found.start()]
-                self._offset = found.end()
-                return text[found.end() :]
+                self._offset += found.end()
+                return text[: found.start()], text[found.end() :]
             if len(text) > _LONGEST:
                 break
-        reason = 'it has no "traceEvents"' if text.strip() else "it is empty"
-        raise TraceError(self._path, "; ".join([*self._lost.reasons, reason]))
+        begin = first_event(text)
+        if begin is None:
+            return text, None
+        self._lost.add("the beginning of the array of events is damaged")
+        self._offset += begin
+        return text[:begin], text[begin:]
 
-    def _piece(self, text: bytearray, last: bool) -> bytes:
-        """Take the events; return what is left of the text: the end, or what follows the array."""
-        first, rest = self.index.events, b""
+    def _array(self, rest: bytes) -> None:
+        """Take the events of one array, of whose text ``rest`` was read already."""
+        ended = last = False
+        while not ended and not last:
+            block = b"".join(islice(self._texts, 1 + len(rest) // BLOCK))  # twice as much for an event without end
+            last = not block
+            events = rest.lstrip(_COMMA)
+            self._offset += len(rest) - len(events)
+            text = bytearray(b"[")  # what is decoded is built in place: each copy costs a tenth of decoding
+            text += events
+            text += block
+            whole = last or len(text) > _LONGEST
+            cut = len(text) if last else _last_boundary(text, len(events))
+            if whole and cut == 1:
+                cut = len(text)
+            rest = bytes(text[cut:])
+            text[cut:] = b"]"
+            after, ended = self._piece(text, whole)
+            rest = after + rest
+        self._texts = chain([rest], self._texts)
+        if not ended:
+            self._lost.add("the file is cut off: its array of events does not end")
+
+    def _piece(self, text: bytearray, whole: bool) -> tuple[bytes, bool]:
+        """Take the events; return what is left of the text, and whether that follows the end of the array."""
         try:
-            self.index.events += self._take(text)
-        except (ValueError, RecursionError):
-            rest = self._odd_piece(bytes(text[1:-1]), last)
-        taken = len(text) - 2 - len(rest)
-        self.index.add(first, self._offset, taken)
-        self._offset += taken
-        return rest
+            self.index.add(self._take(text), self._offset, len(text) - 2)
+            rest, ended = b"", False
+        except (ValueError, RecursionError) as error:
+            rest, ended = self._odd_piece(bytes(text[1:-1]), whole, str(error))
+        self._offset += len(text) - 2 - len(rest)
+        return rest, ended
 
-    def _odd_piece(self, piece: bytes, last: bool) -> bytes:
+    def _odd_piece(self, piece: bytes, whole: bool, error: str) -> tuple[bytes, bool]:
         """The array ends in the piece, or it is damaged."""
-        if piece.startswith(b"]"):
-            self._ended = True
-            return piece[1:]
-        for match in islice(_END.finditer(piece), _ENDS):
-            try:
-                self.index.events += self._take(b"[" + piece[: match.start() + 1] + b"]")
-            except (ValueError, RecursionError):
-                continue
-            self._ended = True
-            return piece[match.end() :]
-        events, after, rest = whole_events(piece, self._lost, last=last)
-        self.index.events += self._take(b"[" + b",".join(events) + b"]")
-        self._ended = after is not None
-        return rest if after is None else after
+        trailing = _TRAILING.search(error)
+        array = piece[: int(trailing[1]) - 2].rstrip() if trailing else b""
+        if array.endswith(b"]") and CLOSE.match(piece, len(array) - 1):
+            with suppress(ValueError, RecursionError):
+                self.index.add(self._take(b"[" + array), self._offset, len(array) - 1)
+                return piece[len(array) :], True
+        events, after, rest = whole_events(piece, self._lost, last=whole)
+        taken = self._take(b"[" + b",".join(events) + b"]")
+        self.index.add(taken, self._offset, len(piece), damaged=True, whole=whole)
+        return (rest, False) if after is None else (after, True)
 
 
-def _last_boundary(text: bytearray) -> int:
-    """Where the last event but one ends, as it seems."""
+def _nothing(text: bytes) -> str:
+    if not text:
+        return "it is empty"
+    return 'it has no array of "traceEvents"' if text.strip(b"\0") else "it has nothing but zero bytes"
+
+
+def _last_boundary(text: bytearray, known: int) -> int:
+    """Where the last event but one ends, as it seems; 1 if not beyond what is known."""
     size = _NEAR
     while True:
-        start = max(len(text) - size, 0)
+        start = max(len(text) - size, known - _NEAR, 0)
         ends = [match.end() for match in BETWEEN.finditer(text, start)]
-        if ends or not start:
+        if ends or len(text) - size <= known:
             return ends[-1] if ends else 1
         size *= 16
+
+
+class _Part(NamedTuple):
+    """Some of the text: its first event, where it is, how to read it."""
+
+    first: int
+    offset: int
+    length: int
+    damaged: bool
+    whole: bool
 
 
 class Index:
@@ -149,14 +170,15 @@ class Index:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._pieces: list[tuple[int, int, int]] = []  # first event, offset in the text, length
+        self._parts: list[_Part] = []
         self._last: tuple[int, list[bytes]] = (-1, [])
         self.events = 0
 
-    def add(self, first: int, offset: int, length: int) -> None:
-        """One more piece of text was taken."""
-        if self.events > first:
-            self._pieces.append((first, offset, length))
+    def add(self, events: int, offset: int, length: int, *, damaged: bool = False, whole: bool = False) -> None:
+        """So many events were taken from one more piece of text."""
+        if events:
+            self._parts.append(_Part(self.events, offset, length, damaged, whole))
+            self.events += events
 
     def __call__(self, event: int) -> dict[str, Any]:
         """Return the args of an event.
@@ -167,25 +189,28 @@ class Index:
         """
         if not 0 <= event < self.events:
             raise IndexError(f'"event" must be from 0 to {self.events - 1}: {event}')
-        number = bisect.bisect_right(self._pieces, event, key=lambda piece: piece[0]) - 1
+        number = bisect.bisect_right(self._parts, event, key=lambda part: part.first) - 1
+        part = self._parts[number]
         if self._last[0] != number:
-            self._last = number, self._events(*self._pieces[number][1:])
-        content = json.loads(self._last[1][event - self._pieces[number][0]])
-        args = content.get("args")
+            self._last = number, self._events(part)
+        text = self._last[1][event - part.first].decode("utf-8", "replace")
+        try:
+            args = json.loads(text).get("args")
+        except (ValueError, RecursionError):  # integers of thousands of digits, deep nesting
+            args = None
         return args if isinstance(args, dict) else {}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": (-1, [])}
 
-    def _events(self, offset: int, length: int) -> list[bytes]:
-        text = _part(self._path, offset, length).strip(_COMMA + b"]")
-        try:
-            return [bytes(event) for event in _split(b"[" + text + b"]")]
-        except (ValueError, RecursionError):
-            return whole_events(text, Lost(), last=True)[0]
+    def _events(self, part: _Part) -> list[bytes]:
+        text = _text(self._path, part.offset, part.length)
+        if part.damaged:
+            return whole_events(text, Lost(), last=part.whole)[0]
+        return [bytes(event) for event in _split(b"[" + text + b"]")]
 
 
-def _part(path: Path, offset: int, length: int) -> bytes:
+def _text(path: Path, offset: int, length: int) -> bytes:
     """Some of the text of a file; of a gzip file all before it is unpacked on the way."""
     parts, place = [], 0
     with path.open("rb") as file:

@@ -12,10 +12,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import IO, Any
 
-_CODE = "import sys; sys.path[:] = {path!r}; from instrument.traces.processes import serve; serve()"
+_CODE = "import sys; sys.path[:] = {path!r}; from instrument.traces.worker import serve; serve()"
 
 
 class Processes(ThreadPoolExecutor):
@@ -67,37 +66,14 @@ class Processes(ThreadPoolExecutor):
     def _start(self) -> subprocess.Popen[bytes]:
         code = _CODE.format(path=sys.path)
         process = subprocess.Popen(
-            [sys.executable or "", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1 << 20
+            [sys.executable or "", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=1 << 20,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # idle ones spin while the others would work
         )
         self._all.append(process)
         return process
-
-
-def serve() -> None:
-    """Do what the standard input asks for until it ends."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever is printed must not get among them
-    sys.stderr = None  # the progress bars of several would overwrite each other
-    with suppress(EOFError, KeyboardInterrupt):
-        while True:
-            _send(answers, *_do(*pickle.load(sys.stdin.buffer)))
-
-
-def _do(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    columns: list[pickle.PickleBuffer] = []
-    try:
-        answer = function(*args), ""
-        return pickle.dumps(answer, 5, buffer_callback=columns.append), columns
-    except Exception as error:
-        return pickle.dumps((None, f"{type(error).__name__}: {error}")), []
-
-
-def _send(stream: IO[bytes], answer: bytes, columns: list[pickle.PickleBuffer]) -> None:
-    """Send an answer and, after it, its columns just as they lie in memory."""
-    pickle.dump((answer, [column.raw().nbytes for column in columns]), stream)
-    for column in columns:
-        stream.write(column.raw())
-    stream.flush()
 
 
 def _receive(stream: IO[bytes]) -> Any:

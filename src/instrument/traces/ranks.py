@@ -18,6 +18,7 @@ from .find import find, rank_of
 from .processes import Processes
 from .table import Array
 from .trace import Trace
+from .worker import attempt
 
 MOST_RANKS = 1_000_000
 """A file that claims a higher rank or number of ranks is not believed."""
@@ -140,12 +141,16 @@ def _read_all(
 ) -> dict[Path, Trace | str]:
     """What each file holds, or the reason that it cannot be read."""
     if executor is not None:
-        return _collect({path: executor.submit(_attempt, read, path.absolute()) for path in files})
+        futures = {path: executor.submit(attempt, read, path.absolute()) for path in files}
+        return {path: _result(future) for path, future in futures.items()}
     count = min(_cores(), len(files))
     if count > 1 and _travels(read):
-        with suppress(OSError), Processes(count) as processes:  # where no process can be started, it is done here
-            return _collect({path: processes.submit(_attempt, read, path.absolute()) for path in files})
-    return {path: _attempt(read, path) for path in files}
+        with suppress(OSError), Processes(count - 1) as processes:  # where none can be started, all is done here
+            futures = {path: processes.submit(attempt, read, path.absolute()) for path in files}
+            # This process, which need not be started, reads from the other end until they meet.
+            here = {path: attempt(read, path) for path in reversed(files) if futures[path].cancel()}
+            return {path: here.get(path) or _result(futures[path]) for path in files}
+    return {path: attempt(read, path) for path in files}
 
 
 def _travels(read: Callable[[Path], Trace]) -> bool:
@@ -156,24 +161,11 @@ def _travels(read: Callable[[Path], Trace]) -> bool:
         return False
 
 
-def _attempt(read: Callable[[Path], Trace], path: Path) -> Trace | str:
-    """Errors stay here: not all of them can travel."""
+def _result(future: Future[Trace | str]) -> Trace | str:
     try:
-        return read(path)
-    except TraceError as error:
-        return error.reason
-    except Exception as error:
+        return future.result()
+    except Exception as error:  # of the executor: a worker that died
         return f"{type(error).__name__}: {error}"
-
-
-def _collect(futures: Mapping[Path, Future[Trace | str]]) -> dict[Path, Trace | str]:
-    results: dict[Path, Trace | str] = {}
-    for path, future in futures.items():
-        try:
-            results[path] = future.result()
-        except Exception as error:  # of the executor: a worker that died
-            results[path] = f"{type(error).__name__}: {error}"
-    return results
 
 
 def _cores() -> int:

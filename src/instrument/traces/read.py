@@ -15,12 +15,15 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import TraceError
 from .kineto import read_kineto
 from .progress import progress
-from .ranks import TraceSet, read_ranks
 from .trace import Trace
+
+if TYPE_CHECKING:
+    from .ranks import TraceSet
 
 _SQLITE = b"SQLite format 3\0"
 _REPORTS = (".nsys-rep", ".qdrep")
@@ -44,6 +47,8 @@ def read_trace(
         TraceError: if it is no trace, or nothing in it can be read.
         OSError: if it cannot be opened.
     """
+    from .ranks import read_ranks
+
     if not isinstance(path, (str, os.PathLike)):
         return read_ranks(path, read_file, executor)
     file = Path(path)

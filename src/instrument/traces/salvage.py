@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -13,21 +15,36 @@ from .events import Event
 from .trace import Lost
 
 _KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|sf|cname)"
-BETWEEN = re.compile(rb'\}(?=\s*,\s*\{\s*"' + _KEYS + rb'"\s*:)')
+BEGIN = rb'\{\s*"(?:ph"\s*:|args"\s*:\s*\{|' + _KEYS + rb'"\s*:[^{}]{0,999}?"ph"\s*:)'
+"""The beginning of an event, not of another object: it has a phase, which its args do not."""
+BETWEEN = re.compile(rb"\}(?=\s*,\s*" + BEGIN + rb")")
 """The last character of an event that another one follows."""
-_START = re.compile(rb'\{\s*"' + _KEYS + rb'"\s*:')
-# After an event: a comma and the next one, or the end of the array with the rest of the file's own keys.
-_END = re.compile(rb'\}(?=\s*,\s*\{\s*"' + _KEYS + rb'"\s*:|\s*\]\s*(?:,\s*"|\}\s*\Z|\Z))')
-_TRIES = 8  # ends that may lie inside an event: arrays of objects in its args
-_BARE = re.compile(rb"(?<=[:\[,])(\s*)[-+]?(?:N/A|NaN|nan|Infinity|inf|None|undefined)(?:\(ind\))?(?=\s*[,\]}])")
+CLOSE = re.compile(rb"\](?!\s*,?\s*" + BEGIN + rb")")
+"""The end of the array of events."""
+_START = re.compile(BEGIN)
+_LAST = re.compile(rb'\}(?=\s*\]\s*(?:,\s*"|\}\s*\Z|\Z))')  # the last character of the last event, as it seems
+_GAP = re.compile(rb"[\s,]*")
+_TRIES = 64  # beginnings of an event that may follow a damaged one before the next end of one
+_WINDOW = 1 << 12
+_FAR = 1 << 16  # how long an event may be that is looked for within a damaged one
+_MENDABLE = 1 << 18
+
+_WORD = rb"[-+]?(?:N/A|NaN|nan|Infinity|inf|None|undefined)(?:\(ind\))?"
+_BARE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(?<=[:\[,\s])' + _WORD + rb"(?=\s*[,\]}])")
 _CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
-_TEXT = re.compile(rb'("(?:name|cat|ph|s|bp|pid|tid)"\s*:\s*")(.*?)("\s*(?:,\s*"' + _KEYS + rb'"\s*:|\}\s*\Z))')
-_ARG_TEXT = re.compile(rb'("[^"]*"\s*:\s*")(.*?)("\s*(?:,\s*"[^"]*"\s*:|\}))')
+# Of a text with quotes in it, how much is looked at is limited, or the time would grow with its square.
+_TEXT = re.compile(
+    rb'("(?:name|cat|ph|s|bp|pid|tid)"\s*:\s*")(.{0,1999}?)("\s*(?:,\s*"' + _KEYS + rb'"\s*:|\}\s*\Z))'
+)
+_ARG_TEXT = re.compile(rb'("[^"]{0,199}"\s*:\s*")(.{0,1999}?)("\s*(?:,\s*"[^"]{0,199}"\s*:|\}))')
 _ARGS = re.compile(rb',\s*"args"\s*:.*\Z')
 _ESCAPE = re.compile(rb'\\(?!["\\/bfnrtu])|\\u(?![0-9a-fA-F]{4})')
 _QUOTE = re.compile(rb'(?<!\\)"')
+_PAIR = re.compile(r'[\s,{}]*"((?:[^"\\]|\\.)*)"\s*:\s*')
 
 _decode = msgspec.json.Decoder(Event).decode
+_scan = json.JSONDecoder(strict=False).raw_decode
+_skip = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, object_pairs_hook=len).raw_decode
 
 
 def whole_events(text: bytes, lost: Lost, *, last: bool) -> tuple[list[bytes], bytes | None, bytes]:
@@ -43,86 +60,98 @@ def whole_events(text: bytes, lost: Lost, *, last: bool) -> tuple[list[bytes], b
         the text that may be the beginning of one more event.
     """
     events: list[bytes] = []
-    place = 0
+    place = boundary = 0
     while True:
-        place = _skip(text, place)
-        if text[place : place + 1] == b"]":
+        place = _after(_GAP, text, place)
+        if CLOSE.match(text, place):
             return events, text[place + 1 :], b""
-        ends = _ends(text, place)
-        if not ends:
-            break
-        end, event = _event(text, place, ends, lost)
-        if event is None:
-            events += _inside(text[place:end], lost)
-        else:
+        end, unfinished = _object(text, place, len(text))
+        event = text[place:end]
+        if _is_event(event):
             events.append(event)
-        place = end
-    rest = text[place:]
-    if last and rest.strip():
-        event = _valid(rest.rstrip(b", \t\r\n"))
-        if event is not None:
-            events.append(event)
-        else:
-            lost.add("the file ends in an event", events=1, size=len(rest))
-        rest = b""
-    return events, None, rest
+            place = end
+            continue
+        if boundary <= place < len(text):
+            found = BETWEEN.search(text, place) or (_LAST.search(text, place) if last else None)
+            boundary = found.end() if found else len(text)
+        if not last and (unfinished or boundary == len(text)):
+            return events, None, text[place:]
+        if place == len(text):
+            return events, None, b""
+        place = _past_damage(text, place, end if event else boundary, events, lost)
 
 
-def _skip(text: bytes, place: int) -> int:
-    while text[place : place + 1] in b" \t\r\n," and place < len(text):
-        place += 1
-    return place
+def first_event(text: bytes, start: int = 0, end: int = sys.maxsize) -> int | None:
+    """Where the first whole event begins, between these places."""
+    for begin in islice(_START.finditer(text, start, end), _TRIES):
+        place = begin.start()
+        if _is_event(text[place : _object(text, place, min(place + _FAR, len(text)))[0]]):
+            return place
+    return None
 
 
-def _ends(text: bytes, place: int) -> list[int]:
-    """Where the event may end, nearest first."""
-    ends = []
-    for match in _END.finditer(text, place):
-        ends.append(match.end())
-        if len(ends) == _TRIES:
-            break
-    return ends
+def _after(pattern: re.Pattern[bytes], text: bytes, place: int) -> int:
+    found = pattern.match(text, place)
+    return found.end() if found else place
 
 
-def _event(text: bytes, place: int, ends: list[int], lost: Lost) -> tuple[int, bytes | None]:
-    for end in ends:
-        event = _valid(text[place:end])
-        if event is not None:
-            return end, event
-    mended = text[place : ends[0]]
-    for reason, mend in _MENDS:
-        mended = mend(mended)
-        event = _valid(mended)
-        if event is not None:
-            lost.repaired += 1
-            lost.add(reason)
-            return ends[0], event
-    return ends[0], None
+def _object(text: bytes, place: int, limit: int) -> tuple[int, bool]:
+    """Where the JSON object ends that begins here; and, if it does not, whether more text might end it."""
+    size = _WINDOW
+    while text.startswith(b"{", place):
+        part = text[place : min(place + size, limit)].decode("latin-1")  # a character for each byte
+        try:
+            return place + _skip(part)[1], False
+        except RecursionError:
+            return place, False
+        except json.JSONDecodeError as error:
+            unfinished = error.msg.startswith("Unterminated") or error.pos > len(part) - len("-Infinity")
+        if not unfinished or place + size >= limit:
+            return place, unfinished
+        size *= 16
+    return place, False
 
 
-def _inside(text: bytes, lost: Lost) -> list[bytes]:
-    """Events that are whole within one that is not, as where two processes wrote into one file."""
-    for match in _START.finditer(text, 1):
-        event = _valid(text[match.start() :])
-        if event is not None:
-            lost.add("an event that is not whole", events=1, size=match.start())
-            return [event]
-    lost.add("an event that is no JSON", events=1, size=len(text))
-    return []
-
-
-def _valid(text: bytes) -> bytes | None:
-    """The text, if it is one event."""
+def _is_event(text: bytes) -> bool:
     try:
         event = _decode(text)
-        return text if event.ph and event.in_time() else None
     except (ValueError, RecursionError):
+        return False
+    return bool(event.ph) and event.in_time()
+
+
+def _past_damage(text: bytes, place: int, end: int, events: list[bytes], lost: Lost) -> int:
+    """Take what of the damaged text up to ``end`` can be mended; return where to go on."""
+    inside = first_event(text, place + 1, end)
+    if inside is not None:
+        end = inside
+    elif (mended := _mended(text[place:end], lost)) is not None:
+        events.append(mended)
+        return end
+    if not text[place:end].strip(b"\0 \t\r\n,"):
+        lost.add("zero bytes", size=end - place)
+    elif end == len(text):
+        lost.add("the file ends in an event", events=1, size=end - place)
+    else:
+        lost.add("an event that is no JSON", events=1, size=end - place)
+    return end
+
+
+def _mended(text: bytes, lost: Lost) -> bytes | None:
+    if not text.startswith(b"{") or b'"ph"' not in text or len(text) > _MENDABLE:
         return None
+    for reason, mend in _MENDS:
+        text = mend(text)
+        if _is_event(text):
+            lost.repaired += 1
+            lost.add(reason)
+            return text
+    return None
 
 
 def metadata(text: bytes, lost: Lost) -> dict[str, Any]:
-    """Return the keys and values of a JSON object in braces, mended if need be."""
-    for reason, mend in [("", bytes), *_MENDS[:5]]:
+    """Return the keys and values of a JSON object in braces, mended if need be, as far as they can be read."""
+    for reason, mend in [("", bytes), *_MENDS[: 5 if len(text) <= _MENDABLE else 0]]:
         text = mend(text)
         try:
             content = json.loads(text)
@@ -131,8 +160,16 @@ def metadata(text: bytes, lost: Lost) -> dict[str, Any]:
         if reason:
             lost.add(f"metadata: {reason}")
         return content if isinstance(content, dict) else {}
-    lost.add("metadata that are no JSON", size=len(text))
-    return {}
+    content, place = {}, 0
+    words = text.decode("utf-8", "replace")
+    while pair := _PAIR.match(words, place):
+        try:
+            content[pair[1]], place = _scan(words, pair.end())
+        except (ValueError, RecursionError):
+            break
+    if rest := words[place:].strip(" \t\r\n,{}\0"):
+        lost.add("metadata that are no JSON", size=len(rest.encode()))
+    return content
 
 
 def _plain(text: bytes) -> bytes:
@@ -144,28 +181,31 @@ def _utf8(text: bytes) -> bytes:
 
 
 def _no_bare(text: bytes) -> bytes:
-    return _BARE.sub(rb"\1null", text)
+    return _BARE.sub(lambda match: match[0] if match[0].startswith(b'"') else b"null", text)
 
 
 def _escaped(pattern: re.Pattern[bytes]) -> Callable[[bytes], bytes]:
     def escape(match: re.Match[bytes]) -> bytes:
         value = match[2]
         if _ESCAPE.search(value):  # as in C:\Users: none of the backslashes is meant as an escape
-            value = value.replace(b"\\", b"\\\\")
+            value = value.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
         return match[1] + _QUOTE.sub(rb'\\"', value) + match[3]
 
     return lambda text: pattern.sub(escape, text)
 
 
 def _coerced(text: bytes) -> bytes:
-    """Numbers as text, and process or thread ids beyond 64 bits."""
+    """Numbers as text, text as numbers, nothing in place of text, a name that is no Unicode."""
     try:
         content = json.loads(text)
-        for name in ("ts", "dur"):
-            content[name] = float(content.get(name) or 0)
-        for name in ("pid", "tid", "name", "cat", "ph"):
-            content[name] = str(content.get(name, ""))
-        return json.dumps(content).encode()
+        content["ts"] = float(content.get("ts", 0))
+        content["dur"] = float(content.get("dur") or 0)
+        for name in ("name", "cat"):
+            content[name] = str(content.get(name) or "")
+        for name in ("pid", "tid"):
+            if not isinstance(content.get(name), (int, float)):
+                content[name] = str(content.get(name) or "")
+        return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return text
 

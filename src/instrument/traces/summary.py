@@ -198,7 +198,7 @@ def _self_ns(rows: Table) -> Array:
 
 
 def _tree(rows: Table, gpu_ns: Array, main: int) -> Iterator[tuple[int, tuple[str, ...], int, int, int]]:
-    """Each row with its path, duration, self time and GPU time with the rows inside; the main thread comes first."""
+    """Each row with path, duration, self time and GPU time with the rows inside; the main thread comes first."""
     inclusive, parents = gpu_ns.tolist(), rows.parent.tolist()
     for row in reversed(range(len(parents))):
         if parents[row] >= 0:

@@ -153,9 +153,10 @@ class Table(Mapping[str, Array]):
         Each word is searched once, however many rows have it.
         """
         codes = self._columns[column]
-        used = np.unique(codes)
-        hits = [code for code in used.tolist() if pattern.search(self.words[code])]
-        return np.isin(codes, hits)
+        hits = np.bincount(codes, minlength=1) > 0
+        for code in np.flatnonzero(hits).tolist():
+            hits[code] = pattern.search(self.words[code]) is not None
+        return hits[codes]
 
 
 def table(kind: str, columns: Mapping[str, Array], words: list[str], rows: int | None = None) -> Table:
@@ -164,7 +165,15 @@ def table(kind: str, columns: Mapping[str, Array], words: list[str], rows: int |
     complete = {}
     for name, (dtype, missing) in COLUMNS[kind].items():
         if name in columns:
-            complete[name] = np.ascontiguousarray(columns[name], dtype)
+            complete[name] = _fitted(columns[name], dtype, missing)
         else:
             complete[name] = np.full(count, missing, dtype)
     return Table(complete, words)
+
+
+def _fitted(column: Array, dtype: str, missing: float) -> Array:
+    """The column as this type; integers beyond it are taken for not known."""
+    if column.dtype == np.int64 and dtype == "i4":
+        limit = np.iinfo(np.int32).max
+        column = np.where((-limit <= column) & (column <= limit), column, missing)
+    return np.ascontiguousarray(column, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
@@ -49,13 +50,18 @@ def _unpacked(path: Path, parts: Iterator[bytes], lost: Lost) -> Iterator[bytes]
     data = next(parts)
     packed, unpacked = len(data), 0
     while data:
+        before = unpacker.copy()
         try:
             text = unpacker.decompress(data, BLOCK)
         except zlib.error as error:
-            reason = f"damaged gzip: {error}" if inside else "after the end of the gzip data there is more"
-            if not unpacked and not inside:
-                raise TraceError(path, f"damaged gzip: {error}") from None
-            lost.add(reason, size=len(data))
+            text = _before_damage(before, data)
+            if text or inside or not unpacked:
+                reason = f"damaged gzip: {error}"
+            else:
+                reason = "after the end of the gzip data there is more"
+            if text:
+                yield text
+            lost.add(reason, size=len(data) + sum(map(len, parts)))
             return
         unpacked += len(text)
         if unpacked > max(_BOMB_BYTES, _BOMB_RATIO * packed):
@@ -74,3 +80,12 @@ def _unpacked(path: Path, parts: Iterator[bytes], lost: Lost) -> Iterator[bytes]
                 lost.add("the gzip file is cut off")
         elif not inside:
             unpacker = zlib.decompressobj(wbits=31)
+
+
+def _before_damage(unpacker: zlib._Decompress, data: bytes) -> bytes:
+    """What of the data can be unpacked: byte by byte, for a call that fails gives nothing."""
+    text = bytearray()
+    with suppress(zlib.error):
+        for place in range(len(data)):
+            text += unpacker.decompress(data[place : place + 1])
+    return bytes(text)

@@ -1,0 +1,200 @@
+"""What reading a trace and working out its numbers costs, beside the tools that do the same: ``make bench``.
+
+Each candidate runs in a fresh process, in turn with the others. Its time is that of the work without imports, its
+memory the peak of the whole process with them. Where less of the time is busy, other programs had the cores.
+ROUNDS=1 shortens it, and LARGE=0 leaves out 5 million events.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from measure import ROUNDS, verdict
+from trace_files import TraceFile, TraceFiles, build
+
+FEW = min(ROUNDS, 3)
+ONE, MANY, MOST = 1, 8, 38  # tiles: 0.13, 1.06 and 5 million events
+RANKS = 8
+MOST_BYTES = 4 << 30  # of disk, for all files
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ours(path: Path) -> Callable[[], object]:
+    """Read, and all metrics."""
+    from instrument.diagnosis.metrics import metrics
+    from instrument.traces.read import read_file
+
+    return lambda: metrics(read_file(path))
+
+
+def hta(path: Path) -> Callable[[], object]:
+    """Load, and the breakdowns of one rank."""
+    from hta.trace_analysis import TraceAnalysis
+
+    def work() -> object:
+        analysis = TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(path.parent))
+        return (
+            analysis.get_temporal_breakdown(visualize=False),
+            analysis.get_idle_time_breakdown(visualize=False),
+            analysis.get_gpu_kernel_breakdown(visualize=False),
+            analysis.get_comm_comp_overlap(visualize=False),
+        )
+
+    return work
+
+
+def tensorboard(path: Path) -> Callable[[], object]:
+    """What the plugin does for a worker, in this process."""
+    from torch_tb_profiler.profiler.data import DistributedRunProfileData, RunProfileData
+    from torch_tb_profiler.profiler.run_generator import RunGenerator
+
+    def work() -> object:
+        data = RunProfileData.parse("worker0", None, str(path), str(path.parent))
+        return RunGenerator("worker0", None, data).generate_run_profile(), DistributedRunProfileData(data)
+
+    return work
+
+
+def plain(path: Path) -> Callable[[], object]:
+    """Nothing but the objects of the JSON."""
+
+    def work() -> object:
+        with path.open() as file:
+            return json.load(file)
+
+    return work
+
+
+def one_rank(path: Path) -> Callable[[], object]:
+    """Read the first file of a folder."""
+    from instrument.traces.read import read_file
+
+    return lambda: read_file(min(path.iterdir()))
+
+
+def all_ranks(path: Path) -> Callable[[], object]:
+    """Read all files of a folder, in processes."""
+    from instrument.traces.ranks import read_ranks
+    from instrument.traces.read import read_file
+
+    return lambda: read_ranks(path, read_file)
+
+
+BESIDE = {
+    "instrument": ours,
+    "HolisticTraceAnalysis": hta,
+    "torch_tb_profiler": tensorboard,
+    "json.load, no numbers": plain,
+}
+CANDIDATES = BESIDE | {"one rank": one_rank, "all ranks": all_ranks}
+
+
+class Cost(NamedTuple):
+    """Of a candidate: seconds, those of them on a core, and bytes at the peak."""
+
+    seconds: float
+    busy: float
+    peak: float
+
+    def __str__(self) -> str:
+        return f"{self.seconds:8.2f} s, {self.busy:.2f} busy {self.peak / 1e6:8,.0f} MB"
+
+
+def child(name: str, path: Path) -> None:
+    """Do the work of one candidate, and print what it cost."""
+    work = CANDIDATES[name](path)
+    begin, begin_busy = time.perf_counter(), time.process_time()
+    result = work()
+    seconds, busy = time.perf_counter() - begin, time.process_time() - begin_busy
+    assert result is not None
+    unit = 1 if sys.platform == "darwin" else 1024
+    print(json.dumps([seconds, busy, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]))
+
+
+def costs(candidates: list[tuple[str, Path]], rounds: int) -> list[Cost]:
+    """Return the medians of each candidate, in fresh processes and in turn."""
+    found: list[list[list[float]]] = [[] for _ in candidates]
+    for _ in range(rounds):
+        for (name, path), results in zip(candidates, found, strict=True):
+            run = subprocess.run([sys.executable, __file__, name, str(path)], capture_output=True, text=True)
+            if run.returncode:
+                sys.exit(f"{name} failed on {path.name}:\n{run.stderr}")
+            results.append(json.loads(run.stdout.splitlines()[-1]))
+    return [Cost(*map(statistics.median, zip(*results, strict=True))) for results in found]
+
+
+def beside(file: TraceFile, rounds: int) -> None:
+    """All candidates on one file."""
+    print(f"\nReading and all numbers: {file}, medians of {rounds}")
+    by_name = dict(zip(BESIDE, costs([(name, file.path) for name in BESIDE], rounds), strict=True))
+    theirs, mine = by_name["HolisticTraceAnalysis"], by_name["instrument"]
+    for name, cost in by_name.items():
+        ratios = f"{cost.seconds / theirs.seconds:8.3f} x {cost.peak / theirs.peak:8.3f} x HTA"
+        print(f"  {name:24} {cost} {ratios}")
+    verdict("time to HTA", mine.seconds / theirs.seconds, 0.1)
+    verdict("peak memory to HTA", mine.peak / theirs.peak, 0.2)
+    verdict("peak memory to the file's size", mine.peak / file.size, 1.3)
+
+
+def linear(tiled: dict[int, TraceFile]) -> None:
+    """Reading and all numbers of longer and longer files."""
+    print(f"\nTime by events, medians of {FEW}")
+    found = costs([("instrument", file.path) for file in tiled.values()], FEW)
+    each = [cost.seconds / file.events * 1e9 for cost, file in zip(found, tiled.values(), strict=True)]
+    for file, cost, time_each in zip(tiled.values(), found, each, strict=True):
+        print(f"  {file!s:32} {cost} {cost.peak / file.size:6.2f} x the file {time_each:8,.0f} ns an event")
+    for file, time_each in list(zip(tiled.values(), each, strict=True))[1:]:
+        verdict(f"an event of {file.events / 1e6:.2f} million to one of 0.13", time_each / each[0], 1.3)
+
+
+def parallel(files: TraceFiles) -> None:
+    """The ranks of a job, each a file, by as many processes as there are cores."""
+    one, every = costs([("one rank", files.ranks), ("all ranks", files.ranks)], FEW)
+    print(f"\nRanks on {CORES} cores, medians of {FEW}, without metrics: {files.tiled[ONE]}, each")
+    print(f"  one {one.seconds:.2f} s, {RANKS} in {every.seconds:.2f} s")
+    verdict(f"{RANKS} ranks to one", every.seconds / one.seconds, 1.2 * RANKS / CORES)
+
+
+def tiles(folder: Path) -> tuple[int, ...]:
+    """Return how often to tile the file."""
+    free = shutil.disk_usage(folder).free
+    if os.environ.get("LARGE", "1") == "0":
+        return ONE, MANY
+    if free < MOST_BYTES:
+        need = f"{free / 1e9:.1f} GB free of {MOST_BYTES / 1e9:.1f} needed"
+        print(f"5 million events are left out: {folder} has {need}")
+        return ONE, MANY
+    return ONE, MANY, MOST
+
+
+def main() -> None:
+    """Build the files, where this process does not grow by it: its peak would count as that of those it starts."""
+    with tempfile.TemporaryDirectory(prefix="instrument-bench-") as name:
+        folder = Path(name)
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            files = pool.submit(build, folder, tiles(folder), RANKS).result()
+        print(f"\nPython {sys.version.split()[0]}, first file: {files.origin}; the others are tiled from it")
+        beside(files.first, FEW)
+        beside(files.tiled[MANY], 1)
+        linear(files.tiled)
+        parallel(files)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        child(sys.argv[1], Path(sys.argv[2]))
+    else:
+        main()

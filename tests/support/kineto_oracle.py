@@ -1,0 +1,205 @@
+"""What each table of a trace must hold, worked out one event at a time from what `json` makes of the file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from instrument.traces.table import COLUMNS, TEXT
+from instrument.traces.trace import Trace
+
+Event = dict[str, Any]
+Row = dict[str, Any]
+
+_DERIVED = {"parent", "launch", "operator", "region", "module", "step", "domain", "color", "payload"}
+_RUNTIME = ("cuda_runtime", "cuda_driver", "runtime", "mtia_runtime", "xpu_runtime", "privateuse1_runtime")
+_TABLES = {
+    **dict.fromkeys(("cpu_op", "operator"), "operators"),
+    **dict.fromkeys(_RUNTIME, "runtime"),
+    **dict.fromkeys(("kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset", "mtia_ccp_events"), "gpu"),
+    "user_annotation": "regions",
+    "python_function": "frames",
+    "gpu_user_annotation": "gpu_regions",
+    "cuda_sync": "syncs",
+}
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+
+
+def events_of(path: Path) -> list[Event]:
+    """The events of an undamaged file, numbers with decimals as Decimal."""
+    data = path.read_bytes()
+    text = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    content = json.loads(text.decode("utf-8-sig"), parse_float=Decimal)
+    events: list[Event] = content if isinstance(content, list) else content["traceEvents"]
+    return events
+
+
+def check_columns(trace: Trace, events: Sequence[Event]) -> None:
+    """Compare every column of every table that a file fills with what its events say."""
+    expected = expected_rows(events)
+    for kind, columns in COLUMNS.items():
+        table, rows = getattr(trace, kind), expected[kind]
+        assert len(rows) == len(table), kind
+        for column in columns.keys() - _DERIVED:
+            if column == "thread":
+                found: list[Any] = [
+                    (trace.threads[code].process, trace.threads[code].thread) if code >= 0 else None
+                    for code in table.thread.tolist()
+                ]
+            elif column in TEXT and (kind, column) != ("gpu", "category"):
+                found = table.text(column)
+            else:
+                found = table[column].tolist()
+            if column in ("shapes", "types"):
+                found = [json.loads(text) if text else None for text in found]
+            if columns[column][0] == "f8":
+                found = [None if math.isnan(value) else value for value in found]
+            assert [row[column] for row in rows] == found, f"{kind}.{column}"
+
+
+def expected_rows(events: Sequence[Event]) -> dict[str, list[Row]]:
+    """The rows of each table, by column; what is not known is None or as in `COLUMNS`."""
+    rows: dict[str, list[Row]] = {kind: [] for kind in COLUMNS}
+    for number, event in enumerate(events):
+        kind = _kind(event)
+        if kind == "counters":
+            rows[kind] += _counters(number, event)
+        elif kind is not None:
+            rows[kind].append(_row(kind, number, event))
+    _part_steps(rows)
+    for part in rows.values():
+        part.sort(key=lambda row: (row["start_ns"], -row["duration_ns"], row["event"]))
+    work = rows["operators"] or rows["regions"]
+    if rows["steps"] and work and all(row["start_ns"] < rows["steps"][-1]["start_ns"] for row in work):
+        rows["steps"].pop()
+    return rows
+
+
+def _kind(event: Event) -> str | None:
+    phase = event.get("ph")
+    if phase == "X":
+        return _TABLES.get((event.get("cat") or "").lower(), "others")
+    if phase in ("i", "I", "R"):
+        return "memory" if event.get("name") == "[memory]" else "others"
+    return "counters" if phase == "C" else None
+
+
+def ns(us: Any) -> int:
+    """Microseconds in ns, exactly."""
+    return int(Decimal(us) * 1000)
+
+
+def _timed(number: int, event: Event) -> Row:
+    return {
+        "start_ns": ns(event.get("ts", 0)),
+        "duration_ns": max(ns(event.get("dur", 0)), 0),
+        "name": event.get("name", ""),
+        "event": number,
+        "thread": (event.get("pid", ""), event.get("tid", "")),
+    }
+
+
+def _integer(args: Any, name: str, missing: int = -1, bits: int = 64) -> int:
+    value = args.get(name) if isinstance(args, dict) else None
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    return value if isinstance(value, int) and abs(value) < 2 ** (bits - 1) else missing
+
+
+def _real(args: Any, name: str) -> float | None:
+    value = args.get(name) if isinstance(args, dict) else None
+    return float(value) if isinstance(value, (int, Decimal)) else None
+
+
+def _text(args: Any, name: str) -> str:
+    value = args.get(name) if isinstance(args, dict) else None
+    return value if isinstance(value, str) else ""
+
+
+def _plain(value: Any) -> Any:
+    """A value with Decimals as floats."""
+    return json.loads(json.dumps(value, default=float))
+
+
+def _place(category: str, args: Any, name: str, place: Any) -> int:
+    if category in ("gpu_user_annotation", "mtia_ccp_events"):
+        return place if isinstance(place, int) and abs(place) < 2**31 else -1
+    return _integer(args, name, bits=32 if name == "device" else 64)
+
+
+def _product(args: Any, name: str) -> int:
+    sizes = args.get(name) if isinstance(args, dict) else None
+    return math.prod(sizes) if sizes else -1
+
+
+def _row(kind: str, number: int, event: Event) -> Row:
+    args = event.get("args", {})
+    row = _timed(number, event)
+    external = _integer(args, "External id")
+    row["external"] = external if external >= 0 else _integer(args, "external id")
+    row["correlation"] = _integer(args, "correlation")
+    category = (event.get("cat") or "").lower()
+    if kind == "operators":
+        row["sequence"] = _integer(args, "Sequence number")
+        for column, name in (("shapes", "Input Dims"), ("types", "Input type")):
+            row[column] = _plain(args[name]) if isinstance(args, dict) and name in args else None
+    elif kind == "memory":
+        names = ("Bytes", "Addr", "Device Type", "Device Id", "Total Allocated", "Total Reserved")
+        columns = ("bytes", "address", "device_type", "device", "allocated_bytes", "reserved_bytes")
+        for column, name in zip(columns, names, strict=True):
+            bits = 32 if column.startswith("device") else 64
+            row[column] = _integer(args, name, 0 if column == "bytes" else -1, bits)
+    elif kind in ("gpu", "gpu_regions", "syncs"):
+        row["device"] = _place(category, args, "device", event.get("pid"))
+        row["stream"] = _place(category, args, "stream", event.get("tid"))
+    if kind == "gpu":
+        row |= _gpu(args)
+        copies = "memcpy" in category or row["name"] == "dma_request"
+        row["category"] = 2 if copies else 3 if "memset" in category else 1
+    elif kind == "regions":
+        row["category"] = ""
+    else:
+        row["category"] = category
+    return row
+
+
+def _gpu(args: Any) -> Row:
+    size = _integer(args, "bytes")
+    return {
+        "bytes": size if size >= 0 else _integer(args, "size"),
+        "blocks": _product(args, "grid"),
+        "block_threads": _product(args, "block"),
+        "registers": _integer(args, "registers per thread", bits=32),
+        "shared_bytes": _integer(args, "shared memory"),
+        "blocks_per_sm": _real(args, "blocks per SM"),
+        "occupancy_percent": _real(args, "est. achieved occupancy %"),
+        "collective": _text(args, "Collective name"),
+        "group": _text(args, "Process Group Name"),
+        "elements_in": _integer(args, "In msg nelems"),
+        "elements_out": _integer(args, "Out msg nelems"),
+        "dtype": _text(args, "dtype"),
+    }
+
+
+def _counters(number: int, event: Event) -> list[Row]:
+    args = event.get("args")
+    rows = []
+    for series, value in args.items() if isinstance(args, dict) else ():
+        if type(value) in (int, Decimal) and abs(value) < Decimal("1e308"):
+            name = f"{event.get('name', '')}: {series}"
+            rows.append(_timed(number, event) | {"name": name, "value": float(value)})
+    return rows
+
+
+def _part_steps(rows: dict[str, list[Row]]) -> None:
+    for kind in ("regions", "operators"):
+        steps = [row for row in rows[kind] if _STEP.fullmatch(row["name"])]
+        if steps and not rows["steps"]:
+            rows["steps"] = [row | {"number": int(row["name"].split("#")[1])} for row in steps]
+            rows[kind] = [row for row in rows[kind] if not _STEP.fullmatch(row["name"])]

@@ -1,0 +1,316 @@
+"""Damaged files: every event that is whole is read, what can be mended is, and the trace says what was lost."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.errors import TraceError
+from instrument.traces import text
+from instrument.traces.kineto import read_kineto
+from instrument.traces.table import COLUMNS
+from instrument.traces.trace import Lost, Trace
+
+from ..support.kineto_oracle import check_columns, events_of
+from ..support.kineto_text import Event, dumps, ordinary, written
+from ..support.shared_traces import shared
+
+EVENTS = ordinary(9)
+HEAD, TAIL = b'{"schemaVersion": 1, "traceEvents": [\n', b'\n], "distributedInfo": {"rank": 3}}\n'
+LINES = [dumps(event).encode() for event in EVENTS]
+CUT_OFF = "the file is cut off: its array of events does not end"
+
+
+def joined(lines: list[bytes], separator: bytes = b",\n") -> bytes:
+    return HEAD + separator.join(lines) + TAIL
+
+
+def write(folder: Path, data: bytes) -> Path:
+    path = folder / "trace.json"
+    path.write_bytes(data)
+    return path
+
+
+def check(trace: Trace, events: list[Event]) -> None:
+    """These events were read, and their args are found again."""
+    check_columns(trace, events)
+    for kind in COLUMNS:
+        table = getattr(trace, kind)
+        for row in range(min(len(table), 50)):
+            args = events[int(table.event[row])].get("args", {})
+            assert json.loads(json.dumps(args, default=float)) == trace.args(table, row)
+
+
+def read(folder: Path, data: bytes, events: list[Event]) -> Lost:
+    trace = read_kineto(write(folder, data))
+    check(trace, events)
+    return trace.lost
+
+
+# The corrupt samples, and those that are made here as they were
+
+
+def original() -> tuple[bytes, list[Event]]:
+    path = shared("tl_h100_bert_small.json.gz")
+    return gzip.decompress(path.read_bytes()), events_of(path)
+
+
+def whole_before(data: bytes, events: list[Event]) -> list[Event]:
+    """The events of the original that end within these many bytes; the file is pretty-printed."""
+    ends = len(re.findall(rb"^    \},?$", data[data.index(b'"traceEvents"') :], re.MULTILINE))
+    return events[:ends]
+
+
+@pytest.mark.parametrize("name", ["malformed_truncated_midevent.json", "malformed_truncated.json.gz", "boundary"])
+def test_samples_cut_off(tmp_path: Path, name: str) -> None:
+    """All events before the cut are there."""
+    data, events = original()
+    if name == "boundary":
+        place = data.index(b"\n    },", len(data) * 7 // 10) + len(b"\n    }")
+        path = write(tmp_path, data[:place])
+    else:
+        path = shared(name)
+    packed = path.read_bytes()
+    data = zlib.decompressobj(wbits=31).decompress(packed) if name.endswith(".gz") else packed
+    trace = read_kineto(path)
+    check(trace, whole_before(data, events))
+    assert CUT_OFF in trace.lost.reasons
+    assert (0 if name == "boundary" else 1) == trace.lost.events
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of the events as they stand in a pretty-printed file."""
+    events = path.read_text().split('"traceEvents": [')[1].split('"deviceProperties"')[0]
+    return re.findall(r'^      "name": "(.*)",?$', events, re.MULTILINE)
+
+
+def test_sample_of_unescaped_quotes() -> None:
+    """The names come out as they are meant."""
+    _, events = original()
+    path = shared("malformed_unescaped_quotes.json")
+    names = names_in(path)
+    plain = [name if name.startswith('{"device"') else json.loads(f'"{name}"') for name in names]
+    trace = read_kineto(path)
+    check(trace, [event | {"name": name} for event, name in zip(events, plain, strict=True)])
+    assert (0, 0) == (trace.lost.events, trace.lost.bytes)
+    assert sum(name.startswith('{"device"') for name in names) == trace.lost.repaired > 0
+
+
+def test_sample_of_windows_paths() -> None:
+    """None of the backslashes is an escape."""
+    _, events = original()
+    path = shared("malformed_winpath_escape.json")
+    names = names_in(path)
+    trace = read_kineto(path)
+    plain = [name if name.startswith("C:") else json.loads(f'"{name}"') for name in names]
+    check(trace, [event | {"name": name} for event, name in zip(events, plain, strict=True)])
+    assert (0, 0) == (trace.lost.events, trace.lost.bytes)
+    assert sum(name.startswith("C:") for name in names) == trace.lost.repaired > 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        (b'"name": "aten::', b'"name": "aten\x01::', lambda name: name.replace("aten::", "aten ::")),
+        (b'"name": "aten::', b'"name": "aten\xff::', lambda name: name.replace("aten::", "aten\ufffd::")),
+        (b'"stream": 7,', b'"stream": 7, "est.": N/A, "x": nan, "y": -nan(ind),', None),
+        (b'"correlation": ', b'"correlation": 0, "correlation": ', None),
+    ],
+    ids=["control", "utf8", "bare", "duplicate"],
+)
+def test_samples_made_here(tmp_path: Path, before: bytes, after: bytes, name: Callable[[str], str] | None) -> None:
+    """Every event is read, whichever way some of them are damaged."""
+    data, events = original()
+    assert before in data
+    trace = read_kineto(write(tmp_path, data.replace(before, after)))
+    check_columns(trace, [event | {"name": name(event["name"])} for event in events] if name else events)
+    assert (0, 0) == (trace.lost.events, trace.lost.bytes)
+    damaged = 0 if before == b'"correlation": ' else data.count(before)
+    assert damaged == trace.lost.repaired
+
+
+# Cut at every place
+
+
+def read_cut(folder: Path, data: bytes, whole: int) -> Lost:
+    """So many events are read, and the next one too if nothing but its args is cut."""
+    cut = EVENTS[whole] | {"args": {}}
+    trace = read_kineto(write(folder, data))
+    check(trace, [*EVENTS[:whole], cut] if trace.lost.repaired else EVENTS[:whole])
+    assert trace.lost.repaired in (0, 1)
+    return trace.lost
+
+
+def test_every_prefix(tmp_path: Path) -> None:
+    """What is whole before the cut is there; without any event an error says so."""
+    data = joined(LINES[:3])
+    ends = [data.index(line) + len(line) for line in LINES[:3]]
+    args = data.index(b', "args"')
+    for size in range(len(data)):
+        whole = sum(end <= size for end in ends)
+        if whole or size >= args + len(b', "args":'):
+            lost = read_cut(tmp_path, data[:size], whole)
+            assert (CUT_OFF in lost.reasons) == (size < data.index(TAIL) + len(b"\n]"))
+        else:
+            with pytest.raises(TraceError, match=r"empty|traceEvents|cut off"):
+                read_kineto(write(tmp_path, data[:size]))
+
+
+def test_every_prefix_of_a_packed_file(tmp_path: Path) -> None:
+    """As much as can be unpacked."""
+    data = joined(LINES[:6])
+    ends = [data.index(line) + len(line) for line in LINES[:6]]
+    packed = gzip.compress(data, mtime=0)
+    for size in range(20, len(packed), 3):
+        got = zlib.decompressobj(wbits=31).decompress(packed[:size])
+        whole = sum(end <= len(got) for end in ends)
+        if whole:
+            assert "the gzip file is cut off" in read_cut(tmp_path, packed[:size], whole).reasons
+
+
+# Gzip
+
+
+def test_a_wrong_checksum(tmp_path: Path) -> None:
+    """All is read, and said not to be trusted."""
+    packed = bytearray(gzip.compress(joined(LINES)))
+    packed[-6] ^= 1
+    assert ["damaged gzip: Error -3 while decompressing data: incorrect data check"] == list(
+        read(tmp_path, bytes(packed), EVENTS).reasons
+    )
+
+
+def test_several_members(tmp_path: Path) -> None:
+    """As `cat` makes of two files, or a writer that flushes."""
+    data = joined(LINES)
+    assert not read(tmp_path, gzip.compress(data[:500]) + gzip.compress(data[500:]) + b"\0" * 512, EVENTS)
+
+
+def test_more_after_the_end(tmp_path: Path) -> None:
+    """What follows the gzip data is no part of it."""
+    lost = read(tmp_path, gzip.compress(joined(LINES)) + b"rubbish", EVENTS)
+    assert (7, ["after the end of the gzip data there is more"]) == (lost.bytes, list(lost.reasons))
+
+
+def test_damage_in_the_middle_of_a_packed_file(tmp_path: Path) -> None:
+    """What was packed before it is read."""
+    lines = [dumps(event).encode() for event in ordinary(4000)]
+    packed = bytearray(gzip.compress(joined(lines), 1))
+    packed[len(packed) // 2] ^= 0xFF
+    trace = read_kineto(write(tmp_path, bytes(packed)))
+    assert len(trace.operators) + len(trace.gpu) + len(trace.frames) + len(trace.runtime) > 1000
+    assert trace.lost
+
+
+def test_a_bomb(tmp_path: Path) -> None:
+    """It is refused at the limit that the error states."""
+    packer = zlib.compressobj(9, wbits=31)
+    parts = [packer.compress(HEAD)] + [packer.compress(b" " * (1 << 20)) for _ in range(300)]
+    with pytest.raises(TraceError, match="more than 200 times its size"):
+        read_kineto(write(tmp_path, b"".join(parts) + packer.flush()))
+
+
+# One kind of damage at a time: the lines of the file, and which events are read
+
+NAMED = EVENTS[4] | {"name": 'a "b" c'}
+
+
+@pytest.mark.parametrize("block", [60, 1 << 20])
+@pytest.mark.parametrize(
+    ("line", "event", "repaired"),
+    [
+        (LINES[4][:-1], EVENTS[4] | {"args": {}}, 1),
+        (LINES[4].replace(b"event 4", b'a "b" c'), NAMED, 1),
+        (LINES[4].replace(b"event 4", b"C:\\Users\\x"), EVENTS[4] | {"name": "C:\\Users\\x"}, 1),
+        (LINES[4].replace(b"event 4", b"C:\\tmp\\"), EVENTS[4] | {"name": "C:\\tmp\\"}, 1),
+        (LINES[4].replace(b"event 4", b"\\ud800"), EVENTS[4] | {"name": "?"}, 1),
+        (LINES[4].replace(b'"event 4"', b"null"), EVENTS[4] | {"name": ""}, 1),
+        (LINES[4].replace(b"40.125", b'"40.125"'), EVENTS[4], 1),
+        (LINES[4].replace(b"40.125", b"nan"), None, 0),
+        (LINES[4].replace(b"40.125", b"1e400"), None, 0),
+        (LINES[4].replace(b'"pad": ""', b'"pad": C:\\x'), EVENTS[4] | {"args": {}}, 1),
+        (LINES[4][:40], None, 0),
+        (LINES[4][: LINES[4].index(b"event 4") + 3], None, 0),
+        (b"\0" * 500, None, 0),
+        (b"rubbish", None, 0),
+        (b"]", None, 0),
+        (b'{"ph": "X", "args": ' + b"[" * 5000, None, 0),
+    ],
+)
+def test_one_damaged_event(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    block: int,
+    line: bytes,
+    event: Event | None,
+    repaired: int,
+) -> None:
+    """The others are read, and this one too where it can be mended."""
+    monkeypatch.setattr(text, "BLOCK", block)
+    expected = [*EVENTS[:4], *([event] if event else []), *EVENTS[5:]]
+    lost = read(tmp_path, joined([*LINES[:4], line, *LINES[5:]]), expected)
+    assert repaired == lost.repaired
+    assert bool(lost.bytes) == (event is None)
+    assert lost.reasons
+
+
+@pytest.mark.parametrize("separator", [b"\n", b";", b",,", b"}", b"]", b"],", b"\0", b',"x",', b"garbage"])
+def test_damaged_separators(tmp_path: Path, separator: bytes) -> None:
+    """No event is lost to what stands between two."""
+    data = HEAD + b",".join(LINES[:5]) + separator + b",".join(LINES[5:]) + TAIL
+    read(tmp_path, data, EVENTS)
+
+
+def test_events_cut_with_others_following(tmp_path: Path) -> None:
+    """Two processes wrote into one file: each event cut by another one is lost, no other."""
+    for place in range(1, len(LINES[4])):
+        data = HEAD + b",".join([*LINES[:4], LINES[4][:place] + LINES[5], *LINES[6:]]) + TAIL
+        read(tmp_path, data, [*EVENTS[:4], *EVENTS[5:]])
+
+
+def test_two_traces_one_after_the_other(tmp_path: Path) -> None:
+    """The events of both."""
+    lost = read(tmp_path, written(EVENTS[:4]) + b"\n" + written(EVENTS[4:]), EVENTS)
+    assert ["events after the end of their array"] == list(lost.reasons)
+    twice = b'{"traceEvents": [' + LINES[0] + b'], "x": 1, "traceEvents": [' + LINES[1] + b'], "y": 2}'
+    trace = read_kineto(write(tmp_path, twice))
+    check(trace, EVENTS[:2])
+    assert {"x": 1, "y": 2} == trace.metadata
+
+
+@pytest.mark.parametrize("tail", [b"", TAIL])
+def test_zero_bytes_to_the_end(tmp_path: Path, tail: bytes) -> None:
+    """A job was killed whose file system had already given it the room."""
+    trace = read_kineto(write(tmp_path, HEAD + b",\n".join(LINES) + tail + b"\0" * 100_000))
+    check_columns(trace, EVENTS)
+    assert trace.lost.events == 0
+
+
+@pytest.mark.parametrize("head", [b'{"traceEvents": ', b'{"trace', b"", b'{"x": {"y": ['])
+def test_a_damaged_beginning(tmp_path: Path, head: bytes) -> None:
+    """Events are found where their array should have begun."""
+    lost = read(tmp_path, head + b",\n".join(LINES) + TAIL, EVENTS)
+    assert "the beginning of the array of events is damaged" in lost.reasons
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        (b'], "rank": 3, "devi', {"rank": 3}),
+        (b'], "rank": 3, "traceName": "C:\\Users\\x"}', {"rank": 3, "traceName": "C:\\Users\\x"}),
+        (b'], "rank": 3, "x": nan, "y": [1]}', {"rank": 3, "x": None, "y": [1]}),
+    ],
+)
+def test_damaged_metadata(tmp_path: Path, tail: bytes, expected: dict[str, Any]) -> None:
+    """What can be read of them is, and the loss is stated."""
+    trace = read_kineto(write(tmp_path, HEAD.replace(b'"schemaVersion": 1, ', b"") + LINES[0] + tail))
+    check(trace, EVENTS[:1])
+    assert expected == trace.metadata
+    assert any("metadata" in reason for reason in trace.lost.reasons)

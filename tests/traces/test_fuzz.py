@@ -1,0 +1,200 @@
+"""Any bytes give a trace or one error; local damage costs no event elsewhere; time and memory are bounded."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from instrument.errors import TraceError
+from instrument.traces import text
+from instrument.traces.read import read_file
+from instrument.traces.table import COLUMNS
+from instrument.traces.trace import Trace
+
+from ..support.kineto_text import STYLES, Event, dumps, events, ordinary, since_1970, written
+
+JUNK = [
+    b'{"ph":"X"', b'},{"ph":', b'{"ph":"X","name":"', b'"}]}', b"]", b"[", b"}", b'"', b"\\", b"\0" * 40, b"\xff",
+    b"\x01", b"null", b"nan", b"N/A", b"C:\\Users", b"1e400", b"9" * 30, b"9" * 5000, b'"\\ud800"', b"[[" * 3000,
+    b"ProfilerStep#" + b"9" * 20,
+]  # fmt: skip
+junk = st.one_of(
+    st.binary(max_size=12),
+    st.text(alphabet='{}[]",:\\0a \n', max_size=6).map(str.encode),
+    st.sampled_from(JUNK),
+)
+blocks = st.sampled_from([7, 50, 300, 1 << 20])
+quick = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz") / "trace.json"
+
+
+def read(path: Path, data: bytes, block: int = 1 << 20) -> Trace | None:
+    """The trace, or None for an error that names the file; nothing else may happen."""
+    path.write_bytes(data)
+    began = time.perf_counter()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch.setattr(text, "BLOCK", block)
+        try:
+            found = read_file(path)
+        except TraceError as error:
+            assert str(path) in str(error)
+            return None
+        finally:
+            assert time.perf_counter() - began < 5
+        trace: Trace = pickle.loads(pickle.dumps(found))
+        for kind in COLUMNS:
+            table = getattr(trace, kind)
+            assert all(isinstance(trace.args(table, row), dict) for row in range(len(table)))
+    return trace
+
+
+@quick
+@given(data=st.binary(max_size=400))
+def test_any_bytes(path: Path, data: bytes) -> None:
+    """Also as what a gzip file holds, and as events."""
+    read(path, data)
+    read(path, gzip.compress(data, 1))
+    read(path, b'{"traceEvents": [' + data)
+
+
+@quick
+@given(
+    events=events() | events(times=since_1970),
+    style=st.sampled_from(STYLES),
+    damages=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 80), junk), max_size=4),
+    block=blocks,
+    packed=st.booleans(),
+)
+def test_damaged_traces(
+    path: Path, events: list[Event], style: str, damages: list[tuple[float, int, bytes]], block: int, packed: bool
+) -> None:
+    """Parts of a valid trace are replaced, left out, or put in."""
+    data = written(events, style=style)
+    for at, length, junk in damages:
+        place = int(at * len(data))
+        data = data[:place] + junk + data[place + length :]
+    read(path, gzip.compress(data, 1) if packed else data, block)
+
+
+@quick
+@given(place=st.integers(0, 10_000), bits=st.integers(1, 255), end=st.integers(0, 10_000), block=blocks)
+def test_damaged_gzip(path: Path, place: int, bits: int, end: int, block: int) -> None:
+    """A byte is changed, and the end may be missing."""
+    data = bytearray(gzip.compress(written(ordinary(50)), 1, mtime=0))
+    data[place % len(data)] ^= bits
+    read(path, bytes(data[: max(end, len(data) // 2)]), block)
+
+
+def by_name(trace: Trace | None) -> dict[str, tuple[Any, ...]]:
+    found: dict[str, tuple[Any, ...]] = {}
+    for kind in ("operators", "gpu", "frames", "runtime") if trace else ():
+        table = getattr(trace, kind)
+        for row, name in enumerate(table.text("name")):
+            times = int(table.start_ns[row]), int(table.duration_ns[row])
+            found[name] = kind, *times, repr(trace.args(table, row)) if trace else ""
+    return found
+
+
+@quick
+@given(
+    style=st.sampled_from(STYLES),
+    place=st.integers(0, 4000),
+    length=st.integers(0, 60),
+    junk=junk,
+    block=blocks,
+)
+def test_damage_in_one_place(path: Path, style: str, place: int, length: int, junk: bytes, block: int) -> None:
+    """Every event that the damage does not touch is read, with times and args as without it."""
+    data = written(ordinary(9), style=style)
+    place %= len(data)
+    damaged = by_name(read(path, data[:place] + junk + data[place + length :], block))
+    for name, event in by_name(read(path, data)).items():
+        begin = data.rindex(b"{", 0, data.index(f'"{name}"'.encode()))
+        end = data.index(b"}", data.index(b'"pad"', begin))
+        end = data.index(b"}", end + 1) + 1
+        if end <= place or begin >= place + length:
+            assert event == damaged.get(name)
+
+
+# Large files that are hostile or hopeless
+
+HEAD = b'{"traceEvents": ['
+
+
+def damaged(damage: Callable[[str], str]) -> bytes:
+    lines = [damage(dumps(event)) for event in ordinary(20_000, 100)]
+    return HEAD + ",\n".join(lines).encode() + b"]}"
+
+
+@pytest.mark.parametrize(
+    ("damage", "read", "repaired"),
+    [
+        (lambda line: line.replace("event ", "C:\\Users\\x "), 20_000, 20_000),
+        (lambda line: line.replace("event ", '{"device": "cpu"} '), 20_000, 20_000),
+        (lambda line: line.replace('"correlation": ', '"correlation": nan, "x": '), 20_000, 20_000),
+        (lambda line: line.replace('"pad": ', '"pad": : '), 20_000, 20_000),
+        (lambda line: line[: len(line) // 2] + line, 20_000, 0),
+        (lambda line: line + "; ", 20_000, 0),
+    ],
+)
+def test_many_damaged_events(path: Path, damage: Callable[[str], str], read: int, repaired: int) -> None:
+    """20,000 take seconds, whatever is wrong with them."""
+    path.write_bytes(damaged(damage))
+    began = time.perf_counter()
+    trace = read_file(path)
+    assert time.perf_counter() - began < 15
+    assert read == sum(len(getattr(trace, kind)) for kind in ("operators", "gpu", "frames", "runtime"))
+    assert repaired == trace.lost.repaired
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from instrument.errors import TraceError
+from instrument.traces.read import read_file
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read_file(Path(sys.argv[1]))
+except TraceError:
+    pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (HEAD, b"[" * 1_000_000, 40),
+        (HEAD, b'{"ph":' * 200_000, 3),
+        (HEAD + b'{"ph":"X","name":"', b"a" * 1_000_000, 100),
+        (HEAD + b'{"ph":"X","args":[', b"1," * 500_000, 40),
+        (b"", b"\0" * 1_000_000, 100),
+        (HEAD + b'{"ph":"X","name":"a","ts":1}', b"\0" * 1_000_000, 100),
+    ],
+    ids=["deep", "deep objects", "endless string", "endless list", "zeros", "zeros at the end"],
+)
+def test_memory_and_time(tmp_path: Path, parts: tuple[bytes, bytes, int]) -> None:
+    """Of a file of up to 100 MB without an event that ends, at most some 16 MiB are looked at together."""
+    path = tmp_path / "large.json"
+    with path.open("wb") as file:
+        file.write(parts[0])
+        for _ in range(parts[2]):
+            file.write(parts[1])
+    done = subprocess.run([sys.executable, "-c", MEMORY, str(path)], capture_output=True, timeout=60, check=True)
+    assert int(done.stdout) < 300_000, "KiB"

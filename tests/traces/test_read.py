@@ -1,0 +1,158 @@
+"""Which reader a file gets, where it may come from, and what is said where it cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import sqlite3
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from instrument.errors import TraceError
+from instrument.traces.ranks import TraceSet
+from instrument.traces.read import read_file, read_trace
+from instrument.traces.trace import Trace
+
+from ..support.kineto_oracle import check_columns
+from ..support.kineto_text import ordinary, written
+
+EVENTS = ordinary(9)
+PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06"
+
+
+class Standard:
+    """Standard input of these bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.buffer = io.BytesIO(data)
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace.sqlite", "trace"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_content_tells_not_the_name(tmp_path: Path, name: str, packed: bool) -> None:
+    """A trace is read whatever it is called, and whether or not the name says that it is packed."""
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(written(EVENTS)) if packed else written(EVENTS))
+    for given in (path, str(path)):
+        trace = read_trace(given)
+        assert isinstance(trace, Trace)
+        assert ("kineto", path) == (trace.format, trace.path)
+        check_columns(trace, EVENTS)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_standard_input(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
+    """Args are there as long as the trace is; then nothing is left of the copy."""
+    data = gzip.compress(written(EVENTS)) if packed else written(EVENTS)
+    monkeypatch.setattr(sys, "stdin", Standard(data))
+    trace = read_trace("-")
+    assert isinstance(trace, Trace)
+    assert Path("-") == trace.path
+    check_columns(trace, EVENTS)
+    assert EVENTS[1]["args"] == trace.args(trace.gpu, 0)
+    other = pickle.loads(pickle.dumps(trace))
+    del trace
+    with pytest.raises(FileNotFoundError):
+        other.args(other.gpu, 0)
+
+
+def test_a_broken_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names standard input, not the copy of it."""
+    monkeypatch.setattr(sys, "stdin", Standard(b""))
+    with pytest.raises(TraceError, match="cannot read the trace -: it is empty"):
+        read_trace("-")
+
+
+def test_a_pipe(tmp_path: Path) -> None:
+    """As a shell makes of ``<(zcat trace.json.gz)``."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(written(EVENTS),))
+    writer.start()
+    trace = read_trace(path)
+    writer.join()
+    assert isinstance(trace, Trace)
+    check_columns(trace, EVENTS)
+    assert EVENTS[1]["args"] == trace.args(trace.gpu, 0)
+
+
+def test_folders_patterns_and_lists(tmp_path: Path) -> None:
+    """Several files are the ranks of one job."""
+    paths = []
+    for rank in range(2):
+        content = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": EVENTS}
+        paths.append(tmp_path / f"rank{rank}.json")
+        paths[-1].write_text(json.dumps(content, default=float))
+    with ThreadPoolExecutor(1) as executor:
+        for given in (tmp_path, str(tmp_path), str(tmp_path / "*.json"), paths):
+            traces = read_trace(given, executor=executor)
+            assert isinstance(traces, TraceSet)
+            assert [0, 1] == [trace.rank for trace in traces.values()]
+
+
+def test_databases_that_are_none(tmp_path: Path) -> None:
+    """A database of something else, and one that is damaged, are named with the cause."""
+    path = tmp_path / "some.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE cats (name TEXT)")
+    database.close()
+    with pytest.raises(TraceError, match=str(path)):
+        read_file(path)
+    path.write_bytes(b"SQLite format 3\0" + b"\x07" * 5000)
+    with pytest.raises(TraceError, match="database"):
+        read_file(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    """That is no damaged trace."""
+    with pytest.raises(FileNotFoundError, match=r"none\.json"):
+        read_trace(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"\0" * 5000, "it has nothing but zero bytes"),
+        (b"hello", 'it has no array of "traceEvents"'),
+        (b"[INFO] step 1\n[INFO] step 2\n", 'it has no array of "traceEvents"'),
+        (b"<!DOCTYPE html><html><body>404 {}</body></html>", 'it has no array of "traceEvents"'),
+        (PNG, 'it has no array of "traceEvents"'),
+        (b"{}", 'it has no array of "traceEvents"'),
+        (b"[1, 2, 3]", 'it has no array of "traceEvents"'),
+        (b'{"name": "config", "items": [{"id": 1}]}', 'it has no array of "traceEvents"'),
+        (b'{"traceEvents": null}', 'it has no array of "traceEvents"'),
+        (b'{"traceEvents": {}}', 'it has no array of "traceEvents"'),
+        (b'{"traceEvents": [1, 2]}', "no event in it can be read"),
+        (b"\x1f\x8bno gzip at all", "damaged gzip: .*; it is empty"),
+        (b"\x1f\x8b\x08\x00", "the gzip file is cut off; it is empty"),
+        (gzip.compress(b""), "it is empty"),
+        (gzip.compress(b"hello"), 'it has no array of "traceEvents"'),
+    ],
+)
+def test_no_trace_at_all(tmp_path: Path, data: bytes, reason: str) -> None:
+    """One sentence names the file and the cause."""
+    path = tmp_path / "what.json"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=reason) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"cannot read the trace {path}: ")
+    assert len(str(caught.value)) < len(str(path)) + 200
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"[]", b'{"traceEvents": []}', b'\xef\xbb\xbf{"traceEvents":\r\n[ ] }'])
+def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
+    """No events are no error."""
+    path = tmp_path / "empty.json"
+    path.write_bytes(data)
+    trace = read_file(path)
+    assert not trace.lost
+    check_columns(trace, [])
