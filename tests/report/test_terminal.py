@@ -62,7 +62,10 @@ def cpu_region(*path: str, ns: int = 1_000) -> RegionStat:
 
 def test_gpu_trace() -> None:
     """The whole text of a small trace, per step, in plain characters."""
-    assert rendered(summarize(read_kineto(GPU_TRACE)), [Path("runs/bert/1.json"), Path("runs/bert/2.json")]) == GPU_TEXT
+    assert (
+        rendered(summarize(read_kineto(GPU_TRACE)), [Path("runs/bert/1.json"), Path("runs/bert/2.json")])
+        == GPU_TEXT
+    )
 
 
 def test_cpu_trace() -> None:
