@@ -10,8 +10,8 @@ from instrument.traces.trace import Trace
 
 
 def die(path: Path) -> Trace:
-    """A reader that takes its process with it."""
-    if "rank1" in path.name:
+    """A reader that takes its process with it: of the first file, which another process reads."""
+    if "rank0" in path.name:
         os._exit(9)
     return read_kineto(path)
 
@@ -19,6 +19,6 @@ def die(path: Path) -> Trace:
 def talk(path: Path) -> Trace:
     """A reader that prints and raises what `serve` itself waits for."""
     print("reading", path)
-    if "rank1" in path.name:
+    if "rank0" in path.name:
         raise EOFError("cut off")
     return read_kineto(path)

@@ -144,13 +144,13 @@ def test_bad_files_do_not_cost_the_others(tmp_path: Path) -> None:
 def test_a_reader_that_misbehaves(
     tmp_path: Path, read: Callable[[Path], Trace], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that dies, prints or raises anything loses its own file alone."""
+    """A process beside this one that dies, prints or raises anything loses its own file alone."""
     monkeypatch.setattr("instrument.traces.ranks._cores", lambda: 2)
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json")
     traces = read_ranks(tmp_path, read)
-    assert traces.ranks == [0, 2, 3]
-    assert reason in traces.failed[tmp_path / "rank1.json"]
+    assert traces.ranks == [1, 2, 3]
+    assert reason in traces.failed[tmp_path / "rank0.json"]
 
 
 def test_nothing_can_be_read(tmp_path: Path) -> None:
