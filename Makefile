@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

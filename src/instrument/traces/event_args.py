@@ -141,7 +141,7 @@ def _words(words: Words, args: Sequence[Struct], name: str) -> Array:
 
 def _external(args: Sequence[_Ids]) -> Array:
     today = _column(args, "external")
-    return np.where(today >= 0, today, _column(args, "external_2021"))
+    return today if np.all(today >= 0) else np.where(today >= 0, today, _column(args, "external_2021"))
 
 
 def _operators(words: Words, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:

@@ -91,7 +91,9 @@ def by_thread(rows: Table) -> Iterator[tuple[int, Array]]:
 def _sorted(kind: str, columns: dict[str, Array], texts: list[str]) -> Table:
     unsorted = table(kind, columns, texts)
     columns.clear()
-    return unsorted.where(np.lexsort((unsorted.event, -unsorted.duration_ns, unsorted.start_ns)))
+    keys = (-unsorted.duration_ns, unsorted.start_ns)
+    in_order = np.all(unsorted.event[1:] >= unsorted.event[:-1])
+    return unsorted.where(np.lexsort(keys if in_order else (unsorted.event, *keys)))
 
 
 def _nests(rows: Table) -> dict[int, tuple[Array, Nest]]:
