@@ -27,6 +27,7 @@ UNITS, UNIT_US = 4700, 250  # of the trace that is made up: a unit ends in one p
 FRAMES, OPERATORS, MEMORY = 13, 5, 3  # events of a unit; frames and operators nest
 EVENTS = FRAMES + OPERATORS + MEMORY
 BEGIN_US = 1_419_116_104_507
+RANK_TILES = 3  # 110 MB, as of a few steps of a large model
 FIRST_CORRELATION = 463_298  # HTA fails where all are below 32,768
 CPU: Json = {"pid": 21587, "tid": 21587}
 GPU: Json = {"pid": 0, "tid": 7}
@@ -58,12 +59,14 @@ class TraceFiles:
         first: one file as a profiler's user has it.
         tiled: how often its events are repeated, and the file.
         ranks: a folder of files of the same job.
+        rank: one of them.
     """
 
     origin: str
     first: TraceFile
     tiled: dict[int, TraceFile]
     ranks: Path
+    rank: TraceFile
 
 
 def build(folder: Path, tiles: tuple[int, ...], ranks: int) -> TraceFiles:
@@ -81,8 +84,8 @@ def build(folder: Path, tiles: tuple[int, ...], ranks: int) -> TraceFiles:
     (folder / "ranks").mkdir()
     for rank in range(ranks):
         about = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": ranks}}
-        writer.write(folder / "ranks" / f"rank{rank}.json", 1, about)
-    return TraceFiles(origin, TraceFile(path, writer.events), tiled, folder / "ranks")
+        one = writer.write(folder / "ranks" / f"rank{rank}.json", RANK_TILES, about)
+    return TraceFiles(origin, TraceFile(path, writer.events), tiled, folder / "ranks", one)
 
 
 class Tiles:

@@ -163,7 +163,7 @@ def linear(tiled: dict[int, TraceFile]) -> None:
 def parallel(files: TraceFiles) -> None:
     """The ranks of a job, each a file, by as many processes as there are cores."""
     one, every = costs([("one rank", files.ranks), ("all ranks", files.ranks)], FEW)
-    print(f"\nRanks on {CORES} cores, medians of {FEW}, without metrics: {files.tiled[ONE]}, each")
+    print(f"\nRanks on {CORES} cores, medians of {FEW}, without metrics: {files.rank}, each")
     print(f"  one {one.seconds:.2f} s, {RANKS} in {every.seconds:.2f} s")
     verdict(f"{RANKS} ranks to one", every.seconds / one.seconds, 1.2 * RANKS / CORES)
 

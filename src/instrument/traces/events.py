@@ -100,6 +100,8 @@ class Collector:
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.count = 0
         self._kinds: Numbers[tuple[str, str | None]] = Numbers()
+        self._origins: Numbers[tuple[Any, ...]] = Numbers()  # phase, category, process and thread
+        self._kind_and_thread = np.empty((0, 2), np.int32)  # of each
         self._parts: dict[str, dict[str, list[Array]]] = defaultdict(lambda: defaultdict(list))
 
     def take(self, text: bytes | bytearray) -> int:
@@ -116,15 +118,15 @@ class Collector:
         if not events:
             return 0
         start_ns, duration_ns = _times(events, text)
+        kinds, threads = self._origin(events)
         common = {
             "start_ns": start_ns,
             "duration_ns": duration_ns,
             "name": _numbers(self.words, events, "name"),
-            "thread": _numbers(self.threads, events, "pid", "tid"),
+            "thread": threads,
             "event": np.arange(self.count, self.count + len(events)),
         }
         self.count += len(events)
-        kinds = _numbers(self._kinds, events, "ph", "cat")
         for (phase, category), kind in self._kinds.items():
             rows = np.flatnonzero(kinds == kind)
             if phase not in _FLOWS and len(rows):
@@ -138,6 +140,16 @@ class Collector:
             table: {column: np.concatenate(parts.pop(column)) for column in list(parts)}
             for table, parts in self._parts.items()
         }
+
+    def _origin(self, events: Sequence[Event]) -> tuple[Array, Array]:
+        """The numbers of the kind and of the thread of each event, by one look-up for both."""
+        origins = _numbers(self._origins, events, "ph", "cat", "pid", "tid")
+        new = list(self._origins)[len(self._kind_and_thread) :]
+        if new:
+            rows = [(self._kinds[key[:2]], self.threads[key[2:]]) for key in new]
+            self._kind_and_thread = np.concatenate((self._kind_and_thread, np.array(rows, np.int32)))
+        both = self._kind_and_thread[origins]
+        return both[:, 0], both[:, 1]
 
     def _sort(self, phase: str, category: str, part: dict[str, Array], events: Sequence[Event]) -> None:
         """Put events of one phase and category where they belong."""

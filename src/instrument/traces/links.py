@@ -15,6 +15,7 @@ from .trace import Coverage, Device, Lost, Thread, Trace
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _MODULE = re.compile(r"^nn\.Module: ")
+_EMPTY = {name: np.empty(0, np.int64) for name in ("start_ns", "duration_ns", "event")}
 _LINKS = ("launch", "operator", "region", "module", "step")
 
 
@@ -56,7 +57,7 @@ def assemble(
     if "steps" not in columns:
         _part_steps(columns, texts)
     for kind in COLUMNS:
-        tables[kind] = _sorted(kind, columns.pop(kind, {"start_ns": np.empty(0, np.int64)}), texts)
+        tables[kind] = _sorted(kind, columns.pop(kind, _EMPTY.copy()), texts)
         if "parent" in COLUMNS[kind]:
             nests[kind] = _nests(tables[kind])
     tables["steps"] = _begun(tables)
@@ -89,11 +90,10 @@ def by_thread(rows: Table) -> Iterator[tuple[int, Array]]:
 
 
 def _sorted(kind: str, columns: dict[str, Array], texts: list[str]) -> Table:
-    unsorted = table(kind, columns, texts)
-    columns.clear()
-    keys = (-unsorted.duration_ns, unsorted.start_ns)
-    in_order = np.all(unsorted.event[1:] >= unsorted.event[:-1])
-    return unsorted.where(np.lexsort(keys if in_order else (unsorted.event, *keys)))
+    event, keys = columns.get("event", np.empty(0)), (-columns["duration_ns"], columns["start_ns"])
+    in_order = np.all(event[1:] >= event[:-1])
+    order = np.lexsort(keys if in_order else (event, *keys))
+    return table(kind, {name: columns.pop(name)[order] for name in list(columns)}, texts)
 
 
 def _nests(rows: Table) -> dict[int, tuple[Array, Nest]]:

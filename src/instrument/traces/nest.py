@@ -42,13 +42,14 @@ def _parents(start: Array, end: Array) -> Array:
     rows = np.arange(count)
     # Open at the start of a row: those before it, less those that have ended. Of the ended, empty ranges that
     # start at the same time and come after it were never open.
-    ended = np.searchsorted(np.sort(end), start, "right")
-    empty = np.concatenate(([0], np.cumsum(start == end)))
-    last = np.searchsorted(start, start, "right")
-    depth = rows - (ended - (empty[last] - empty[rows]))
+    depth = rows - np.searchsorted(np.sort(end), start, "right")
+    if (start == end).any():
+        empty = np.concatenate(([0], np.cumsum(start == end)))
+        depth += empty[np.searchsorted(start, start, "right")] - empty[rows]
     keys = depth * count + rows
     order = np.argsort(keys)
-    above = np.searchsorted(keys[order], keys - count) - 1
+    above = np.empty(count, np.int64)
+    above[order] = np.searchsorted(keys[order], keys[order] - count) - 1  # what is in order is found faster
     parents = np.where(depth > 0, order[np.maximum(above, 0)], -1)
     has = parents >= 0
     if np.all(end[parents[has]] >= end[has]) and np.all(depth[parents[has]] == depth[has] - 1):

@@ -23,7 +23,7 @@ _EVENTS = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\[(?=\s*(?:\]|" + BEGIN + rb'))|"t
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # how the decoder says that the array has ended
 _COMMA = b", \t\r\n"
 _LONGEST = 1 << 24  # of one event, and of what is before or after them: 16 MiB
-_NEAR = 1 << 16
+_NEAR = 1 << 13
 
 _Take = Callable[[bytes | bytearray], int]
 _split = msgspec.json.Decoder(list[Raw]).decode
