@@ -15,7 +15,7 @@ from .trace import Coverage, Device, Lost, Thread, Trace
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _MODULE = re.compile(r"^nn\.Module: ")
-_EMPTY = {name: np.empty(0, np.int64) for name in ("start_ns", "duration_ns", "event")}
+_EMPTY = {"start_ns": np.empty(0, np.int64)}
 _LINKS = ("launch", "operator", "region", "module", "step")
 
 
@@ -90,8 +90,9 @@ def by_thread(rows: Table) -> Iterator[tuple[int, Array]]:
 
 
 def _sorted(kind: str, columns: dict[str, Array], texts: list[str]) -> Table:
-    event, keys = columns.get("event", np.empty(0)), (-columns["duration_ns"], columns["start_ns"])
-    in_order = np.all(event[1:] >= event[:-1])
+    start = columns["start_ns"]
+    event, duration = (columns.get(name, np.zeros(len(start), np.int64)) for name in ("event", "duration_ns"))
+    in_order, keys = np.all(event[1:] >= event[:-1]), (-duration, start)
     order = np.lexsort(keys if in_order else (event, *keys))
     return table(kind, {name: columns.pop(name)[order] for name in list(columns)}, texts)
 

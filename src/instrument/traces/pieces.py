@@ -23,7 +23,7 @@ _EVENTS = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\[(?=\s*(?:\]|" + BEGIN + rb'))|"t
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # how the decoder says that the array has ended
 _COMMA = b", \t\r\n"
 _LONGEST = 1 << 24  # of one event, and of what is before or after them: 16 MiB
-_NEAR = 1 << 13
+_NEAR = 1 << 16
 
 _Take = Callable[[bytes | bytearray], int]
 _split = msgspec.json.Decoder(list[Raw]).decode
@@ -142,7 +142,7 @@ def _nothing(text: bytes) -> str:
 
 def _last_boundary(text: bytearray, known: int) -> int:
     """Where the last event but one ends, as it seems; 1 if not beyond what is known."""
-    size = _NEAR
+    size = 1 << 13
     while True:
         start = max(len(text) - size, known - _NEAR, 0)
         ends = [match.end() for match in BETWEEN.finditer(text, start)]

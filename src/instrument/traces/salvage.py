@@ -15,8 +15,9 @@ from .events import Event
 from .trace import Lost
 
 _KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|sf|cname)"
-BEGIN = rb'\{\s*"(?:ph"\s*:|args"\s*:\s*\{|' + _KEYS + rb'"\s*:[^{}]{0,999}?"ph"\s*:)'
-"""The beginning of an event, not of another object: it has a phase, which its args do not."""
+_PHASE = rb'ph"\s*:|args"\s*:\s*\{'
+BEGIN = rb'\{\s*"(?:' + _PHASE + rb"|" + _KEYS + rb'"\s*:[^{}]{0,999}?"(?:' + _PHASE + rb"))"
+"""The beginning of an event, not of another object: it has a phase or args, which its args do not."""
 BETWEEN = re.compile(rb"\}(?=\s*,\s*" + BEGIN + rb")")
 """The last character of an event that another one follows."""
 CLOSE = re.compile(rb"\](?!\s*,?\s*" + BEGIN + rb")")
