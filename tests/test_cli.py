@@ -23,12 +23,13 @@ def command(*args: str | Path, input: bytes | None = None) -> subprocess.Complet
 
 
 def test_summarize() -> None:
-    """It prints the same tables as a window at its end, and how to open the file."""
+    """It prints the same tables as a window at its end, the longest kernels, and how to open the file."""
     result = command("summarize", GPU_TRACE)
     text = result.stdout.decode()
     assert result.returncode == 0
     assert not result.stderr
     assert "Where the step went" in text
+    assert "gemm                            4   175 us       81.2" in text
     assert "ui.perfetto.dev" in text
     assert str(GPU_TRACE) in text
 
@@ -52,6 +53,10 @@ def test_collectives() -> None:
     wrong = command("summarize", "--json", "--collectives", "(", GPU_TRACE)
     assert wrong.returncode == 2
     assert b"--collectives" in wrong.stderr
+    assert command("summarize", "--collectives", "(", GPU_TRACE).returncode == 2
+    assert (
+        "exposed communication 0.0 %" not in command("summarize", "--collectives", ".", GPU_TRACE).stdout.decode()
+    )
 
 
 def test_standard_input() -> None:
@@ -83,8 +88,8 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     result = command("summarize", tmp_path / "cut.json")
     assert result.returncode == 0
     assert "The file is damaged: the file ends in an event" in result.stdout.decode()
-    assert "Events lost: 1 (" in result.stdout.decode()
-    assert json.loads(command("summarize", "--json", tmp_path / "cut.json").stdout)["lost"]
+    assert "Events known to be lost: 1 (" in result.stdout.decode()
+    assert 1 == json.loads(command("summarize", "--json", tmp_path / "cut.json").stdout)["lost"]["events"]
 
 
 def test_ranks(tmp_path: Path) -> None:
@@ -96,8 +101,25 @@ def test_ranks(tmp_path: Path) -> None:
     text = command("summarize", tmp_path).stdout.decode()
     assert "2 of 4 ranks" in text
     assert "Missing: rank 1, 3" in text
-    numbers = json.loads(command("summarize", "--json", str(tmp_path / "*.json")).stdout)
-    assert [0, 2] == [number["rank"] for number in numbers]
+    found = json.loads(command("summarize", "--json", str(tmp_path / "*.json")).stdout)
+    assert [0, 2] == [number["rank"] for number in found["ranks"]]
+    assert ([1, 3], 4) == (found["missing"], found["world_size"])
+
+
+def test_what_is_wrong_with_ranks(tmp_path: Path) -> None:
+    """Damage, files that are no traces and ranks that nobody tells are said, not hidden in the table."""
+    text = GPU_TRACE.read_text()
+    (tmp_path / "rank0.json").write_text(text)
+    (tmp_path / "rank1.json").write_text(text[: len(text) // 2])
+    (tmp_path / "rank2.json").write_text("")
+    (tmp_path / "another.json").write_text(text)
+    (tmp_path / "settings.json").write_text('{"lr": 1}')
+    printed = command("summarize", tmp_path).stdout.decode()
+    assert f"Damaged, rank 1, {tmp_path / 'rank1.json'}: the file ends in an event" in printed
+    assert f"Cannot read {tmp_path / 'rank2.json'}: it is empty" in printed
+    assert "Neither file nor name tells the rank, so numbered by name: 2" in printed
+    assert "settings" not in printed
+    assert 2 == json.loads(command("summarize", "--json", tmp_path).stdout)["ranks"][2]["rank"]
 
 
 def test_no_torch() -> None:

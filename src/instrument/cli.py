@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from . import __version__
+from .diagnosis.collectives import Collectives, compiled
 from .diagnosis.metrics import metrics
 from .errors import TraceError
+from .report.gpu import render_gpu
+from .report.plain import line
 from .report.ranks import render_ranks
-from .report.terminal import render, render_lost
+from .report.terminal import render, render_files, render_lost
 from .traces.ranks import TraceSet
 from .traces.read import read_trace
 from .traces.summary import summarize as summary_of
@@ -52,8 +53,11 @@ def summarize(
     TRACE is a trace of torch.profiler (.json, .json.gz), a report of Nsight Systems (.sqlite, .nsys-rep) or of
     rocprofv3 (.json, .db). A folder or a pattern holds the traces of the ranks of one job.
     """
-    console, failed = Console(), False
-    numbers: list[dict[str, Any]] = []
+    try:
+        pattern = compiled(collectives)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--collectives") from None
+    console, failed, numbers = Console(), False, []
     for path in traces:
         try:
             trace = read_trace(path)
@@ -62,11 +66,13 @@ def summarize(
             failed = True
             continue
         if as_json:
-            numbers += _numbers(trace, collectives)
-        else:
-            _print(trace, path, console)
+            numbers.append(_numbers(trace, pattern))
+            continue
+        if len(traces) > 1:
+            line(console, f"\n{path}", bold=True)
+        _print(trace, path, pattern, console)
     if numbers:
-        typer.echo(json.dumps(numbers if len(numbers) > 1 or len(traces) > 1 else numbers[0], indent=2))
+        typer.echo(json.dumps(numbers if len(traces) > 1 else numbers[0], indent=2))
     if failed:
         raise typer.Exit(1)
 
@@ -77,30 +83,32 @@ def _sentence(error: Exception) -> str:
     return str(error)
 
 
-def _numbers(trace: Trace | TraceSet, collectives: str) -> Iterator[dict[str, Any]]:
-    for one in trace.values() if isinstance(trace, TraceSet) else [trace]:
-        try:
-            found = metrics(one, collectives)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--collectives") from None
-        about = {"path": str(one.path), "format": one.format, "rank": one.rank, "world_size": one.world_size}
-        yield about | found | {"coverage": _coverage(one), "lost": one.lost.reasons}
+def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any]:
+    if isinstance(trace, Trace):
+        about = {"path": str(trace.path), "format": trace.format, "rank": trace.rank}
+        coverage = {link: vars(part) for link, part in trace.coverage.items()}
+        return about | metrics(trace, collectives) | {"coverage": coverage, "lost": vars(trace.lost)}
+    return {
+        "world_size": trace.world_size,
+        "missing": trace.missing,
+        "failed": {str(path): reason for path, reason in trace.failed.items()},
+        "left_out": {str(path): held for path, held in trace.left_out.items()},
+        "guessed": trace.guessed,
+        "clocks": {rank: vars(clock) for rank, clock in trace.clocks.items()},
+        "ranks": [_numbers(one, collectives) | {"rank": rank} for rank, one in trace.items()],
+    }
 
 
-def _coverage(trace: Trace) -> dict[str, dict[str, int]]:
-    return {link: vars(coverage) for link, coverage in trace.coverage.items()}
-
-
-def _print(trace: Trace | TraceSet, path: str, console: Console) -> None:
+def _print(trace: Trace | TraceSet, path: str, collectives: Collectives, console: Console) -> None:
     if isinstance(trace, TraceSet):
-        render_ranks(trace, console=console)
-        first = trace[trace.ranks[0]]
-        console.print(f"\nRank {trace.ranks[0]}", style="bold", highlight=False)
-        render(summary_of(first), files=[], folder=Path(), console=console)
-        return
-    files = [trace.path] if trace.format == "kineto" and path != "-" else []
-    render(summary_of(trace), files=files, folder=trace.path.parent, console=console)
+        render_ranks(trace, collectives, console=console)
+        rank, trace = next(iter(trace.items()))
+        line(console, f"\nRank {rank}", bold=True)
+    render(summary_of(trace), files=[], folder=trace.path.parent, console=console)
+    render_gpu(metrics(trace, collectives), console=console)
     render_lost(trace.lost, console=console)
+    if trace.format == "kineto" and path != "-":
+        render_files([trace.path], trace.path.parent, console=console)
 
 
 def main() -> None:

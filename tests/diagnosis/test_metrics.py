@@ -119,7 +119,7 @@ def test_poor_traces(tables: dict[str, Any]) -> None:
 @pytest.mark.parametrize("pattern", ["(", "*", 7, re.compile(b"nccl")])
 def test_bad_pattern(pattern: Any) -> None:
     """What is no regular expression is refused, with the argument's name and value."""
-    with pytest.raises(ValueError, match="collectives must be") as caught:
+    with pytest.raises(ValueError, match='"collectives" must be') as caught:
         metrics(trace_of(), pattern)
     assert repr(pattern) in str(caught.value)
 

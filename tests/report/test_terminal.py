@@ -25,13 +25,14 @@ evaluate                   0.5  50.0 us   50.0 us     5.0  2.00 us    1.8
 Optimizer.step#SGD.step    0.5  50.0 us   50.0 us     5.0   450 ns    0.4
 (in no region)                                             6.00 us    5.4
 
-operator     calls  CPU self  % step      GPU  % GPU
-────────────────────────────────────────────────────
-MmBackward0    0.5   55.0 us     5.5        0    0.0
-aten::mm       1.5   50.0 us     5.0   101 us   90.2
-aten::copy_    0.5   10.0 us     1.0  3.50 us    3.1
-aten::relu     0.5   10.0 us     1.0  2.50 us    2.2
-aten::empty    0.5         0     0.0        0    0.0
+operator          calls  CPU self  % step      GPU  % GPU
+─────────────────────────────────────────────────────────
+aten::mm            1.5   50.0 us     5.0   101 us   90.2
+MmBackward0         0.5   55.0 us     5.5        0    0.0
+aten::copy_         0.5   10.0 us     1.0  3.50 us    3.1
+aten::relu          0.5   10.0 us     1.0  2.50 us    2.2
+aten::empty         0.5         0     0.0        0    0.0
+(in no operator)                           4.95 us    4.4
 
 Files
   runs/bert/1.json

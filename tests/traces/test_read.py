@@ -10,11 +10,14 @@ import pickle
 import sqlite3
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from instrument.diagnosis.metrics import metrics
 from instrument.errors import TraceError
 from instrument.traces.ranks import TraceSet
 from instrument.traces.read import read_file, read_trace
@@ -156,3 +159,27 @@ def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
     trace = read_file(path)
     assert not trace.lost
     check_columns(trace, [])
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "words"),
+    [
+        (lambda traces: read_trace(3), TypeError, '"path" must be'),  # type: ignore[arg-type]
+        (lambda traces: read_trace(""), TraceError, "empty"),
+        (lambda traces: metrics(traces), TypeError, '"trace" must be one Trace'),
+        (lambda traces: traces[7], KeyError, "no trace of rank 7; there are those of 0"),
+    ],
+)
+def test_wrong_questions(tmp_path: Path, ask: Callable[[Any], object], error: type[Exception], words: str) -> None:
+    """The error says what was given and what is accepted."""
+    (tmp_path / "rank0.json").write_bytes(written(EVENTS))
+    with pytest.raises(error, match=words):
+        ask(read_trace(tmp_path))
+
+
+def test_settings_beside_windows(tmp_path: Path) -> None:
+    """A folder with a small file of JSON that is no trace is looked into."""
+    (tmp_path / "config.json").write_text('{"lr": 1}')
+    (tmp_path / "window-0001").mkdir()
+    (tmp_path / "window-0001" / "rank0.json").write_bytes(written(EVENTS))
+    assert [0] == list(read_trace(tmp_path))

@@ -41,7 +41,11 @@ _BYTES = {
 """Bytes an element, by the names of types, in small letters, that torch.profiler gives collectives."""
 
 
-def communicates(gpu: Table, collectives: str | re.Pattern[str] = "auto") -> Array:
+Collectives = str | re.Pattern[str]
+"""Which kernels communicate: "auto", or a regular expression that is found in their names."""
+
+
+def communicates(gpu: Table, collectives: Collectives = "auto") -> Array:
     """Return a mask of the kernels that communicate.
 
     Args:
@@ -53,22 +57,27 @@ def communicates(gpu: Table, collectives: str | re.Pattern[str] = "auto") -> Arr
         ValueError: if ``collectives`` is no regular expression.
     """
     mask: Array
-    if collectives == "auto":
-        mask = gpu.matching("name", _AUTO) | (gpu.collective != 0)
-    else:
-        mask = gpu.matching("name", _compiled(collectives))
+    pattern = compiled(collectives)
+    mask = (
+        gpu.matching("name", _AUTO) | (gpu.collective != 0) if pattern == "auto" else gpu.matching("name", pattern)
+    )
     mask &= gpu.category == KERNEL
     return mask
 
 
-def _compiled(collectives: str | re.Pattern[str]) -> re.Pattern[str]:
-    if isinstance(collectives, re.Pattern) and isinstance(collectives.pattern, str):
+def compiled(collectives: Collectives) -> Collectives:
+    """Return "auto" as it is, and text as a regular expression that ignores case.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    if collectives == "auto" or (isinstance(collectives, re.Pattern) and isinstance(collectives.pattern, str)):
         return collectives
     try:
         return re.compile(collectives, re.IGNORECASE)
     except (re.error, TypeError, ValueError) as error:
         raise ValueError(
-            f'collectives must be "auto" or a regular expression: {collectives!r} ({error})'
+            f'"collectives" must be "auto" or a regular expression: {collectives!r} ({error})'
         ) from None
 
 

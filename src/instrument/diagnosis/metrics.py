@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Trace
 from . import idle, launches, steps
 from .activity import activity, counts, ratio, span, split
-from .collectives import collective_table, communicates
+from .collectives import Collectives, collective_table, communicates
 from .definitions import DEFINITIONS, WINDOWS, Basis, Window
 from .groups import Events
 from .matmul import matmul_table
@@ -65,7 +64,7 @@ class Metrics(dict[str, Any]):
         return About(text, unit, WINDOWS[window], self._windows[window], self._coverage[basis])
 
 
-def metrics(trace: Trace, collectives: str | re.Pattern[str] = "auto") -> Metrics:
+def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
     """Return all numbers of a trace; `Metrics.about` says what each means.
 
     ``compute_ns + exposed_comm_ns + exposed_memcpy_ns + idle_ns == span_ns``, always.
@@ -76,8 +75,11 @@ def metrics(trace: Trace, collectives: str | re.Pattern[str] = "auto") -> Metric
             trace; else a regular expression that is found in their names.
 
     Raises:
+        TypeError: if ``trace`` is not one trace.
         ValueError: if ``collectives`` is no regular expression.
     """
+    if not isinstance(trace, Trace):
+        raise TypeError(f'"trace" must be one Trace, such as traces[0] of a TraceSet: {trace!r:.200}')
     gpu, runtime = trace.gpu, trace.runtime
     communicate = communicates(gpu, collectives)
     work = Events(gpu.start_ns, gpu.end_ns)

@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
+from ..diagnosis.collectives import Collectives
 from ..diagnosis.metrics import Metrics, metrics
+from ..traces.align import Clock
 from ..traces.ranks import TraceSet
 from .plain import duration, line, percent, print_table
 
+_MOST = 20  # ranks in one line
 _NUMBERS = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 
 
-def render_ranks(traces: TraceSet, *, console: Console) -> None:
-    """Print which ranks there are, and how each spent the time of its GPU; then what is missing.
+def render_ranks(traces: TraceSet, collectives: Collectives, *, console: Console) -> None:
+    """Print which ranks there are, and how each spent the time of its GPU; then what is missing or not sure.
 
     The four shares add up to the time from the first start to the last end of work on the GPU.
     """
-    line(console, f"{len(traces)} of {traces.world_size} ranks", bold=True)
-    columns = ["rank", "GPU time", "compute %", "exposed comm %", "exposed copies %", "idle %", "clock"]
-    rows = [(0, str(rank), _cells(metrics(trace), traces.offsets_ns[rank])) for rank, trace in traces.items()]
-    print_table(columns, rows, console)
+    folders = sorted({str(trace.path.parent) for trace in traces.values()})
+    line(console, f"{len(traces)} of {traces.world_size} ranks, in {', '.join(folders[:3])}", bold=True)
+    if any(trace.gpu for trace in traces.values()):
+        columns = ["rank", "GPU span", "compute %", "exposed comm %", "exposed copies %", "idle %", "clock"]
+        rows = [
+            (0, str(rank), _cells(metrics(trace, collectives), traces.clocks[rank]))
+            for rank, trace in traces.items()
+        ]
+        print_table(columns, rows, console)
     if traces.missing:
-        line(console, f"Missing: rank {', '.join(map(str, traces.missing))}")
+        line(console, f"Missing: rank {_numbers(traces.missing)}")
+    if traces.guessed:
+        line(console, f"Neither file nor name tells the rank, so numbered by name: {_numbers(traces.guessed)}")
     for path, reason in traces.failed.items():
         line(console, f"Cannot read {path}: {reason}")
     for path, held in traces.left_out.items():
         line(console, f"Left out, another window: {path} ({held})")
+    for rank, trace in traces.items():
+        if trace.lost:
+            line(console, f"Damaged, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
 
 
-def _cells(numbers: Metrics, offset_ns: int) -> list[str]:
+def _numbers(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - _MOST} more" if len(ranks) > _MOST else ""
+    return ", ".join(map(str, ranks[:_MOST])) + more
+
+
+def _cells(numbers: Metrics, clock: Clock) -> list[str]:
     whole = numbers["span_ns"]
-    return [duration(whole), *(percent(numbers[name], whole) for name in _NUMBERS), _signed(offset_ns)]
+    shares = [percent(numbers[name], whole) for name in _NUMBERS]
+    return [duration(whole), *shares, "?" if clock.source == "epoch" else _signed(clock.offset_ns)]
 
 
 def _signed(ns: int) -> str:

@@ -44,7 +44,7 @@ def render(
     if summary.operators:
         _print_operators(summary, console)
     if files:
-        _print_files(files, folder, console)
+        render_files(files, folder, console=console)
 
 
 def render_lost(lost: Lost, *, console: Console) -> None:
@@ -54,7 +54,8 @@ def render_lost(lost: Lost, *, console: Console) -> None:
     parts = [reason + (f" ({times:,} times)" if times > 1 else "") for reason, times in lost.reasons.items()]
     line(console, "")
     line(console, f"The file is damaged: {'; '.join(parts)}")
-    line(console, f"Events lost: {lost.events:,} ({lost.bytes:,} bytes); mended and read: {lost.repaired:,}")
+    known = f"{lost.events:,} ({lost.bytes:,} bytes)"
+    line(console, f"Events known to be lost: {known}; mended and read: {lost.repaired:,}")
 
 
 def _headline(summary: Summary) -> str:
@@ -83,14 +84,21 @@ def _print_regions(summary: Summary, console: Console) -> None:
 
 def _print_operators(summary: Summary, console: Console) -> None:
     steps = max(summary.steps, 1)
+    whole_ns, gpu_ns = summary.step_ns or 1, summary.gpu_total_ns or 1
+    ranked = sorted(
+        summary.operators, key=lambda item: max(item.self_ns / whole_ns, (item.gpu_ns or 0) / gpu_ns), reverse=True
+    )
     rows = []
-    for operator in summary.operators[:_OPERATORS]:
+    for operator in ranked[:_OPERATORS]:
         cells = [count(operator.calls / steps), duration(operator.self_ns / steps)]
         cells += _shares(summary, operator.self_ns, operator.gpu_ns)
         rows.append((0, operator.name, cells))
+    nowhere_ns = (summary.gpu_total_ns or 0) - sum(operator.gpu_ns or 0 for operator in summary.operators)
+    if nowhere_ns:
+        rows.append((0, "(in no operator)", ["", "", *_shares(summary, None, nowhere_ns)]))
     line(console, "")
     print_table(["operator", "calls", "CPU self", *_share_columns(summary)], rows, console)
-    if hidden := len(summary.operators) - len(rows):
+    if (hidden := len(ranked) - _OPERATORS) > 0:
         line(console, f"... and {hidden} more operator{'s' * (hidden > 1)}")
 
 
@@ -106,7 +114,8 @@ def _shares(summary: Summary, cpu_ns: int | None, gpu_ns: int | None) -> list[st
     return [share, duration(gpu_ns / max(summary.steps, 1)), percent(gpu_ns, summary.gpu_total_ns)]
 
 
-def _print_files(files: Sequence[Path], folder: Path, console: Console) -> None:
+def render_files(files: Sequence[Path], folder: Path, *, console: Console) -> None:
+    """Print files and how to open them; ``folder`` is the one that TensorBoard is to be pointed at."""
     line(console, "")
     line(console, "Files", bold=True)
     for path in files[:_FILES]:

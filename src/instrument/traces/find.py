@@ -13,6 +13,8 @@ from ..errors import TraceError
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
 """The files of a folder that are taken for traces."""
 
+_SMALL = 1 << 16
+
 _NAMED = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -46,6 +48,8 @@ def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> li
         if not files:
             raise TraceError(Path(), '"paths" is empty; a folder, a pattern or files are accepted')
         return files
+    if not str(paths):
+        raise TraceError(Path(), '"paths" is empty; a folder, a pattern or files are accepted')
     path = Path(paths)
     if path.is_dir():
         files = _in_folder(path)
@@ -72,9 +76,20 @@ def _in_folder(folder: Path) -> list[Path]:
 
 def _traces_in(folder: Path) -> list[Path]:
     files = {path for path in folder.iterdir() if path.name.endswith(SUFFIXES) and path.is_file()}
+    files = {path for path in files if _may_be_trace(path)}
     # nsys leaves the .sqlite that it made of a report beside it
     twins = {path.with_suffix(".nsys-rep") for path in files if path.suffix == ".sqlite"}
     return sorted((path for path in files - twins if not path.name.startswith(".")), key=_natural)
+
+
+def _may_be_trace(path: Path) -> bool:
+    """Whether it is more than a small file of JSON with something else in it, such as settings."""
+    if ".json" not in path.suffixes or not 0 < path.stat().st_size < _SMALL:
+        return True
+    text = path.read_bytes()
+    if text.startswith(b"\x1f\x8b"):
+        return True
+    return any(word in text for word in (b"traceEvents", b'"ph"', b"rocprofiler"))
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

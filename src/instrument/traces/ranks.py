@@ -52,6 +52,8 @@ class TraceSet(Mapping[int, Trace]):
         self.missing = [rank for rank in range(self.world_size) if rank not in self._traces]
 
     def __getitem__(self, rank: int) -> Trace:
+        if rank not in self._traces:
+            raise KeyError(f"there is no trace of rank {rank!r}; there are those of {_short(self.ranks)}")
         return self._traces[rank]
 
     def __iter__(self) -> Iterator[int]:
@@ -130,6 +132,10 @@ def read_ranks(
         raise TraceError(files[0].parent, f"none of {len(failed)} files can be read: {reasons}{more}")
     traces, left_out = _one_window(claims)
     return TraceSet(traces, failed=failed, left_out=left_out, guessed=guessed)
+
+
+def _short(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks)) if len(ranks) < 20 else f"{ranks[0]} to {ranks[-1]}"
 
 
 def _plausible(rank: int | None) -> bool:

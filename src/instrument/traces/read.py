@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .ranks import TraceSet
 
 _SQLITE = b"SQLite format 3\0"
+_DATABASES = (".sqlite", ".db")
 _REPORTS = (".nsys-rep", ".qdrep")
 _HEAD = 1 << 16
 
@@ -44,11 +45,13 @@ def read_trace(
         executor: reads the files of a set; by default processes of this machine do.
 
     Raises:
-        TraceError: if it is no trace, or nothing in it can be read.
-        OSError: if it cannot be opened.
+        TraceError: if it is no trace, nothing in it can be read, or no file matches the pattern.
+        OSError: if it cannot be opened; FileNotFoundError, if there is no such file or folder.
     """
     from .ranks import read_ranks
 
+    if not isinstance(path, (str, os.PathLike, Iterable)):
+        raise TypeError(f'"path" must be a path, a pattern or several paths: {path!r:.200}')
     if not isinstance(path, (str, os.PathLike)):
         return read_ranks(path, read_file, executor)
     file = Path(path)
@@ -66,6 +69,8 @@ def read_file(path: Path) -> Trace:
     head = _head(path)
     if head.startswith(_SQLITE):
         return _database(path)
+    if path.suffix in _DATABASES and not head.lstrip().startswith((b"{", b"[")):
+        raise TraceError(path, "it is empty" if not head else "it is not an SQLite database")
     if path.suffix in _REPORTS:
         from .nsight import read_nsight
 

@@ -1,0 +1,39 @@
+"""Prints how the GPU spent its time, and on which kernels."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from ..diagnosis.metrics import Metrics
+from .plain import count, duration, line, percent, print_table
+
+_KERNELS = 10
+_PARTS = (
+    ("compute_ns", "compute"),
+    ("exposed_comm_ns", "exposed communication"),
+    ("exposed_memcpy_ns", "exposed copies"),
+    ("idle_ns", "idle"),
+)
+
+
+def render_gpu(numbers: Metrics, *, console: Console) -> None:
+    """Print the parts of the time from the first start to the last end of GPU work, and the longest kernels.
+
+    Nothing, for a trace without any.
+    """
+    if not numbers["gpu_events"]:
+        return
+    whole = numbers["span_ns"]
+    parts = ", ".join(f"{word} {percent(numbers[name], whole)} %" for name, word in _PARTS)
+    line(console, "")
+    line(console, f"GPU, {duration(whole)} from first start to last end: {parts}")
+    kernels = numbers["kernel_table"]
+    rows = [
+        (0, kernel["name"], [count(kernel["count"]), duration(kernel["sum_ns"]), f"{100 * kernel['share']:.1f}"])
+        for kernel in kernels[:_KERNELS]
+        if kernel["share"] is not None
+    ]
+    if rows:
+        print_table(["kernel", "calls", "GPU", "% kernels"], rows, console)
+    if len(kernels) > _KERNELS:
+        line(console, f"... and {len(kernels) - _KERNELS} more kernels")
