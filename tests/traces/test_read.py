@@ -167,7 +167,7 @@ def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
         (lambda traces: read_trace(3), TypeError, '"path" must be'),  # type: ignore[arg-type]
         (lambda traces: read_trace(""), TraceError, "empty"),
         (lambda traces: metrics(traces), TypeError, '"trace" must be one Trace'),
-        (lambda traces: traces[7], KeyError, "no trace of rank 7; there are those of 0"),
+        (lambda traces: traces[7], KeyError, "no trace of rank 7; there are those of 3"),
     ],
 )
 def test_wrong_questions(tmp_path: Path, ask: Callable[[Any], object], error: type[Exception], words: str) -> None:
@@ -182,4 +182,4 @@ def test_settings_beside_windows(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"lr": 1}')
     (tmp_path / "window-0001").mkdir()
     (tmp_path / "window-0001" / "rank0.json").write_bytes(written(EVENTS))
-    assert [0] == list(read_trace(tmp_path))
+    assert [3] == list(read_trace(tmp_path))
