@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from typing import Annotated, Any
@@ -65,6 +66,7 @@ def summarize(
             typer.echo(f"instrument: {_sentence(error)}", err=True)
             failed = True
             continue
+        failed = failed or (isinstance(trace, TraceSet) and bool(trace.failed))
         if as_json:
             numbers.append(_numbers(trace, pattern))
             continue
@@ -113,6 +115,8 @@ def _print(trace: Trace | TraceSet, path: str, collectives: Collectives, console
 
 def main() -> None:
     """Run the command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names may have letters that the terminal has not
     try:
         app()
     except KeyboardInterrupt:

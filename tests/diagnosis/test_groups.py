@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,8 @@ def test_totals(events: list[tuple[int, int]], data: st.DataObject) -> None:
     start = np.array([start for start, _ in events])
     end = start + np.array([size for _, size in events])
     rows, groups = (np.array([pair[part] for pair in pairs], np.int64) for part in (0, 1))
-    result = Events(start, end).totals(rows, groups, 5)
+    cut = rows < data.draw(st.integers(0, len(events)))
+    result = Events(start, end).totals([(rows[cut], groups[cut]), (rows[~cut], groups[~cut])], 5)
     for group in range(5):
         inside = [events[row] for row in {row for row, other in pairs if other == group}]
         busy = {at for begin, size in inside for at in range(begin, begin + size)}
@@ -31,16 +33,19 @@ def test_totals(events: list[tuple[int, int]], data: st.DataObject) -> None:
 def test_totals_of_huge_times() -> None:
     """A broken file may hold any time; many groups of those do not overflow."""
     start = np.array([0, 2**62])
-    result = Events(start, start + 5).totals(np.array([0, 1, 0, 1]), np.array([0, 0, 900, 900]), 1000)
+    result = Events(start, start + 5).totals([(np.array([0, 1, 0, 1]), np.array([0, 0, 900, 900]))], 1000)
     assert result.busy[[0, 900]].tolist() == [10, 10]
     assert result.extent[900] == 2**62 + 5
 
 
-def test_inclusive() -> None:
-    """An event comes with what holds it and with what holds that."""
-    events, above = inclusive(np.array([2, -1, 0]), np.array([-1, 0, 1]))
-    assert sorted(zip(events.tolist(), above.tolist(), strict=True)) == [(0, 0), (0, 1), (0, 2), (2, 0)]
-    assert [len(part) for part in inclusive(np.array([-1]), np.array([-1]))] == [0, 0]
+def test_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event comes with what holds it and with what holds that, in parts of any size."""
+    for pairs in (1, 3, 1 << 20):
+        monkeypatch.setattr("instrument.diagnosis.groups._PAIRS", pairs)
+        parts = list(inclusive(np.array([2, -1, 0]), np.array([-1, 0, 1])))
+        found = [pair for events, above in parts for pair in zip(events.tolist(), above.tolist(), strict=True)]
+        assert sorted(found) == [(0, 0), (0, 1), (0, 2), (2, 0)]
+    assert list(inclusive(np.array([-1]), np.array([-1]))) == []
 
 
 def test_distinct_and_sums() -> None:

@@ -143,7 +143,7 @@ def _row(kind: str, number: int, event: Event) -> Row:
     row = _timed(number, event)
     external = _integer(args, "External id")
     row["external"] = external if external >= 0 else _integer(args, "external id")
-    row["correlation"] = _integer(args, "correlation")
+    row["correlation"] = _integer(args, "correlation") or -1
     category = (event.get("cat") or "").lower()
     if kind == "operators":
         row["sequence"] = _integer(args, "Sequence number")

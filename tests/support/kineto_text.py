@@ -56,18 +56,17 @@ durations = st.decimals(-1, 10**6, places=3) | st.sampled_from([0, 1, 10])
 
 
 def events(
-    phases: str = "XXXXXXiRCMsfe", times: st.SearchStrategy[Any] = moments, max_size: int = 12
+    phases: str = "XXXXXXiRCMsf", times: st.SearchStrategy[Any] = moments, max_size: int = 12
 ) -> st.SearchStrategy[list[Event]]:
-    """Lists of events, any key of which may be missing but for the phase."""
+    """Lists of events, any key of which may be missing but for the phase and the time."""
     return st.lists(
         st.fixed_dictionaries(
-            {"ph": st.sampled_from(phases)},
+            {"ph": st.sampled_from(phases), "ts": times},
             optional={
                 "cat": st.sampled_from(CATEGORIES),
                 "name": st.sampled_from(NAMES),
                 "pid": places,
                 "tid": places,
-                "ts": times,
                 "dur": durations,
                 "args": args,
             },

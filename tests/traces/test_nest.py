@@ -108,8 +108,8 @@ def slow_links(trace: Trace) -> list[tuple[int, int, int, int, int]]:
             if region < 0:
                 region = innermost(trace.regions, main, at)
             module = innermost(trace.frames, thread, at, "nn.Module: ")
-            begun = np.flatnonzero(trace.steps.start_ns <= at)
-            step = int(begun[-1]) if len(begun) and trace.steps.end_ns[begun[-1]] > at else -1
+            running = np.flatnonzero((trace.steps.start_ns <= at) & (trace.steps.end_ns > at))
+            step = int(running[-1]) if len(running) else -1
         links.append((launch, operator, region, module, step))
     return links
 

@@ -25,7 +25,7 @@ from instrument.traces.kineto import read_kineto
 from instrument.traces.links import assemble
 from instrument.traces.ranks import TraceSet, read_ranks
 from instrument.traces.table import KERNEL, Words
-from instrument.traces.trace import Lost, Trace
+from instrument.traces.trace import Lost, Thread, Trace
 from tests.support.readers import die, talk
 from tests.support.shared_traces import shared
 
@@ -283,7 +283,15 @@ def made(
         gpu["collective"] = np.zeros(count, int)
     info = {"distributedInfo": {"pg_config": [{"pg_name": group, "ranks": ranks}]}} if ranks else {}
     return assemble(
-        Path("-"), "kineto", columns, words, [], devices=[], metadata=info, lost=Lost(), epoch_ns=epoch_ns
+        Path("-"),
+        "kineto",
+        columns,
+        words,
+        [Thread(1, 1)],
+        devices=[],
+        metadata=info,
+        lost=Lost(),
+        epoch_ns=epoch_ns,
     )
 
 

@@ -339,7 +339,7 @@ def test_what_is_outside_the_steps(tmp_path: Path) -> None:
     """A recording of a whole program says of its steps what was in them, and nothing of the rest."""
     steps = [region("ProfilerStep#3", 100, 100), region("ProfilerStep#9", 300, 100)]
     regions = [region("forward", start, 20) for start in (0, 110, 210, 310, 410)]
-    work = [item for number, start in enumerate((5, 115, 215)) for item in launched(number, start, 7)]
+    work = [item for number, start in enumerate((5, 115, 215), 1) for item in launched(number, start, 7)]
     operators = [region("aten::mm", start, 4, cat="cpu_op") for start in (1, 111, 311, 411)]
     trace = read_kineto(write(tmp_path, [*steps, *regions, *work, *operators]))
     trace.format = "nsight systems"

@@ -21,13 +21,18 @@ FAMILIES = {
     "MoRI": r"ep(?:dispatch|combine)(?:inter|intra)node",
     # of vLLM, SGLang, TensorRT-LLM, FlashInfer, aiter and torch's symmetric memory; those of one warp or
     # thread block are steps within a kernel
-    "all-reduce and the like": r"(?<!warp)(?<!block)(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)",
+    "all-reduce and the like": r"(?<!warp)(?<!warp_)(?<!block)(?<!block_)(?<!index_)"
+    r"(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)",
     "custom all-reduce": r"cross_device_(?:reduce|store|load)",
     "symmetric memory": r"symm(?:etric)?_?mem|multimem_|(?:put|wait)_signal",
+    "oneCCL, HCCL": r"oneccl|hccl",
+    "pplx": r"a2a_kernels",
     "Transformer Engine": r"userbuffers",
 }
 """Names of kernels that communicate, as regular expressions that ignore case."""
 
+# What Inductor fuses is named after the operators around it; FSDP's copies only lay tensors out.
+_COMPUTES = re.compile(r"^triton_(?:poi|red|per|tem|for|mm)_|copy_(?:in|out)", re.IGNORECASE)
 _AUTO = re.compile("|".join(FAMILIES.values()), re.IGNORECASE)
 
 _BYTES = {
@@ -58,11 +63,15 @@ def communicates(gpu: Table, collectives: Collectives = "auto") -> Array:
     """
     mask: Array
     pattern = compiled(collectives)
-    mask = (
-        gpu.matching("name", _AUTO) | (gpu.collective != 0) if pattern == "auto" else gpu.matching("name", pattern)
-    )
+    mask = _auto(gpu) if pattern == "auto" else gpu.matching("name", pattern)
     mask &= gpu.category == KERNEL
     return mask
+
+
+def _auto(gpu: Table) -> Array:
+    named: Array = gpu.matching("name", _AUTO) & ~gpu.matching("name", _COMPUTES)
+    named |= gpu.collective != 0
+    return named
 
 
 def compiled(collectives: Collectives) -> Collectives:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..traces.table import Array
+
+_PAIRS = 1 << 21  # of an event and a group that are looked at together: about 150 MB
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,23 @@ class Events:
         self._ends, self._rank = end_ns[order], np.empty_like(order)
         self._rank[order] = np.arange(len(order))
 
-    def totals(self, rows: Array, groups: Array, count: int) -> Totals:
+    def totals(self, pairs: Iterable[tuple[Array, Array]], count: int) -> Totals:
         """Add up by group.
 
         Args:
-            rows: the events that belong to a group, with repetition where they belong to many.
-            groups: the group of each of those, below ``count``; a pair that comes twice counts once.
+            pairs: events, and the group of each, below ``count``: an event may come with many groups; with the
+                same one twice, it counts once. Of several parts, each has only later events than those before.
             count: of groups.
         """
         result = Totals(*(np.zeros(count, np.int64) for _ in range(4)))
-        if not len(rows):
-            return result
+        begin, reached = np.zeros(count, np.int64), np.full(count, np.iinfo(np.int64).min)
+        for rows, groups in pairs:
+            if len(rows):
+                self._add(result, begin, reached, rows, groups)
+        result.extent[:] = np.where(result.count > 0, reached - begin, 0)
+        return result
+
+    def _add(self, result: Totals, begin: Array, reached: Array, rows: Array, groups: Array) -> None:
         # One number a pair sorts by group, then by start. The latest end so far within a group is a running
         # maximum of ranks, each group's above those of the one before; times themselves could overflow.
         size = len(self._start)
@@ -63,12 +71,13 @@ class Events:
         last = np.append(first[1:], len(group)) - 1
         before = np.concatenate((start[:1], reach[:-1]))
         before[first] = start[first]
+        before = np.maximum(before, reached[group])
         found = group[first]
-        result.count[found] = last - first + 1
-        result.sum[found] = np.add.reduceat(self._duration[row], first)
-        result.busy[found] = np.add.reduceat(np.maximum(reach - np.maximum(start, before), 0), first)
-        result.extent[found] = reach[last] - start[first]
-        return result
+        begin[found] = np.where(result.count[found] > 0, begin[found], start[first])
+        reached[found] = np.maximum(reached[found], reach[last])
+        result.count[found] += last - first + 1
+        result.sum[found] += np.add.reduceat(self._duration[row], first)
+        result.busy[found] += np.add.reduceat(np.maximum(reach - np.maximum(start, before), 0), first)
 
 
 def upward(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
@@ -81,12 +90,14 @@ def upward(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
         which, above = which[above >= 0], above[above >= 0]
 
 
-def inclusive(rows: Array, parents: Array) -> tuple[Array, Array]:
-    """Return each event with what holds it, and with what holds that, as pairs of numbers."""
-    levels = list(upward(rows, parents))
-    if not levels:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    return np.concatenate([which for which, _ in levels]), np.concatenate([above for _, above in levels])
+def inclusive(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield each event with what holds it, and with what holds that, as pairs of numbers, some at a time."""
+    depth = sum(1 for _ in upward(np.unique(rows, return_index=True)[0], parents))
+    step = max(_PAIRS // max(depth, 1), 1)
+    for begin in range(0, len(rows), step):
+        levels = list(upward(rows[begin : begin + step], parents))
+        if levels:
+            yield np.concatenate([which for which, _ in levels]) + begin, np.concatenate([on for _, on in levels])
 
 
 def distinct(codes: Array) -> tuple[Array, Array]:

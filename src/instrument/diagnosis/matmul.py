@@ -76,9 +76,8 @@ def matmul_table(operators: Table, gpu: Table, work: Events) -> list[dict[str, A
     rows, products, which = _products(operators)
     number = np.full(len(operators), -1)
     number[rows] = np.arange(len(rows))
-    launched, above = inclusive(gpu.operator, operators.parent)
-    under = number[above] >= 0
-    done = work.totals(launched[under], number[above[under]], len(rows))
+    pairs = ((launched, number[above]) for launched, above in inclusive(gpu.operator, operators.parent))
+    done = work.totals(((launched[of >= 0], of[of >= 0]) for launched, of in pairs), len(rows))
     calls = sums(np.ones_like(which), which, len(products)).tolist()
     gpu_calls = sums(done.count > 0, which, len(products)).tolist()
     gpu_ns = sums(done.sum, which, len(products)).tolist()

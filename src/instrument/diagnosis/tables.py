@@ -49,13 +49,13 @@ def operator_table(operators: Table, gpu: Table, work: Events) -> Rows:
         return []
     inside = np.flatnonzero(operators.parent >= 0)
     children = Events(operators.start_ns[inside], operators.end_ns[inside]).totals(
-        np.arange(len(inside)), operators.parent[inside], len(operators)
+        [(np.arange(len(inside)), operators.parent[inside])], len(operators)
     )
     names, of = distinct(operators.name)
     own = np.flatnonzero(gpu.operator >= 0)
-    launched = work.totals(own, of[gpu.operator[own]], len(names))
-    rows, above = inclusive(gpu.operator, operators.parent)
-    below = work.totals(rows, of[above], len(names))
+    launched = work.totals([(own, of[gpu.operator[own]])], len(names))
+    pairs = inclusive(gpu.operator, operators.parent)
+    below = work.totals(((rows, of[above]) for rows, above in pairs), len(names))
     columns = {
         "calls": np.bincount(of, minlength=len(names)),
         "cpu_self_ns": sums(operators.duration_ns - children.busy, of, len(names)),
@@ -101,9 +101,8 @@ def _nested(ranges: Table, work: Events, inner: Array, parents: Array, chosen: A
     names, of = distinct(ranges.name[chosen])
     number = np.zeros(len(ranges), np.int64)
     number[chosen] = of
-    rows, above = inclusive(inner, parents)
-    by_name = work.totals(rows, number[above], len(names))
-    by_call = work.totals(rows, above, len(ranges))
+    by_name = work.totals(((rows, number[above]) for rows, above in inclusive(inner, parents)), len(names))
+    by_call = work.totals(inclusive(inner, parents), len(ranges))
     columns = {
         "calls": np.bincount(of, minlength=len(names)),
         "cpu_ns": sums(ranges.duration_ns[chosen], of, len(names)),

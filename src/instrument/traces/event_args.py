@@ -15,6 +15,7 @@ from msgspec import Raw, Struct, field
 
 from .table import KERNEL, MEMCPY, MEMSET, Array, Numbers, Words
 
+_MOST = 1e9  # blocks of a kernel for each multiprocessor; more is no measurement
 _GPU = {"gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
 
 
@@ -139,6 +140,12 @@ def _words(words: Words, args: Sequence[Struct], name: str) -> Array:
     return np.fromiter(map(words.__getitem__, map(attrgetter(name), args)), np.int32, len(args))
 
 
+def _correlation(args: Sequence[_Ids]) -> Array:
+    """That of CUPTI, whose 0 is none."""
+    found = _column(args, "correlation")
+    return np.where(found == 0, -1, found)
+
+
 def _external(args: Sequence[_Ids]) -> Array:
     today = _column(args, "external")
     return today if np.all(today >= 0) else np.where(today >= 0, today, _column(args, "external_2021"))
@@ -171,7 +178,7 @@ def _others(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str,
 
 def _calls(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_Ids, [event.args for event in events])
-    columns = {"correlation": _column(args, "correlation"), "external": _external(args)}
+    columns = {"correlation": _correlation(args), "external": _external(args)}
     return columns | _others(words, category, events)
 
 
@@ -193,11 +200,7 @@ def _gpu_regions(words: Words, category: str, events: Sequence[HasArgs]) -> dict
 
 def _syncs(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
-    return (
-        _place(category, args, events)
-        | {"correlation": _column(args, "correlation")}
-        | _others(words, category, events)
-    )
+    return _place(category, args, events) | {"correlation": _correlation(args)} | _others(words, category, events)
 
 
 def _gpu(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
@@ -207,23 +210,25 @@ def _gpu(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Ar
     kind[[event.name == "dma_request" for event in events]] = MEMCPY  # MTIA's
     columns = {
         "category": kind,
+        "correlation": _correlation(args),
         "external": _external(args),
         "bytes": np.where(size >= 0, size, _column(args, "size")),
-        "blocks": _products(args, "grid"),
-        "block_threads": _products(args, "block"),
+        "blocks": _products(args, "grid", 2**62),
+        "block_threads": _products(args, "block", 2**31),
     }
-    for name in ("correlation", "registers", "shared_bytes", "elements_in", "elements_out"):
+    for name in ("registers", "shared_bytes", "elements_in", "elements_out"):
         columns[name] = _column(args, name)
     for name in ("blocks_per_sm", "occupancy_percent"):
-        columns[name] = np.fromiter(map(attrgetter(name), args), np.float64, len(args))
+        values = np.fromiter(map(attrgetter(name), args), np.float64, len(args))
+        columns[name] = np.where((values >= 0) & (values < _MOST), values, math.nan)
     for name in ("collective", "group", "dtype"):
         columns[name] = _words(words, args, name)
     return columns | _place(category, args, events)
 
 
-def _products(args: Sequence[_GpuArgs], name: str) -> Array:
+def _products(args: Sequence[_GpuArgs], name: str, limit: int) -> Array:
     sizes = [math.prod(getattr(item, name)) if getattr(item, name) else -1 for item in args]
-    return np.array([size if -1 <= size < 2**31 else -1 for size in sizes], np.int64)
+    return np.array([size if -1 <= size < limit else -1 for size in sizes], np.int64)
 
 
 def _memory(_: Words, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
@@ -42,6 +44,7 @@ _CATEGORIES = (
     *("Operator", "Runtime", "Kernel", "Memcpy", "Memset", "ac2g", "fwdbwd", "async", "async_cpu_to_gpu"),
     *("", "Trace", "overhead", "cpu_instant_event"),
 )
+_TIMED = frozenset("XiIRC")
 _FLOWS = frozenset("stf")  # which arrows a viewer draws; ids in the args say the same
 _EXACT_US = float(2**41)  # up to here a float tells ns apart
 _LATEST_US = 2.3e15  # as ns, sums and differences fit into 64 bits
@@ -58,12 +61,14 @@ class Event(Struct, gc=False):
     name: str = ""
     pid: int | str | float | None = ""  # in the order in which Kineto writes them: that is decoded fastest
     tid: int | str | float | None = ""
-    ts: float = 0.0
+    ts: float = math.nan
     dur: float = 0.0
     args: Raw = Raw(b"{}")
 
     def in_time(self) -> bool:
-        """Tell whether its times fit into 64 bits of ns."""
+        """Tell whether it has a time, if it needs one, and its times fit into 64 bits of ns."""
+        if math.isnan(self.ts):
+            return self.ph not in _TIMED
         return abs(self.ts) < _LATEST_US and abs(self.dur) < _LATEST_US
 
 
@@ -92,6 +97,7 @@ class Collector:
         threads: numbers of pairs of process and thread.
         thread_names: what some of these threads are called.
         count: how many events were taken.
+        unread: how many of them are of phases that have no place in a trace, such as begins without durations.
     """
 
     def __init__(self) -> None:
@@ -99,6 +105,7 @@ class Collector:
         self.threads: Numbers[tuple[Any, Any]] = Numbers()
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.count = 0
+        self.unread: dict[str, int] = {}
         self._kinds: Numbers[tuple[str, str | None]] = Numbers()
         self._origins: Numbers[tuple[Any, ...]] = Numbers()  # phase, category, process and thread
         self._kind_and_thread = np.empty((0, 2), np.int32)  # of each
@@ -165,6 +172,8 @@ class Collector:
             self._count(part, events)
         elif phase == "M":
             self._name(events)
+        else:
+            self.unread[phase] = self.unread.get(phase, 0) + len(events)
 
     def _add(self, table: str, category: str, part: dict[str, Array], events: Sequence[Event]) -> None:
         if events:
@@ -196,12 +205,22 @@ def _times(events: Sequence[Event], text: bytes | bytearray) -> tuple[Array, Arr
     """Start and duration in ns."""
     start = np.fromiter(map(attrgetter("ts"), events), np.float64, len(events))
     duration = np.fromiter(map(attrgetter("dur"), events), np.float64, len(events))
+    missing = np.isnan(start)
+    if missing.any():
+        if any(not events[row].in_time() for row in np.flatnonzero(missing).tolist()):
+            raise ValueError("an event without a time")
+        start[missing] = 0
     latest = max(np.abs(start).max(), np.abs(duration).max())
     if not latest < _LATEST_US:
         raise ValueError(f"{latest:g} is no time in microseconds")
-    if latest < _EXACT_US or not _DECIMALS.search(text):
-        return _ns(start), np.maximum(_ns(duration), 0)
-    # Microseconds since 1970 with decimals: as floats they would be 125 ns off.
+    if latest >= _EXACT_US and _DECIMALS.search(text):
+        with suppress(ValueError, ArithmeticError):  # exponents that only floats can have
+            return _exact_ns(text)
+    return _ns(start), np.maximum(_ns(duration), 0)
+
+
+def _exact_ns(text: bytes | bytearray) -> tuple[Array, Array]:
+    """Of microseconds since 1970 with decimals: as floats they would be 125 ns off."""
     exact = _decode_exact(text)
     starts = [int((event.ts * 1000).to_integral_value()) for event in exact]
     durations = [max(int((event.dur * 1000).to_integral_value()), 0) for event in exact]

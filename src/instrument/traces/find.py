@@ -21,7 +21,7 @@ _NAMED = [
         r"(?<!local)(?<!local[-_])rank[-_=. ]?(\d{1,6})(?!\d)",
         r"worker[-_]?(\d{1,6})(?!\d)",
         r"(?<![a-z0-9])r(\d{1,6})(?![a-z0-9])",
-        r"(?<!step)(?<!iteration)(?<!epoch)[-_](\d{1,4})$",
+        r"(?:^|[-_.])(?:trace|traces|profile|report|gpu|device|local_rank)[-_]?(\d{1,3})$",
     )
 ]
 _FOLDER = re.compile(r"^rank[-_=]?(\d{1,6})$", re.IGNORECASE)

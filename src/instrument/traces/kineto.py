@@ -37,6 +37,8 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         about |= metadata(b"{" + tail, lost)
     if not collector.count and lost:
         raise TraceError(path, f"no event in it can be read: {'; '.join(lost.reasons)}")
+    for phase, count in collector.unread.items():
+        lost.add(f"events of phase {phase!r} are not read", events=count)
     distributed = _mapping(about.get("distributedInfo"))
     return assemble(
         path,
@@ -59,7 +61,9 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and abs(value) < 2**63 else None
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
 def _devices(properties: Any) -> list[Device]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .nest import Nest
-from .table import COLUMNS, Array, Table, Words, table
+from .table import COLUMNS, Array, Numbers, Table, Words, table
 from .trace import Coverage, Device, Lost, Thread, Trace
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
@@ -60,8 +60,8 @@ def assemble(
         tables[kind] = _sorted(kind, columns.pop(kind, _EMPTY.copy()), texts)
         if "parent" in COLUMNS[kind]:
             nests[kind] = _nests(tables[kind])
+    _link(tables, nests, threads)
     tables["steps"] = _begun(tables)
-    _link(tables, nests)
     coverage = {link: _coverage(tables["gpu"], link) for link in _LINKS}
     return Trace(
         path=path,
@@ -122,16 +122,14 @@ def _part_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
             columns[kind] = {name: column[~step] for name, column in part.items()}
 
 
-def _begun(tables: dict[str, Table]) -> Table:
-    """The steps without the last one if nothing ran in it: a loop that ends announces one more."""
-    steps = tables["steps"]
-    work = tables["operators"] or tables["regions"]
-    return steps.where(slice(-1)) if steps and work and work.start_ns[-1] < steps.start_ns[-1] else steps
-
-
-def _link(tables: dict[str, Table], nests: dict[str, dict[int, tuple[Array, Nest]]]) -> None:
-    gpu, runtime, operators, steps = (tables[kind] for kind in ("gpu", "runtime", "operators", "steps"))
+def _link(
+    tables: dict[str, Table], nests: dict[str, dict[int, tuple[Array, Nest]]], threads: list[Thread]
+) -> None:
+    gpu, runtime, operators = (tables[kind] for kind in ("gpu", "runtime", "operators"))
+    numbers: Numbers[Any] = Numbers()
+    process_of = np.array([*(numbers[thread.process] for thread in threads), -1])  # the last is that of thread -1
     gpu.launch[:] = _matching(gpu.correlation, runtime.correlation)
+    gpu.launch[np.isin(gpu.correlation, _of_several(runtime, process_of)) if len(numbers) > 1 else []] = -1
     launched = gpu.launch >= 0
     thread, at = np.full(len(gpu), -1), np.zeros(len(gpu), np.int64)
     thread[launched] = runtime.thread[gpu.launch[launched]]
@@ -145,16 +143,47 @@ def _link(tables: dict[str, Table], nests: dict[str, dict[int, tuple[Array, Nest
     gpu.operator[found] = named[found]
     thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
 
-    main = main_thread(steps, tables["regions"])
     gpu.region[:] = _open(nests["regions"], thread, at)
-    # The thread of the steps waits while autograd's own threads run the backward pass.
-    elsewhere = (gpu.region < 0) & (thread >= 0) & (thread != main)
-    gpu.region[elsewhere] = _open(nests["regions"], np.full(int(elsewhere.sum()), main), at[elsewhere])
     gpu.module[:] = _modules(tables["frames"], thread, at)
-    inside = np.searchsorted(steps.start_ns, at, "right") - 1
-    ok = (thread >= 0) & (inside >= 0)
-    ok[ok] = steps.end_ns[inside[ok]] > at[ok]
-    gpu.step[ok] = inside[ok]
+    for process in sorted(set(process_of[thread].tolist()) - {-1}):
+        work = np.flatnonzero(process_of[thread] == process)
+        _link_process(tables, nests["regions"], work, thread, at, process_of)
+
+
+def _link_process(
+    tables: dict[str, Table],
+    nests: dict[int, tuple[Array, Nest]],
+    work: Array,
+    thread: Array,
+    at: Array,
+    process_of: Array,
+) -> None:
+    """Link the GPU work of one process to its steps, and to the regions of the thread of its steps."""
+    gpu, process = tables["gpu"], process_of[thread[work[0]]]
+    steps, regions = (np.flatnonzero(process_of[tables[kind].thread] == process) for kind in ("steps", "regions"))
+    main = main_thread(tables["steps"].where(steps), tables["regions"].where(regions))
+    # That thread waits while autograd's own threads run the backward pass.
+    elsewhere = work[(gpu.region[work] < 0) & (thread[work] != main)]
+    gpu.region[elsewhere] = _open(nests, np.full(len(elsewhere), main), at[elsewhere])
+    found = Nest(tables["steps"].start_ns[steps], tables["steps"].end_ns[steps]).at(at[work])
+    gpu.step[work[found >= 0]] = steps[found[found >= 0]]
+
+
+def _of_several(runtime: Table, process_of: Array) -> Array:
+    """The correlations that calls of several processes have: there is no telling whose the work is."""
+    process, keys = process_of[runtime.thread], runtime.correlation
+    order = np.lexsort((process, keys))
+    process, keys = process[order], keys[order]
+    several: Array = keys[1:][(keys[1:] == keys[:-1]) & (process[1:] != process[:-1])]
+    return several
+
+
+def _begun(tables: dict[str, Table]) -> Table:
+    """The steps without the last one if nothing ran in it: a loop that ends announces one more."""
+    steps, work = tables["steps"], tables["operators"] or tables["regions"]
+    if not steps or not work or work.start_ns[-1] >= steps.start_ns[-1]:
+        return steps
+    return steps if (tables["gpu"].step == len(steps) - 1).any() else steps.where(slice(-1))
 
 
 def main_thread(steps: Table, regions: Table) -> int:

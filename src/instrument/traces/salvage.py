@@ -199,7 +199,7 @@ def _coerced(text: bytes) -> bytes:
     """Numbers as text, text as numbers, nothing in place of text, a name that is no Unicode."""
     try:
         content = json.loads(text)
-        content["ts"] = float(content.get("ts", 0))
+        content["ts"] = float(content["ts"])
         content["dur"] = float(content.get("dur") or 0)
         for name in ("name", "cat"):
             content[name] = str(content.get(name) or "")
@@ -207,7 +207,7 @@ def _coerced(text: bytes) -> bytes:
             if not isinstance(content.get(name), (int, float)):
                 content[name] = str(content.get(name) or "")
         return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
-    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return text
 
 

@@ -13,6 +13,8 @@ from .links import main_thread
 from .table import Array, Table
 from .trace import Trace
 
+_DEEPEST = 100
+
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -87,10 +89,9 @@ def summarize(trace: Trace) -> Summary:
     gpu = trace.gpu.where(_counts(trace))
     by_path: dict[tuple[str, ...], list[int]] = {}
     gpu_ns = _charged(gpu, "region", len(trace.regions))
-    inside = _in_steps(trace, trace.regions.start_ns)
-    for row, path, *values in _tree(trace.regions, gpu_ns, main_thread(trace.steps, trace.regions)):
-        if inside[row]:
-            _add(by_path, path, 1, *values)
+    main = main_thread(trace.steps, trace.regions)
+    for path, *values in _tree(trace.regions, gpu_ns, main, _in_steps(trace, trace.regions.start_ns)):
+        _add(by_path, path, 1, *values)
 
     operators = trace.operators
     chosen = _in_steps(trace, operators.start_ns)
@@ -135,8 +136,13 @@ def _summary(
     gpu: tuple[int, int] | None,
 ) -> Summary:
     """The rows of the tables, which end with their GPU time, as statistics in order."""
-    rank = {path: index for index, path in enumerate(by_path)}
-    tree = sorted(by_path, key=lambda path: [rank[path[:depth]] for depth in range(1, len(path) + 1)])
+    inside: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for path in by_path:
+        inside.setdefault(path[:-1], []).append(path)
+    tree, open_ = [], inside.get((), [])[::-1]
+    while open_:
+        tree.append(open_.pop())
+        open_ += inside.get(tree[-1], [])[::-1]
     regions = tuple(
         RegionStat(path, calls, cpu_ns, self_ns, gpu_ns if gpu else None)
         for path in tree
@@ -197,15 +203,22 @@ def _self_ns(rows: Table) -> Array:
     return rows.duration_ns - np.bincount(parent, covers, len(rows)).astype(np.int64)
 
 
-def _tree(rows: Table, gpu_ns: Array, main: int) -> Iterator[tuple[int, tuple[str, ...], int, int, int]]:
-    """Each row with path, duration, self time and GPU time with the rows inside; the main thread comes first."""
-    inclusive, parents = gpu_ns.tolist(), rows.parent.tolist()
+def _tree(rows: Table, gpu_ns: Array, main: int, chosen: Array) -> Iterator[tuple[tuple[str, ...], int, int, int]]:
+    """Each chosen row as path, duration, self time and GPU time with the rows inside; the main thread first.
+
+    What is nested deeper than anybody reads is left to what is around it.
+    """
+    inclusive, parents, counts = gpu_ns.tolist(), rows.parent.tolist(), chosen.tolist()
     for row in reversed(range(len(parents))):
         if parents[row] >= 0:
             inclusive[parents[row]] += inclusive[row]
     names, durations, self_ns = rows.text("name"), rows.duration_ns.tolist(), _self_ns(rows).tolist()
     paths: list[tuple[str, ...]] = []
-    for name, parent in zip(names, parents, strict=True):
-        paths.append((*paths[parent], name) if parent >= 0 else (name,))
+    shown = []
+    for name, parent, counted in zip(names, parents, counts, strict=True):
+        around = paths[parent] if parent >= 0 and counts[parent] else ()
+        paths.append((*around, name) if len(around) < _DEEPEST else around)
+        shown.append(counted and len(around) < _DEEPEST)
     for row in np.argsort(rows.thread != main, kind="stable").tolist():
-        yield row, paths[row], durations[row], self_ns[row], inclusive[row]
+        if shown[row]:
+            yield paths[row], durations[row], self_ns[row], inclusive[row]

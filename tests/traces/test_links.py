@@ -1,0 +1,165 @@
+"""To whom GPU work belongs where a file has several processes, threads and steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.diagnosis.collectives import communicates
+from instrument.diagnosis.metrics import metrics
+from instrument.traces.find import rank_of
+from instrument.traces.kineto import read_kineto
+from instrument.traces.summary import summarize
+from instrument.traces.trace import Trace
+
+Event = dict[str, Any]
+
+
+def complete(cat: str, name: str, ts: float, dur: float, process: int = 1, **args: Any) -> Event:
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "ts": ts,
+        "dur": dur,
+        "pid": process,
+        "tid": process,
+        "args": args,
+    }
+
+
+def region(name: str, ts: float, dur: float, process: int = 1) -> Event:
+    return complete("user_annotation", name, ts, dur, process)
+
+
+def launch(ts: float, correlation: int, process: int = 1, thread: int | None = None) -> Event:
+    event = complete("cuda_runtime", "cudaLaunchKernel", ts, 2, process, correlation=correlation)
+    return event | {"tid": thread or process}
+
+
+def kernel(ts: float, dur: float, correlation: int, name: str = "k", **args: Any) -> Event:
+    return complete("kernel", name, ts, dur, 0, correlation=correlation, device=0, stream=7, **args)
+
+
+def read(tmp_path: Path, *events: Event) -> Trace:
+    (tmp_path / "trace.json").write_text(json.dumps(events))
+    return read_kineto(tmp_path / "trace.json")
+
+
+def test_processes_keep_their_own(tmp_path: Path) -> None:
+    """The work of one process belongs to no region and no step of another."""
+    steps = [region("ProfilerStep#0", 0, 100), complete("cpu_op", "o", 0, 1)]
+    trace = read(tmp_path, *steps, region("train", 0, 100), launch(50, 1, process=2, thread=9), kernel(60, 5, 1))
+    assert (trace.gpu.region[0], trace.gpu.step[0]) == (-1, -1)
+    ours = read(tmp_path, *steps, region("train", 0, 100), launch(50, 1, thread=9), kernel(60, 5, 1))
+    assert (ours.gpu.region[0], ours.gpu.step[0]) == (0, 0)
+
+
+def test_one_correlation_in_two_processes(tmp_path: Path) -> None:
+    """Nobody knows whose work it is, and the coverage says so; 0 is no correlation at all."""
+    twice = [launch(1, 1, process=1), launch(2, 1, process=2)]
+    trace = read(tmp_path, *twice, launch(3, 0), kernel(20, 5, 1), kernel(30, 5, 0))
+    assert trace.gpu.launch.tolist() == [-1, -1]
+    assert trace.coverage["launch"].linked == 0
+
+
+def test_a_last_step_that_replays_a_graph(tmp_path: Path) -> None:
+    """A step without operators in which work was launched is one."""
+    steps = [region(f"ProfilerStep#{step}", 100 * step, 100) for step in range(4)]
+    work = [
+        event
+        for step in range(3)
+        for event in (launch(100 * step + 40, step + 1), kernel(100 * step + 50, 30, step + 1))
+    ]
+    trace = read(tmp_path, *steps, *work, complete("cpu_op", "aten::mm", 10, 20))
+    assert trace.steps.number.tolist() == [0, 1, 2]
+    assert trace.gpu.step.tolist() == [0, 1, 2]
+
+
+def test_steps_within_steps(tmp_path: Path) -> None:
+    """Work belongs to the innermost step that is open."""
+    steps = [region("ProfilerStep#0", 0, 100), region("ProfilerStep#1", 10, 10), complete("cpu_op", "o", 99, 1)]
+    trace = read(tmp_path, *steps, launch(15, 1), kernel(20, 1, 1), launch(50, 2), kernel(60, 1, 2))
+    assert trace.steps.number[trace.gpu.step].tolist() == [1, 0]
+
+
+def test_what_has_no_time_or_no_place_is_said(tmp_path: Path) -> None:
+    """An event without a time is lost, not put at 0; so are begins and ends."""
+    nowhere = {"ph": "X", "cat": "kernel", "name": "k", "dur": 5, "pid": 0, "tid": 7}
+    begin = {"ph": "B", "cat": "user_annotation", "name": "r", "ts": 5, "pid": 1, "tid": 1}
+    name = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "args": {"name": "stream 7"}}
+    trace = read(tmp_path, name, kernel(10**6, 5, 1), nowhere, begin)
+    assert metrics(trace)["span_ns"] == 5_000
+    assert trace.lost.events == 2
+    assert "events of phase 'B' are not read" in trace.lost.reasons
+
+
+@pytest.mark.parametrize("odd", ["0e99999999999999999999", "1e-99999999999999999999"])
+def test_exponents_beside_exact_times(tmp_path: Path, odd: str) -> None:
+    """A number that no exact arithmetic takes makes no trace unreadable."""
+    text = json.dumps([kernel(3_000_000_000_000.5, 5, 1)]).replace('"dur": 5', f'"dur": {odd}')
+    (tmp_path / "trace.json").write_text(text)
+    assert read_kineto(tmp_path / "trace.json").gpu.duration_ns.tolist() == [0]
+
+
+@pytest.mark.parametrize("percent", ["inf", 1e308, -50])
+def test_occupancies_that_cannot_be(tmp_path: Path, percent: object) -> None:
+    """What is no percentage is taken for not there; JSON has no infinity."""
+    trace = read(tmp_path, kernel(1, 5, 1, **{"est. achieved occupancy %": percent, "blocks per SM": percent}))
+    assert metrics(trace)["occ_weighted"] is None
+    json.dumps(metrics(trace), allow_nan=False)
+
+
+def test_deep_nests(tmp_path: Path) -> None:
+    """A thousand regions in each other cost no more than they are worth, and what is deepest is left out."""
+    regions = [region("r", at, 5_000 - 2 * at) for at in range(1_000)]
+    work = [
+        event for at in range(2_000) for event in (launch(1_500 + at / 2, at + 1), kernel(1_600 + at, 1, at + 1))
+    ]
+    trace = read(tmp_path, *regions, *work)
+    assert max(len(stat.path) for stat in summarize(trace).regions) == 100
+    assert sum(stat.gpu_ns or 0 for stat in summarize(trace).regions if len(stat.path) == 1) == 2_000_000
+    assert metrics(trace)["region_table"][0]["gpu_busy_ns"] == 2_000_000
+
+
+@pytest.mark.parametrize("name", ["internode1" * 40_000, "Cijk_" * 80_000, "fp8" * 100_000, "Fmha" * 80_000])
+def test_endless_names(tmp_path: Path, name: str) -> None:
+    """The name of a kernel does not keep the numbers waiting."""
+    assert metrics(read(tmp_path, kernel(1, 5, 1, name=name)))["kernels"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("triton_red_fused__to_copy_add_all_reduce_mean_mul_0", False),
+        ("fsdp_all_gather_copy_out", False),
+        ("void block_all_reduce_sum<float>", False),
+        ("softmax_warp_all_reduce", False),
+        ("index_reduce_scatter", False),
+        ("one_shot_all_reduce_kernel", True),
+        ("ncclDevKernel_AllReduce_Sum", True),
+        ("oneccl_allgather", True),
+    ],
+)
+def test_what_communicates(tmp_path: Path, name: str, expected: bool) -> None:
+    """Kernels that are only named after a collective compute."""
+    assert communicates(read(tmp_path, kernel(1, 5, 1, name=name)).gpu).tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("profile_2024-11-21.json", None),
+        ("iter_100.json", None),
+        ("llama-70.json", None),
+        ("trace_2024.json", None),
+        ("trace_3.json", 3),
+        ("h100_rank12.pt.trace.json.gz", 12),
+    ],
+)
+def test_dates_are_no_ranks(name: str, rank: int | None) -> None:
+    """A number in a name is a rank only where the name says so."""
+    assert rank_of(Path(name)) == rank
