@@ -61,7 +61,6 @@ def assemble(
         if "parent" in COLUMNS[kind]:
             nests[kind] = _nests(tables[kind])
     _link(tables, nests, threads)
-    tables["steps"] = _begun(tables)
     coverage = {link: _coverage(tables["gpu"], link) for link in _LINKS}
     return Trace(
         path=path,
@@ -143,6 +142,7 @@ def _link(
     gpu.operator[found] = named[found]
     thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
 
+    tables["steps"] = _begun(tables, at[thread >= 0])
     gpu.region[:] = _open(nests["regions"], thread, at)
     gpu.module[:] = _modules(tables["frames"], thread, at)
     for process in sorted(set(process_of[thread].tolist()) - {-1}):
@@ -178,12 +178,13 @@ def _of_several(runtime: Table, process_of: Array) -> Array:
     return several
 
 
-def _begun(tables: dict[str, Table]) -> Table:
+def _begun(tables: dict[str, Table], launches_ns: Array) -> Table:
     """The steps without the last one if nothing ran in it: a loop that ends announces one more."""
     steps, work = tables["steps"], tables["operators"] or tables["regions"]
-    if not steps or not work or work.start_ns[-1] >= steps.start_ns[-1]:
+    if not steps or not work:
         return steps
-    return steps if (tables["gpu"].step == len(steps) - 1).any() else steps.where(slice(-1))
+    last_ns = max(int(work.start_ns[-1]), int(launches_ns.max(initial=work.start_ns[-1])))
+    return steps if last_ns >= steps.start_ns[-1] else steps.where(slice(-1))
 
 
 def main_thread(steps: Table, regions: Table) -> int:
@@ -192,7 +193,8 @@ def main_thread(steps: Table, regions: Table) -> int:
     if not rows:
         return -1
     known = rows.thread >= 0
-    times = np.bincount(rows.thread[known], rows.duration_ns[known])
+    threads = rows.thread[known]
+    times = np.where(np.bincount(threads) > 0, np.bincount(threads, rows.duration_ns[known]), -1)
     return int(np.argmax(times)) if len(times) else -1
 
 
