@@ -8,12 +8,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.config import settings
 from instrument.regions import annotation, live
+
+# The same examples in every run, so that a failure is of the change and not of the day. To look for new ones:
+# pytest --hypothesis-profile=default
+hypothesis.settings.register_profile("same", derandomize=True, database=None)
+hypothesis.settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

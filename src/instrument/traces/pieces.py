@@ -15,11 +15,11 @@ import msgspec
 from msgspec import Raw
 
 from ..errors import TraceError
-from .salvage import BEGIN, BETWEEN, CLOSE, first_event, whole_events
+from .salvage import BETWEEN, CLOSE, KEYS, first_event, whole_events
 from .text import BLOCK, blocks
 from .trace import Lost
 
-_EVENTS = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\[(?=\s*(?:\]|" + BEGIN + rb'))|"traceEvents"\s*:\s*\[')
+_EVENTS = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*\[(?=\s*(?:\]|\{\s*"' + KEYS + rb'"\s*:))|"traceEvents"\s*:\s*\[')
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # how the decoder says that the array has ended
 _COMMA = b", \t\r\n"
 _LONGEST = 1 << 24  # of one event, and of what is before or after them: 16 MiB

@@ -14,9 +14,9 @@ import msgspec
 from .events import Event
 from .trace import Lost
 
-_KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|sf|cname)"
+KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|sf|cname)"
 _PHASE = rb'ph"\s*:|args"\s*:\s*\{'
-BEGIN = rb'\{\s*"(?:' + _PHASE + rb"|" + _KEYS + rb'"\s*:[^{}]{0,999}?"(?:' + _PHASE + rb"))"
+BEGIN = rb'\{\s*"(?:' + _PHASE + rb"|" + KEYS + rb'"\s*:[^{}]{0,999}?"(?:' + _PHASE + rb"))"
 """The beginning of an event, not of another object: it has a phase or args, which its args do not."""
 BETWEEN = re.compile(rb"\}(?=\s*,\s*" + BEGIN + rb")")
 """The last character of an event that another one follows."""
@@ -35,7 +35,7 @@ _BARE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(?<=[:\[,\s])' + _WORD + rb"(?=\s
 _CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
 # Of a text with quotes in it, how much is looked at is limited, or the time would grow with its square.
 _TEXT = re.compile(
-    rb'("(?:name|cat|ph|s|bp|pid|tid)"\s*:\s*")(.{0,1999}?)("\s*(?:,\s*"' + _KEYS + rb'"\s*:|\}\s*\Z))'
+    rb'("(?:name|cat|ph|s|bp|pid|tid)"\s*:\s*")(.{0,1999}?)("\s*(?:,\s*"' + KEYS + rb'"\s*:|\}\s*\Z))'
 )
 _ARG_TEXT = re.compile(rb'("[^"]{0,199}"\s*:\s*")(.{0,1999}?)("\s*(?:,\s*"[^"]{0,199}"\s*:|\}))')
 _ARGS = re.compile(rb',\s*"args"\s*:.*\Z')
