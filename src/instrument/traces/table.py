@@ -163,9 +163,9 @@ class Table(Mapping[str, Array]):
         return hits[codes]
 
 
-def table(kind: str, columns: Mapping[str, Array], words: list[str], rows: int | None = None) -> Table:
+def table(kind: str, columns: Mapping[str, Array], words: list[str]) -> Table:
     """Return a table of this kind; columns that are not given have the value for what is not known."""
-    count = len(next(iter(columns.values()))) if rows is None else rows
+    count = len(next(iter(columns.values())))
     complete = {}
     for name, (dtype, missing) in COLUMNS[kind].items():
         if name in columns:
