@@ -22,6 +22,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/modules.py
 	$(BIN)/python benchmarks/traces.py
+	$(BIN)/python benchmarks/syncs.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

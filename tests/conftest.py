@@ -18,7 +18,7 @@ from instrument.regions import annotation, live
 
 # The same examples in every run, so that a failure is of the change and not of the day. To look for new ones:
 # pytest --hypothesis-profile=default
-hypothesis.settings.register_profile("same", derandomize=True, database=None)
+hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("same")
 
 

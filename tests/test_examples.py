@@ -82,3 +82,23 @@ def test_matmul_add(tmp_path: Path, options: list[str], name: str) -> None:
     events = json.loads((tmp_path / f"runs/{name}.json").read_text())["traceEvents"]
     regions = [event["name"] for event in events if event.get("cat") == "user_annotation"]
     assert regions.count("matmul_add") == 3
+
+
+def test_find_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three lines that wait are found, each as the README shows one, and no other."""
+    monkeypatch.setenv("COLUMNS", "100")
+    path = EXAMPLES / "find_syncs.py"
+    done = run(EXAMPLES.parent, "examples/find_syncs.py")
+    lines = path.read_text().splitlines()
+    found = re.findall(r"^\w+ +\S+:(\d+) in train\n    (\w+):", done.stdout, re.MULTILINE)
+    assert {(lines[int(line) - 1].strip(), op) for line, op in found} == {
+        ('tokens = batch.to("cuda")', "to"),
+        ("loss = loss / len(tokens[tokens != 0])", "getitem"),
+        ('print(f"loss {loss.item():.4f}")', "item"),
+    }
+    assert done.stdout.count("Fix: ") == len(found) == 3
+    assert done.stdout.splitlines()[-1] == "Without the three, no step waits."
+    (shown,) = re.findall(
+        r"^```\n(high .*?)^\.\.\.$", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert shown in done.stdout

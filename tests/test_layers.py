@@ -16,10 +16,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "instrument"
 # From top to bottom. A room knows those on later lines; modules of one line do not know each other.
 ORDER = [
     ["__main__"],
-    ["cli"],
+    ["cli", "pytest_plugin"],
+    ["commands"],
     ["__init__"],
     ["windows"],
     ["exporters"],
+    ["syncs"],
     ["report"],
     ["diagnosis"],
     ["traces"],

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from .modules.annotate import annotate_modules
     from .modules.step import annotate_step
     from .regions.annotation import annotate, mark
+    from .syncs.audit import audit_syncs
+    from .syncs.dry.run import dry_run
+    from .syncs.live import detect_syncs, no_syncs
+    from .syncs.policy import allow_sync
     from .traces.read import read_trace
     from .windows.loop import profile
     from .windows.schedule import schedule
@@ -17,12 +21,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "allow_sync",
     "annotate",
     "annotate_modules",
     "annotate_step",
+    "audit_syncs",
     "configure",
+    "detect_syncs",
+    "dry_run",
     "mark",
     "metrics",
+    "no_syncs",
     "profile",
     "read_trace",
     "schedule",
@@ -30,12 +39,17 @@ __all__ = [
 ]
 
 _HOMES = {
+    "allow_sync": ".syncs.policy",
     "annotate": ".regions.annotation",
     "annotate_modules": ".modules.annotate",
     "annotate_step": ".modules.step",
+    "audit_syncs": ".syncs.audit",
     "configure": ".config",
+    "detect_syncs": ".syncs.live",
+    "dry_run": ".syncs.dry.run",
     "mark": ".regions.annotation",
     "metrics": ".diagnosis.metrics",
+    "no_syncs": ".syncs.live",
     "profile": ".windows.loop",
     "read_trace": ".traces.read",
     "schedule": ".windows.schedule",

@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from . import tools
@@ -126,6 +126,99 @@ def autograd_functions() -> tuple[Callable[[], int], Callable[[], int], Callable
     if number is None or task is None or not hasattr(engine, "queue_callback"):
         return None
     return number, task, engine.queue_callback
+
+
+def autograd_node() -> str | None:
+    """Return the name of the autograd node that runs on this thread, as "MulBackward0"; None outside of any."""
+    node = getattr(getattr(sys.modules.get("torch"), "_C", None), "_current_autograd_node", None)
+    running = node() if node is not None else None
+    return running.name() if running is not None else None
+
+
+def backward_runner() -> tuple[Any, str] | None:
+    """Return the owner and the name of the function that runs every backward pass; None where it is not there."""
+    import torch
+
+    return (torch.autograd, "_engine_run_backward") if hasattr(torch.autograd, "_engine_run_backward") else None
+
+
+def skip_code() -> Callable[[CodeType], None] | None:
+    """Return a function that has torch.compile leave a function's code alone, but where it is inlined.
+
+    None where it is missing: code may then be compiled that is not meant to be.
+    """
+    try:
+        from torch._C._dynamo import eval_frame
+    except ImportError:
+        return None
+    if hasattr(eval_frame, "skip_code"):  # torch 2.6
+        skip: Callable[[CodeType], None] = eval_frame.skip_code
+        return skip
+    try:
+        action = eval_frame._FrameAction
+        alone = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        choose = eval_frame.set_code_exec_strategy
+    except (AttributeError, TypeError):
+        return None
+    return lambda code: choose(code, alone)
+
+
+def tensor_text() -> tuple[Any, str] | None:
+    """Return the owner and the name of the function that makes the text of a tensor; None where it is not there.
+
+    Each value that it reads is then a wait of its own. `Tensor.__repr__` itself is not to be replaced: the
+    compiler would look into what is put there.
+    """
+    import torch
+
+    module = getattr(torch, "_tensor_str", None)
+    return (module, "_str") if hasattr(module, "_str") else None
+
+
+def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
+    """Return the lists of what torch calls before the CPU waits for a GPU, and what makes it call them.
+
+    The lists are those for a "stream", an "event" and a "device". None where this version of torch has no such
+    hook: a wait is then only heard of when it is over.
+    """
+    import torch
+
+    activate = getattr(torch._C, "_activate_gpu_trace", None)
+    try:
+        from torch.cuda import _gpu_trace as trace
+
+        registries = {
+            "stream": trace.StreamSynchronizationCallbacks,
+            "event": trace.EventSynchronizationCallbacks,
+            "device": trace.DeviceSynchronizationCallbacks,
+        }
+        lists = {what: registry.callback_list for what, registry in registries.items()}
+    except (ImportError, AttributeError):
+        return None
+    return (lists, activate) if activate is not None else None
+
+
+def is_fake(tensor: Any) -> bool:
+    """Tell whether ``tensor`` has a shape and a device, and no data."""
+    fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", None)
+    return fake is not None and isinstance(tensor, fake)
+
+
+def forget_warnings() -> None:
+    """Make Python forget which warnings it showed; where it cannot be told, it shows none of them again."""
+    import warnings
+
+    forget = getattr(warnings, "_filters_mutated", None) or getattr(warnings, "_filters_mutated_lock_held", None)
+    if forget is not None:
+        forget()
+
+
+def function_modes() -> list[Any]:
+    """Return the torch function modes that are on, outermost first; none where torch does not tell."""
+    from torch import overrides
+
+    stack = getattr(overrides, "_get_current_function_mode_stack", None)
+    return list(stack()) if stack is not None else []
 
 
 def before_node() -> Callable[[Any, Callable[[Any], None]], Any]:

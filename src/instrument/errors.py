@@ -28,3 +28,7 @@ class TraceError(InstrumentError, ValueError):
 
 class CaptureError(InstrumentError):
     """A window that cannot be recorded; the message is the reason that the manifest gives."""
+
+
+class SyncError(InstrumentError, RuntimeError):
+    """The CPU waited for the GPU where it must not: in `no_syncs`, at level "error", or above a budget."""

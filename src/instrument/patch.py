@@ -9,7 +9,7 @@ _MISSING = object()
 
 
 class Patch:
-    """``owner.name`` is ``make(original)`` until `undo`.
+    """``owner.name`` is ``make(original)`` until `undo`; ``make(None)`` where there is no original.
 
     Where somebody else replaced it in the meantime it stays theirs, and calls through them still reach
     what ``make`` returned: that must work after `undo` as well, as the original does.
@@ -19,7 +19,7 @@ class Patch:
         self._owner = owner
         self._name = name
         self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
-        self._ours = make(getattr(owner, name) if self._before is _MISSING else self._before)
+        self._ours = make(getattr(owner, name, None) if self._before is _MISSING else self._before)
         self._set(self._ours)
 
     def undo(self) -> None:

@@ -97,7 +97,7 @@ def profile(
 @contextmanager
 def _alone() -> Iterator[None]:
     """One recording at a time on this machine: of those that start together, nsys 2022.4 loses one in eighty."""
-    with open(Path(tempfile.gettempdir()) / "instrument-tests-nsys.lock", "w") as lock:
+    with (Path(tempfile.gettempdir()) / "instrument-tests-nsys.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -161,6 +161,7 @@ class Live:
     def __init__(self) -> None:
         self._attached: list[Emitter] = []  # their tool was there when the process started
         self._recording: list[Emitter] = []  # while a torch profiler records: torch's own, and JAX's
+        self._added: list[Emitter] = []  # by other parts of the library, from `add` to `remove`
         self._failed: set[str] = set()  # the names of emitters that were taken out
         self._target = ""
         self._hears_torch = False
@@ -170,7 +171,7 @@ class Live:
         """Take a change in, each region going to every profiler once."""
         global recording, current
         before = recording
-        emitters = [*self._attached, *self._recording]
+        emitters = [*self._attached, *self._recording, *self._added]
         drop = redundant([emitter.name for emitter in emitters], self._target)
         emitters = [emitter for emitter in emitters if emitter.name not in drop]
         current = Several(emitters) if len(emitters) > 1 else emitters[0] if emitters else NOBODY
@@ -186,9 +187,20 @@ class Live:
             return  # the program's, not the emitter's: this one region is not shown
         self._attached = [other for other in self._attached if other is not emitter]
         self._recording = [other for other in self._recording if other is not emitter]
+        self._added = [other for other in self._added if other is not emitter]
         self._failed.add(emitter.name)
         self._settle()
         guard.failed(f"emitter {emitter.name}", error)
+
+    def add(self, emitter: Emitter) -> None:
+        """Let ``emitter`` hear of regions until `remove`."""
+        self._added.append(emitter)
+        self._settle()
+
+    def remove(self, emitter: Emitter) -> None:
+        """Take ``emitter`` out again; a second time does nothing."""
+        self._added = [other for other in self._added if other is not emitter]
+        self._settle()
 
     def detect(self) -> None:
         """Look for the tools that this process runs under, again when a window opens."""

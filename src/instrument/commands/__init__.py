@@ -1,0 +1,1 @@
+"""What the command ``instrument`` can do: a module for each."""

@@ -1,0 +1,161 @@
+"""``instrument syncs``: which lines make the CPU wait for the GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+
+from ..report.plain import line
+from ..syncs.allowlist import Known
+from ..syncs.report import SyncReport, render
+from ..syncs.sarif import to_sarif
+from ..syncs.written import as_dict
+from ..traces.ranks import TraceSet
+from ..traces.read import read_trace
+from .sentence import sentence
+
+Reports = list[tuple[str, SyncReport]]
+_ARGUMENTS = f"{__name__}.arguments"
+
+
+class WithArguments(TyperCommand):
+    """A command that takes what follows ``--`` for the script, as it is."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Put aside what follows ``--``."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_ARGUMENTS] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+
+def syncs(
+    ctx: typer.Context,
+    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="Functions, scripts or traces.")],
+    fake: Annotated[bool, typer.Option("--fake", help="Shapes only, for models too large to run.")] = False,
+    most: Annotated[int, typer.Option("--max", min=0, help="How often a step may wait.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything, exact, as JSON.")] = False,
+    sarif: Annotated[Path | None, typer.Option(help="Write SARIF, for code scanning.", metavar="FILE")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Fail only for what is not in FILE.", metavar="FILE")
+    ] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option(help="Write what is found now; keeps the reasons in FILE.", metavar="FILE")
+    ] = None,
+    allowlist: Annotated[
+        Path | None, typer.Option(help="Allow what is in FILE, each with its reason.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Find the lines that make the CPU wait for the GPU; no GPU is needed.
+
+    TARGET is a function of a file (train.py::step), which is called once in a dry run; a script (train.py), all of
+    which is run so; or a trace of torch.profiler or Nsight Systems. What follows -- are the script's arguments.
+
+    The exit code is 0 where no step waits more often than --max, 1 where one does or a run does not come to its
+    end, and 2 where something cannot be read.
+    """
+    try:
+        known = Known.read(baseline) if baseline else None
+        excused = Known.read(allowlist, reasons=True) if allowlist else None
+        before = Known.read(write_baseline) if write_baseline and write_baseline.exists() else None
+    except (OSError, ValueError) as error:
+        raise _unusable(error) from None
+    reports: Reports = []
+    for target in targets:
+        try:
+            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+                reports += _look(target, fake, ctx.meta[_ARGUMENTS])
+        except (OSError, ValueError, TypeError) as error:
+            raise _unusable(error) from None
+    found = [report for _, report in reports]
+    if excused is not None:
+        _apply(excused, found, f"allowlist {allowlist}")
+    fresh = Known.of(found, before)
+    if known is not None:
+        _apply(known, found, f"baseline {baseline}")
+    try:
+        if sarif:
+            sarif.write_text(to_sarif(found), encoding="utf-8")
+        _print(reports, as_json)
+        if write_baseline:
+            _write(fresh, write_baseline, found)
+    except OSError as error:
+        raise _unusable(error) from None
+    if _failed(reports, most, written=write_baseline is not None):
+        raise typer.Exit(1)
+
+
+def _look(target: str, fake: bool, arguments: list[str]) -> Iterator[tuple[str, SyncReport]]:
+    file, separator, function = target.rpartition("::")
+    if separator or target.endswith(".py"):
+        from ..syncs.dry.run import dry_run_file
+
+        path = Path(file if separator else target)
+        yield target, dry_run_file(path, function if separator else None, fake=fake, args=arguments)
+        return
+    if arguments:
+        raise ValueError(f"{target} is a trace, which takes no arguments: {' '.join(arguments)}")
+    from ..syncs.audit import audit_syncs
+
+    trace = read_trace(target)
+    if not isinstance(trace, TraceSet):
+        yield target, audit_syncs(trace)
+        return
+    if trace.failed:
+        raise ValueError("; ".join(f"cannot read {path}: {reason}" for path, reason in trace.failed.items()))
+    for rank, one in trace.items():
+        yield f"{target}, rank {rank}", audit_syncs(one)
+
+
+def _apply(known: Known, found: list[SyncReport], name: str) -> None:
+    """Allow what is known, and say what the file has that is no more so."""
+    for report in found:
+        for place, now, most in known.allow(report, name):
+            typer.echo(
+                f"instrument: more often than {name} has it: {place}: {now} in a step, not {most}", err=True
+            )
+    for entry in known.stale(found):
+        typer.echo(f"instrument: no longer found, and may go from {name}: {entry}", err=True)
+
+
+def _print(reports: Reports, as_json: bool) -> None:
+    if as_json:
+        written = [{"target": target} | as_dict(report) for target, report in reports]
+        typer.echo(json.dumps(written if len(written) != 1 else written[0], indent=2))
+        return
+    console = Console()
+    for number, (target, report) in enumerate(reports):
+        if len(reports) > 1:
+            line(console, f"{chr(10) * bool(number)}{target}", bold=True)
+        render(report, console=console)
+
+
+def _write(fresh: Known, path: Path, found: list[SyncReport]) -> None:
+    if all(report.finished for report in found):  # else it would lose what was not come to
+        fresh.write(path)
+        typer.echo(f"instrument: known waits written to {path}: {len(fresh.entries)}", err=True)
+    else:
+        typer.echo(f"instrument: {path} is not written: a run did not come to its end", err=True)
+
+
+def _failed(reports: Reports, most: int, written: bool) -> bool:
+    """Say on standard error why the command fails, if it does."""
+    failed = False
+    for target, report in reports:
+        reason = (None if report.finished else "the run did not come to its end") if written else report.over(most)
+        if reason is not None:
+            typer.echo(f"instrument: {target}: {reason}", err=True)
+            failed = True
+    return failed
+
+
+def _unusable(error: Exception) -> typer.Exit:
+    typer.echo(f"instrument: {sentence(error)}", err=True)
+    return typer.Exit(2)

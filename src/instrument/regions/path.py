@@ -1,0 +1,46 @@
+"""Which regions are open on a thread, by name: for those who note where something happened."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from .region import Region
+
+Token = tuple[list[Region], Region]
+
+
+class RegionPath:
+    """An emitter that only remembers; `instrument.regions.live.live.add` makes it listen."""
+
+    name = "path"
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+
+    def names(self) -> tuple[str, ...]:
+        """Return the regions open on this thread, outermost first."""
+        return tuple(region.name for region in getattr(self._here, "open", ()))
+
+    def push(self, region: Region) -> Token:
+        """Note that ``region`` opened on this thread."""
+        try:
+            opened = self._here.open
+        except AttributeError:
+            opened = self._here.open = []
+        opened.append(region)
+        return opened, region
+
+    def pop(self, token: Token) -> None:
+        """Note that it closed, wherever it was opened."""
+        opened, region = token
+        for index in range(len(opened) - 1, -1, -1):  # suspended code may close out of order
+            if opened[index] is region:
+                del opened[index]
+                return
+
+    start = push
+    end = pop
+
+    def mark(self, region: Region) -> Any:
+        """An instant is never open."""

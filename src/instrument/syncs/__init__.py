@@ -1,0 +1,1 @@
+"""Which line makes the CPU wait for the GPU?"""

@@ -1,0 +1,155 @@
+"""Files of known waits: a baseline for "no new syncs" in CI, and an allowlist with reasons.
+
+Both are text with a line for each wait: fingerprint, the most times in a step (or ``*``), why, and after `` # ``
+where that was when the line was written. Such a file takes comments, needs no library, changes by one line
+for one wait, and so merges well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .finding import Finding
+from .results import Results
+from .roots import portable
+
+_HEAD = """\
+# Known waits of the CPU for the GPU, for `instrument syncs --baseline` and `--allowlist`. A line for each:
+# fingerprint, most times in a step (or *), why  # where
+"""
+_LINE = re.compile(r"([0-9a-f]{16})\s+(\d+|\*)(?:\s+(.*))?")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A known wait.
+
+    Attributes:
+        fingerprint: of the finding.
+        most: how many times in a step it may be; None for any number.
+        reason: why it may be; may be empty in a baseline.
+        where: for people; it is not compared.
+    """
+
+    fingerprint: str
+    most: int | None
+    reason: str = ""
+    where: str = ""
+
+    def __str__(self) -> str:
+        about = f"{self.where} ({self.fingerprint})" if self.where else self.fingerprint
+        return f"{about}: {self.reason}" if self.reason else about
+
+
+@dataclass
+class Known:
+    """The known waits of one file, by fingerprint."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path, *, reasons: bool = False) -> Known:
+        """Read a file.
+
+        Args:
+            path: the file.
+            reasons: refuse a line that does not say why.
+
+        Raises:
+            ValueError: a line that is not understood; the message names it.
+            OSError: the file cannot be read.
+        """
+        known = cls()
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"cannot read {path}: it is no text") from None
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            content, _, where = line.partition(" # ")
+            match = _LINE.fullmatch(content.strip())
+            if match is None:
+                raise ValueError(f"cannot read {path}, line {number}: no fingerprint, number and reason: {line!r}")
+            fingerprint, most, reason = match.group(1), match.group(2), (match.group(3) or "").strip()
+            if reasons and not reason:
+                raise ValueError(f"cannot read {path}, line {number}: it must say why: {line!r}")
+            if fingerprint in known.entries:
+                raise ValueError(f"cannot read {path}, line {number}: {fingerprint} is there twice")
+            limit = None if most == "*" else int(most)
+            known.entries[fingerprint] = Entry(fingerprint, limit, reason, where.strip())
+        return known
+
+    @classmethod
+    def of(cls, several: Iterable[Results], before: Known | None = None) -> Known:
+        """Return what ``several`` runs found and nobody allowed, with the reasons that ``before`` has for it."""
+        known, reasons = cls(), before.entries if before is not None else {}
+        for one in several:
+            for fingerprint, found in _groups(one):
+                old = known.entries.get(fingerprint)
+                most = max(one.most(*found), (old.most or 0) if old else 0)
+                reason = reasons[fingerprint].reason if fingerprint in reasons else ""
+                known.entries[fingerprint] = Entry(fingerprint, most, reason, _where(found[0]))
+        return known
+
+    def write(self, path: str | Path) -> None:
+        """Write the file, its lines in the order of places."""
+        entries = sorted(self.entries.values(), key=lambda entry: (entry.where, entry.fingerprint))
+        lines = [
+            f"{entry.fingerprint} {'*' if entry.most is None else entry.most} {entry.reason}".rstrip()
+            + (f"  # {entry.where}" if entry.where else "")
+            for entry in entries
+        ]
+        Path(path).write_text(_HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def allow(self, results: Results, name: str) -> list[tuple[str, int, int]]:
+        """Allow, in ``results``, what is known and no more often in a step than it says, but inside `no_syncs`.
+
+        Args:
+            results: changed in place.
+            name: of the file; the reason where an entry has none.
+
+        Returns:
+            what is more often than it says: where, how often in a step, and how often it may be.
+        """
+        reasons: dict[int, str] = {}
+        more: list[tuple[str, int, int]] = []
+        for fingerprint, group in _groups(results):
+            found = [one for one in group if not one.forbidden]
+            entry, now = self.entries.get(fingerprint), results.most(*found)
+            if entry is None or not found:
+                continue
+            if entry.most is not None and now > entry.most:
+                more.append((_where(found[0]), now, entry.most))
+                continue
+            reasons |= dict.fromkeys(map(id, found), entry.reason or f"known, in {name}")
+            results.listed.add(fingerprint)
+        results.findings = [
+            replace(one, allowed=reasons[id(one)]) if id(one) in reasons else one for one in results.findings
+        ]
+        results.sort()
+        return more
+
+    def stale(self, several: Sequence[Results]) -> list[Entry]:
+        """Return the entries that none of ``several`` runs has any more."""
+        seen = {found.fingerprint for one in several for found in one.findings if found.covered}
+        return [entry for entry in self.entries.values() if entry.fingerprint not in seen]
+
+
+def _groups(results: Results) -> Iterable[tuple[str, list[Finding]]]:
+    """The findings that nobody allowed, by fingerprint: equal lines of a function have the same."""
+    groups: dict[str, list[Finding]] = {}
+    for found in results.syncs:
+        groups.setdefault(found.fingerprint, []).append(found)
+    return groups.items()
+
+
+def _where(found: Finding) -> str:
+    site = found.site or found.via
+    if site is None:
+        return f"thread {found.thread or '?'}, {found.op}"
+    place = f"{portable(site.file)} in {site.function}, {found.op}"
+    return " ".join((f"{place}: {site.code}" if site.code else place).split())

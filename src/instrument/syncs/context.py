@@ -1,0 +1,159 @@
+"""What the program was doing when a call in a trace was made: operator, backward node, regions, step, stack."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from ..traces.links import main_thread
+from ..traces.nest import Nest
+from ..traces.table import Array, Table
+from ..traces.trace import Trace
+from .finding import Site
+from .stacks import Functions
+
+_OPERATOR = re.compile(r"^(?!autograd::|torch::autograd::)[A-Za-z_]\w*::(\w+)")
+_NODE = re.compile(r"^autograd::engine::evaluate_function: (\S+)")
+# What operators are called by those who use them, where that is not their name without a leading "_"
+_PUBLIC = {
+    "_local_scalar_dense": "item",
+    "is_nonzero": "bool",
+    "_to_copy": "to",
+    "index": "getitem",
+    "index_put": "setitem",
+    "index_put_": "setitem",
+    "_index_put_impl_": "setitem",
+    "_copy_from": "copy_",
+    "_unique2": "unique",
+    "nonzero_numpy": "nonzero",
+    "_use_cudnn_ctc_loss": "ctc_loss",
+}
+_MODULES = re.compile(r"^(?:linalg|fft|special)_(?=[a-z])")
+
+
+class Around(NamedTuple):
+    """What was open around a call on its thread.
+
+    Attributes:
+        op: the public name of the outermost operator; None outside of operators.
+        operator: which one it is; None outside of operators.
+        since_ns: when that began.
+        backward: the autograd node that ran.
+        region: the names of the regions, outermost first.
+        step: its number; None outside of steps.
+        site: the user's function; None where no stack was recorded.
+        via: the innermost function of a library.
+        profiler: the profiler itself made the call; None where no stack tells.
+    """
+
+    op: str | None
+    operator: tuple[str, int] | None
+    since_ns: int
+    backward: str | None
+    region: tuple[str, ...]
+    step: int | None
+    site: Site | None
+    via: Site | None
+    profiler: bool | None
+
+
+class Program:
+    """The CPU's side of a trace, at certain times.
+
+    Args:
+        trace: what was recorded.
+        thread: numbers of its threads; -1 for none.
+        at_ns: times, as many.
+    """
+
+    def __init__(self, trace: Trace, thread: Array, at_ns: Array) -> None:
+        self._trace = trace
+        self._operators = _open(trace.operators, thread, at_ns)
+        self._regions = _open(trace.regions, thread, at_ns)
+        self._frames = _open(trace.frames, thread, at_ns)
+        self._steps = _steps(trace, thread, at_ns)
+        self._functions = Functions(trace)
+        main = main_thread(trace.steps, trace.regions)
+        here = np.isin(thread, _of_process(trace, main)) if main >= 0 else np.zeros(len(thread), bool)
+        self._main_regions = _open(trace.regions, np.where(here, main, -1), at_ns)
+
+    def around(self, row: int) -> Around:
+        """Return what was open at one of the times."""
+        operators = _chain(self._trace.operators, self._operators[row])
+        regions = _chain(self._trace.regions, self._regions[row])
+        # Nsight Systems has operators, where torch marks them for it, among the ranges that somebody named.
+        ranges = [("operators", each, name) for each, name in operators]
+        ranges += [("regions", each, name) for each, name in regions]
+        public = [(kind, each, found[1]) for kind, each, name in ranges if (found := _OPERATOR.match(name))]
+        nodes = (found[1] for _, _, name in ranges if (found := _NODE.match(name)))
+        backward = next(nodes, None)
+        if backward is not None and not regions:  # the thread of the steps waits for autograd's own thread
+            regions = _chain(self._trace.regions, self._main_regions[row])
+        op, operator, since = None, None, 0
+        if public:
+            kind, each, name = public[-1]
+            op, operator = _public(name), (kind, each)
+            since = int(getattr(self._trace, kind).start_ns[each])
+        step = self._steps[row]
+        named = tuple(name for _, name in reversed(regions) if not _OPERATOR.match(name) and not _NODE.match(name))
+        stack = [name for _, name in _chain(self._trace.frames, self._frames[row])]
+        site, via, profiler = self._functions.place(stack)
+        return Around(op, operator, since, backward, named, None if step < 0 else int(step), site, via, profiler)
+
+    def launched_by_operator(self, work: int) -> bool:
+        """Tell whether a row of `Trace.gpu` was launched inside of an operator."""
+        gpu = self._trace.gpu
+        regions = _chain(self._trace.regions, gpu.region[work])
+        return bool(gpu.operator[work] >= 0 or any(_OPERATOR.match(name) for _, name in regions))
+
+    def thread(self, number: int) -> str:
+        """Return the name of a thread."""
+        if number < 0:
+            return ""
+        thread = self._trace.threads[number]
+        return thread.name.strip() or f"thread {thread.thread}"
+
+
+def _public(name: str) -> str:
+    return _PUBLIC.get(name) or _MODULES.sub("", name.strip("_") if name.startswith("__") else name.lstrip("_"))
+
+
+def _chain(table: Table, row: int) -> list[tuple[int, str]]:
+    """The row and those around it, innermost first, each with its name."""
+    found, row = [], int(row)
+    while row >= 0:
+        found.append((row, table.words[table.name[row]]))
+        row = int(table.parent[row])
+    return found
+
+
+def _open(table: Table, thread: Array, at_ns: Array) -> Array:
+    """The innermost row that is open on each thread at each time, or -1."""
+    result = np.full(len(thread), -1)
+    for number in np.unique(thread[thread >= 0]).tolist():
+        rows, here = np.flatnonzero(table.thread == number), np.flatnonzero(thread == number)
+        found = Nest(table.start_ns[rows], table.end_ns[rows]).at(at_ns[here])
+        result[here[found >= 0]] = rows[found[found >= 0]]
+    return result
+
+
+def _steps(trace: Trace, thread: Array, at_ns: Array) -> Array:
+    """The number of the step of the thread's process at each time, or -1."""
+    result, steps = np.full(len(thread), -1), trace.steps
+    left = set(np.unique(steps.thread[steps.thread >= 0]).tolist())
+    while left:
+        threads = _of_process(trace, left.pop())
+        left.difference_update(threads)
+        rows = np.flatnonzero(np.isin(steps.thread, threads))
+        here = np.flatnonzero(np.isin(thread, threads))
+        found = Nest(steps.start_ns[rows], steps.end_ns[rows]).at(at_ns[here])
+        result[here[found >= 0]] = steps.number[rows[found[found >= 0]]]
+    return result
+
+
+def _of_process(trace: Trace, thread: int) -> list[int]:
+    """The numbers of all threads of a thread's process."""
+    process = trace.threads[thread].process
+    return [number for number, each in enumerate(trace.threads) if each.process == process]

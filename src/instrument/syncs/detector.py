@@ -1,0 +1,193 @@
+"""`SyncDetector`: from its start to its stop, which lines wait; step by step, at its level, within its budget."""
+
+from __future__ import annotations
+
+import threading
+
+from .. import log
+from ..guard import guard
+from ..regions.live import live
+from ..regions.path import RegionPath
+from . import coverage
+from .budget import Budget
+from .finding import Event, Finding, Site
+from .listener import Listener, described
+from .recorder import Recorder
+from .report import SyncReport
+from .sources import sources
+from .stepping import OptimizerSteps
+
+FIRST = 3  # steps that are looked at in any case
+_SHOWN = 20  # findings in the log
+
+
+class SyncDetector(Listener):
+    """Finds waits from `start` to `stop`; made by `detect_syncs`. Each start begins anew."""
+
+    def __init__(self, level: str, budget: Budget | None, every: int) -> None:
+        super().__init__()
+        self._level = level
+        self._budget = budget
+        self._every = every
+        self._path = RegionPath()
+        self._optimizer: OptimizerSteps | None = None  # tells the steps, until the program does
+        self._told = False  # it did
+        self._running = False
+        self._armed = False
+        self._why: str | None = "not started"  # nothing is looked for
+        self._traced = self._error_mode = False
+        self._said: set[tuple[Site | None, str]] = set()
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was found so far, worst first."""
+        return self.report.findings
+
+    @property
+    def report(self) -> SyncReport:
+        """What was found so far, and what could not be."""
+        recorder = self.recorder
+        covered = coverage.sentences(
+            self._why, traced=self._traced, error_mode=self._error_mode, every=self._every, steps=recorder.steps
+        )
+        return SyncReport("live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped)
+
+    def start(self) -> None:
+        """Begin, with nothing found."""
+        if self._running:
+            return
+        self._path = RegionPath()
+        self.recorder = Recorder(self._path.names)
+        self._said.clear()
+        self.forgive()
+        self._why = coverage.missing()
+        if self._why is not None:
+            if self._why == coverage.NO_GPU:
+                log.warning(self._why)
+            return
+        self._running, self._told = True, False
+        self.recorder.step = 0
+        if self._budget is not None:
+            self._budget.next_step()
+        with guard.contained("following the optimizer"):
+            self._optimizer = OptimizerSteps(self._optimizer_stepped)
+        self._arm()
+
+    def stop(self) -> None:
+        """End, and log what was found at level "log".
+
+        Raises:
+            SyncError: for a wait that could not be raised where it happened, at level "error".
+        """
+        if self._running:
+            self._end()
+            self.speak()
+
+    def step(self) -> None:
+        """Tell that a step ended and the next begins."""
+        if not self._running:
+            return
+        if not self._told:
+            self._told = True
+            self._unhook()
+            self.recorder.step = self.recorder.steps = 0  # what optimizers told is all of this first step
+            self._relabel(0)
+        self._next_step(counts=True)
+
+    def __enter__(self) -> SyncDetector:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.stop()
+        elif self._running:  # nothing may hide that error
+            self._end()
+
+    def judge(self, event: Event, thread: int) -> None:
+        """Take note of ``event`` where the level says so, or a budget is exceeded."""
+        if event.allowed is not None:
+            return
+        held, exceeded = self._budget.spend(event) if self._budget is not None else (False, None)
+        if (held and exceeded is None) or (exceeded is None and self._level == "log"):
+            return
+        text = described(event) + (f"; {exceeded}" if exceeded else "")
+        if self._level == "error":
+            self.complain(text, event, thread, error=True)
+            return
+        key = (event.site, event.op)
+        if key in self._said:
+            return
+        self._said.add(key)
+        if self._level == "warn":
+            self.complain(text, event, thread, error=False)
+        else:
+            log.warning(text)
+
+    def _arm(self) -> None:
+        with guard.contained("looking for waits"):
+            live.add(self._path)
+            self._armed = True
+            sources.add(self)
+            self._traced, self._error_mode = sources.traced, sources.error_mode
+
+    def _disarm(self) -> None:
+        if self._armed:
+            self._armed = False
+            sources.remove(self)
+            live.remove(self._path)
+
+    def _unhook(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.remove()
+            self._optimizer = None
+
+    def _end(self) -> None:
+        self._running = False
+        self._unhook()
+        self._disarm()
+        if self.recorder.steps:
+            self._relabel(None, self.recorder.step)  # the rest after the last step is none
+        if self._level == "log":
+            self._log()
+
+    def _optimizer_stepped(self) -> None:
+        """Go on to the next step; what came before the first optimizer step is a part of one only."""
+        first = self.recorder.step == 0
+        if first:
+            sources.flush()
+            self._relabel(None, 0)
+        self._next_step(counts=not first)
+
+    def _next_step(self, *, counts: bool) -> None:
+        if self._armed:
+            sources.flush()
+            self.recorder.steps += counts
+        self.recorder.step = number = (self.recorder.step or 0) + 1
+        if self._budget is not None:
+            self._budget.next_step()
+        wanted = number < FIRST or number % self._every == 0
+        if wanted and not self._armed:
+            self._arm()
+        elif not wanted:
+            self._disarm()
+        self.speak(threading.get_ident())
+
+    def _relabel(self, new: int | None, old: int | None = None) -> None:
+        """Count the waits of step ``old``, or of all, to ``new``."""
+        for found in self.recorder.findings:
+            for step in [old] if old is not None else list(found.steps):
+                waits = found.steps.pop(step, 0)
+                if waits:
+                    found.steps[new] += waits
+
+    def _log(self) -> None:
+        syncs = self.report.syncs
+        for found in syncs[:_SHOWN]:
+            blocked = f"{found.blocked_ns / 1e6:.3f} ms" if found.blocked_ns is not None else "unknown"
+            log.warning(
+                "the CPU waited for the GPU", at=found.site or found.via or found.thread, op=found.op,
+                count=found.count, blocked=blocked,
+            )  # fmt: skip
+        if len(syncs) > _SHOWN:
+            log.warning("the CPU waited for the GPU at more lines than shown", lines=len(syncs) - _SHOWN)

@@ -1,0 +1,128 @@
+"""The GPUs that there seem to be: what they are called, what they can do, and which one is current."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import Any
+
+import torch
+
+GIB = 2**30
+# Of an A100: known to every table of peak figures, and old enough that nobody expects what a CPU cannot imitate.
+NAME = "NVIDIA A100-SXM4-80GB"
+CAPABILITY = (8, 0)
+TOTAL_MEMORY = 81154 * 2**20
+ARCHITECTURES = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"
+
+
+class Properties:
+    """What `torch.cuda.get_device_properties` returns."""
+
+    name = gcnArchName = NAME  # noqa: N815
+    major, minor = CAPABILITY
+    total_memory = TOTAL_MEMORY
+    multi_processor_count = 108
+    warp_size = 32
+    max_threads_per_block = 1024
+    max_threads_per_multi_processor = 2048
+    regs_per_multiprocessor = 65536
+    shared_memory_per_block = 49152
+    shared_memory_per_block_optin = 166912
+    shared_memory_per_multiprocessor = 167936
+    L2_cache_size = 40 * 2**20
+    clock_rate = 1410000
+    memory_clock_rate = 1593000
+    memory_bus_width = 5120
+    is_integrated = is_multi_gpu_board = 0
+    pci_domain_id = pci_device_id = 0
+
+    def __init__(self, index: int) -> None:
+        self.uuid = uuid.UUID(int=index + 1)
+        self.pci_bus_id = index + 1
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // 2**20}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid}, L2_cache_size={self.L2_cache_size // 2**20}MB)"
+        )
+
+
+class Devices:
+    """The devices, of which each thread has a current one.
+
+    Args:
+        count: how many there are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._here = threading.local()
+
+    @property
+    def current(self) -> int:
+        """The index of the current device of this thread."""
+        index: int = getattr(self._here, "index", 0)
+        return index
+
+    def select(self, index: int) -> None:
+        """Make a device the current one of this thread."""
+        if not 0 <= index < self.count:
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        self._here.index = index
+
+    def exchange(self, index: int) -> int:
+        """Make a device the current one, unless its index is negative; return the one before, or -1."""
+        if index < 0:
+            return -1
+        before = self.current
+        self.select(index)
+        return before
+
+    def index(self, device: Any) -> int:
+        """Return the index that ``device`` means, as functions of `torch.cuda` take it."""
+        if device is None or (isinstance(device, int) and device < 0):
+            return self.current
+        if isinstance(device, int):
+            return device
+        index = torch.device(device).index
+        return self.current if index is None else index
+
+    def meant(self, device: Any) -> bool:
+        """Tell whether ``device``, as functions of ``torch`` take it, is a GPU; it is where none is named."""
+        return device is None or isinstance(device, int) or torch.device(device).type == "cuda"
+
+    def answers(self) -> dict[str, Any]:
+        """Return the functions of ``torch._C`` about devices."""
+        return {
+            "_cuda_init": lambda: None,
+            "_cuda_isInBadFork": lambda: False,
+            "_cuda_hasPrimaryContext": lambda index: True,
+            "_cuda_getDeviceCount": lambda: self.count,
+            "_cuda_getDevice": lambda: self.current,
+            "_cuda_setDevice": self.select,
+            "_cuda_exchangeDevice": self.exchange,
+            "_cuda_maybeExchangeDevice": self.exchange,
+            "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
+            "_cuda_getArchFlags": lambda: ARCHITECTURES,
+            "_cuda_getCompiledVersion": lambda: 12080,
+            "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+            "_get_accelerator": lambda check=None: torch.device("cuda"),
+            "_accelerator_deviceCount": lambda: self.count,
+            "_accelerator_getDeviceIndex": lambda: self.current,
+            "_accelerator_setDeviceIndex": self.select,
+            "_accelerator_exchangeDevice": self.exchange,
+            "_accelerator_maybeExchangeDevice": self.exchange,
+            "_accelerator_getDeviceCapability": lambda index: self.capability(),
+            "_accelerator_hooks_device_count": lambda: self.count,
+            "_accelerator_hooks_get_current_device": lambda: self.current,
+            "_accelerator_hooks_set_current_device": self.select,
+            "_accelerator_hooks_exchange_device": self.exchange,
+            "_accelerator_hooks_maybe_exchange_device": self.exchange,
+        }
+
+    def capability(self, device: Any = None, /) -> dict[str, Any]:
+        """Return what `torch.accelerator.get_device_capability` does; that one keeps its answers for good."""
+        names = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
+        return {"supported_dtypes": {getattr(torch, name) for name in names.split()}}

@@ -1,0 +1,85 @@
+"""The mode below autograd: carries tags from operands to results, and notes the operators that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from .rules import Rule, rule_of
+from .state import State, as_cuda
+from .tags import tensors
+
+_RULES: dict[Any, Rule] = {}
+_KNOWN = ("aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims")
+
+
+class Dispatch(TorchDispatchMode):  # type: ignore[misc]
+    """Sees each operator that one thread runs, forward and backward."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self._state = state
+        self._here = state.here
+        self._first = state.tags.first
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator."""
+        kwargs = kwargs or {}
+        rule = _RULES.get(func)
+        if rule is None:
+            rule = _RULES[func] = rule_of(func)
+        device = self._inherited() if rule.creates else self._first(args)
+        if device is None and kwargs and not rule.creates:
+            device = self._first(kwargs.values())
+        state, here = self._state, self._here
+        if device is not None and rule.check is not None:
+            rule.check(state, func, args, kwargs)
+        here.depth += 1
+        try:
+            fake = state.fake
+            out = attempt(func, args, kwargs) if fake is None else fake.run(func, args, kwargs)
+        finally:
+            here.depth -= 1
+        if fake is not None and isinstance(out, torch.Tensor) and out.layout is not torch.strided:
+            state.uncovered("tensors without data are never sparse inside: what waits for them was not looked at")
+        if device is not None:
+            if not rule.writes:
+                self._tag(rule, out, device)
+            if func.namespace not in _KNOWN:
+                state.uncovered(f"what the operator {func._schema.name} does inside was not looked at")
+        return out
+
+    def _tag(self, rule: Rule, out: Any, device: torch.device) -> None:
+        if rule.outputs is not None:
+            out = [out[index] for index in rule.outputs]
+        self._state.tags.put(out, device)
+
+    def _inherited(self) -> torch.device | None:
+        """Return where C++ code creates a tensor: where the arguments are of what it was called for."""
+        inputs = self._here.inputs
+        if inputs is not None:
+            found: torch.device | None = self._first(inputs)
+            return found
+        node = torch._C._current_autograd_node()
+        return as_cuda("cuda") if node is not None else None
+
+
+def attempt(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an operator; of a type that only CUDA has it for, as double."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        if "not implemented for '" not in str(error) or func._schema.is_mutable:
+            raise
+    kinds = {tensor.dtype for tensor in tensors([*args, kwargs])}
+    wide = tree_map_only(torch.Tensor, torch.Tensor.double, (tuple(args), kwargs))
+    out = func(*wide[0], **wide[1])
+    return (
+        tree_map_only(torch.Tensor, lambda tensor: tensor.to(next(iter(kinds))), out) if len(kinds) == 1 else out
+    )

@@ -1,0 +1,95 @@
+"""Generators of random numbers of the pretended GPU: the CPU's, under another name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_PHILOX = 16  # bytes in the state of a real GPU's generator: seed and offset
+
+
+class Generator(torch._C.Generator):  # type: ignore[misc]
+    """A generator that says it is a GPU's; functions of torch take it for CPU tensors."""
+
+    # `__new__` is C's, which takes the device that it is really on
+    def __init__(self, index: int = 0) -> None:
+        self._index = index
+        self._offset = 0
+
+    def __new__(cls, index: int = 0) -> Generator:
+        """Make one on the CPU."""
+        made: Generator = super().__new__(cls)
+        return made
+
+    @property
+    def device(self) -> Any:
+        """The GPU that it pretends to be on."""
+        return torch.device("cuda", self._index)
+
+    def set_state(self, new_state: Any) -> Any:
+        """Take a state of `get_state`; of that of a real GPU, the seed."""
+        if new_state.numel() == _PHILOX:
+            return self.manual_seed(int.from_bytes(bytes(new_state.numpy()[:8]), "little"))
+        super().set_state(new_state)
+        return self
+
+    def get_offset(self) -> int:
+        """Return what `set_offset` set; it changes nothing."""
+        return self._offset
+
+    def set_offset(self, offset: int) -> Any:
+        """Keep ``offset``, which generators of a CPU do not have."""
+        self._offset = offset
+        return self
+
+    def clone_state(self) -> Any:
+        """Return another generator in the same state."""
+        other = Generator(self._index)
+        return other.set_state(self.get_state())
+
+    def graphsafe_get_state(self) -> Any:
+        """Return what `graphsafe_set_state` takes."""
+        return self.clone_state()
+
+    def graphsafe_set_state(self, state: Any) -> Any:
+        """Take the state of another generator."""
+        return self.set_state(state.get_state())
+
+    def __reduce__(self) -> Any:
+        return _restored, (type(self), self._index, self.get_state())
+
+
+class DefaultGenerator(Generator):
+    """The default one of a device: the CPU's, which all that runs here draws from."""
+
+    def get_state(self) -> Any:
+        """Return the state of the CPU's."""
+        return torch.default_generator.get_state()
+
+    def set_state(self, new_state: Any) -> Any:
+        """Set the state of the CPU's."""
+        if new_state.numel() == _PHILOX:
+            return super().set_state(new_state)
+        torch.default_generator.set_state(new_state)
+        return self
+
+    def manual_seed(self, seed: int) -> Any:
+        """Seed the CPU's."""
+        torch.default_generator.manual_seed(seed)
+        return self
+
+    def seed(self) -> int:
+        """Seed the CPU's at random; return the seed."""
+        seed: int = torch.default_generator.seed()
+        return seed
+
+    def initial_seed(self) -> int:
+        """Return the seed of the CPU's."""
+        seed: int = torch.default_generator.initial_seed()
+        return seed
+
+
+def _restored(kind: type[Generator], index: int, state: Any) -> Any:
+    made = kind(index)
+    return made if kind is DefaultGenerator else made.set_state(state)

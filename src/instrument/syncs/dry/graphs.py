@@ -1,0 +1,97 @@
+"""CUDA graphs of the pretended GPU: what is captured runs once, as it is; a replay does nothing."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from .streams import Streams
+from .waits import Waits
+
+REPLAY = "a replay of a CUDA graph does not repeat what was captured"
+GRAPHED = "make_graphed_callables captures nothing: the callables run as they are"
+_handles = itertools.count(1)
+
+
+def pool_handle() -> tuple[int, int]:
+    """Return a handle of a new pool of memory."""
+    return 0, next(_handles)
+
+
+class Graph:
+    """A `torch.cuda.CUDAGraph` or `torch.accelerator.Graph`, to everyone who asks for its class."""
+
+    def __init__(self, streams: Streams, kind: Any, pool: Any = None) -> None:
+        self._streams = streams
+        self._kind = kind
+        self._pool = pool or pool_handle()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self._kind
+
+    def __enter__(self) -> Graph:  # of `torch.accelerator.Graph` alone
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.capture_begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.capture_end()
+
+    def capture_begin(self, pool: Any = None, *_: Any, **options: Any) -> None:
+        """From here on a graph is being captured on this thread."""
+        self._pool = pool or self._pool
+        self._streams.capturing = True
+
+    def capture_end(self) -> None:
+        """End the capture, which waits for nothing."""
+        self._streams.capturing = False
+
+    def instantiate(self) -> None:
+        """Do nothing."""
+
+    def replay(self) -> None:
+        """Do nothing, and say so."""
+        self._streams.waits.uncovered(REPLAY)
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+    def pool(self) -> Any:
+        """Return the handle of the pool of memory."""
+        return self._pool
+
+    def register_generator_state(self, generator: Any) -> None:
+        """Do nothing."""
+
+    def enable_debug_mode(self) -> None:
+        """Do nothing."""
+
+    def debug_dump(self, debug_path: str) -> None:
+        """Write nothing, and say so."""
+        self._streams.waits.uncovered("a CUDA graph cannot be dumped: nothing was captured")
+
+    def raw_cuda_graph(self) -> int:
+        """Return an address where there is nothing."""
+        return id(self)
+
+    raw_cuda_graph_exec = raw_cuda_graph
+
+    def get_graph_data(self) -> dict[str, Any]:
+        """Return what a graph without nodes has."""
+        self._streams.waits.uncovered("a CUDA graph has no nodes: nothing was captured")
+        return {"exec_graph_id": 0, "nodes": []}
+
+
+def make_graphed_callables(waits: Waits) -> Any:
+    """Return what takes the place of `torch.cuda.make_graphed_callables`, which waits before it captures."""
+
+    def make(callables: Any, sample_args: Any, *options: Any, **more: Any) -> Any:
+        waits.wait("make_graphed_callables", "waits for all work on the device before each capture")
+        waits.uncovered(GRAPHED)
+        return callables
+
+    return make

@@ -1,0 +1,254 @@
+"""The libraries around the pretended GPU: CUDA's runtime, cuDNN, cuFFT, NCCL, NVML, NVTX, TunableOp."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .memory import RESERVED, Memory
+from .waits import Waits
+
+CUDNN_VERSION = 90100
+NCCL_VERSION = 2 << 32 | 21 << 16 | 5
+# What nvidia-smi would say of a busy one; `clock_rate` in MHz, `power_draw` in mW, `temperature` in degrees
+READINGS = {
+    "utilization": 90, "memory_usage": 50, "temperature": 60, "power_draw": 300_000, "clock_rate": 1410,
+    "device_memory_used": RESERVED,
+}  # fmt: skip
+_JITERATOR = "kernels of torch.cuda.jiterator cannot run"
+_POOL_STATE = "the state of a pool of GPU memory cannot be kept"
+
+
+class Code(int):
+    """A result of a function of CUDA's runtime."""
+
+    success: Code
+
+
+Code.success = Code(0)
+
+
+class Cudart:
+    """What `torch.cuda.cudart` returns; every function succeeds."""
+
+    cudaError = Code  # noqa: N815
+
+    def __init__(self, memory: Memory) -> None:
+        self.cudaMemGetInfo = memory.info
+
+    def cudaGetErrorString(self, code: int) -> str:  # noqa: N802
+        """Return the text of an error."""
+        return "no error" if code == 0 else "unknown error"
+
+    def cudaStreamCreate(self, *_: Any) -> Code:  # noqa: N802
+        """Do nothing."""
+        return Code.success
+
+    cudaStreamDestroy = cudaHostRegister = cudaHostUnregister = cudaStreamCreate  # noqa: N815
+    cudaProfilerStart = cudaProfilerStop = cudaStreamCreate  # noqa: N815
+
+
+class Nvtx:
+    """Ranges that nobody sees: takes the place of the functions that a build for the CPU lacks."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+        self._numbers = itertools.count(1)
+
+    def rangePushA(self, message: str) -> int:  # noqa: N802
+        """Open a range; return how many were open."""
+        depth: int = getattr(self._here, "depth", 0)
+        self._here.depth = depth + 1
+        return depth
+
+    def rangePop(self) -> int:  # noqa: N802
+        """Close a range; return how many are open still."""
+        self._here.depth = max(getattr(self._here, "depth", 0) - 1, 0)
+        return int(self._here.depth)
+
+    def rangeStartA(self, message: str) -> int:  # noqa: N802
+        """Return the number of a new range."""
+        return next(self._numbers)
+
+    def deviceRangeStart(self, message: str, stream: int) -> int:  # noqa: N802
+        """Return the number of a new range."""
+        return next(self._numbers)
+
+    def markA(self, *_: Any) -> None:  # noqa: N802
+        """Do nothing."""
+
+    rangeEnd = deviceRangeEnd = markA  # noqa: N815
+
+
+def _to(tensor: Any, index: int) -> Any:
+    return tensor.to("cpu" if index < 0 else torch.device("cuda", index), non_blocking=index >= 0)
+
+
+def _scatter(
+    tensor: Any, devices: Sequence[int], sizes: Any = None, dim: int = 0, streams: Any = None
+) -> list[Any]:
+    parts = tensor.split(sizes, dim) if sizes else tensor.chunk(len(devices), dim)
+    return [_to(part, index) for part, index in zip(parts, devices, strict=False)]
+
+
+def _into(targets: Sequence[Any], parts: Sequence[Any]) -> Sequence[Any]:
+    for target, part in zip(targets, parts, strict=True):
+        target.copy_(part, non_blocking=True)
+    return targets
+
+
+class _State:
+    """Settings by name, each with the function that sets and the one that tells it."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def pair(self, setter: str, getter: str, value: Any) -> dict[str, Any]:
+        self.values[getter] = value
+        return {
+            setter: lambda new, *_: self.values.update({getter: new}),
+            getter: lambda: self.values[getter],
+        }
+
+
+def _settings() -> dict[str, Any]:
+    state, tune, private = _State(), "_cuda_tunableop_", torch._C
+    return {
+        **state.pair(
+            "_set_linalg_preferred_backend", "_get_linalg_preferred_backend", private._LinalgBackend.Default
+        ),
+        **state.pair("_set_blas_preferred_backend", "_get_blas_preferred_backend", private._BlasBackend.Cublas),
+        **state.pair("_cuda_set_sync_debug_mode", "_cuda_get_sync_debug_mode", 0),
+        **state.pair("_cuda_set_cudnn_benchmark_limit", "_cuda_get_cudnn_benchmark_limit", 10),
+        **state.pair("_cudnn_set_conv_benchmark_empty_cache", "_cuda_get_conv_benchmark_empty_cache", True),
+        **state.pair("_cuda_setCublasWorkspaceSize", "_cuda_getCublasWorkspaceSize", 8 * 2**20),
+        **state.pair("_cuda_setCublasLtWorkspaceSize", "_cuda_getCublasLtWorkspaceSize", 2**20),
+        **state.pair("_cuda_record_untuned_enable", "_cuda_record_untuned_is_enabled", False),
+        **state.pair(tune + "enable", tune + "is_enabled", False),
+        **state.pair(tune + "tuning_enable", tune + "tuning_is_enabled", True),
+        **state.pair(tune + "set_max_tuning_duration", tune + "get_max_tuning_duration", 30),
+        **state.pair(tune + "set_max_tuning_iterations", tune + "get_max_tuning_iterations", 100),
+        **state.pair(tune + "set_filename", tune + "get_filename", ""),
+        **state.pair(tune + "set_rotating_buffer_size", tune + "get_rotating_buffer_size", -1),
+        tune + "set_numerical_check_tolerances": lambda *_: None,
+        tune + "write_file_on_exit": lambda on: None,
+        tune + "write_file": lambda name=None: True,
+        tune + "read_file": lambda name=None: False,
+        tune + "get_results": lambda: (),
+        tune + "get_validators": lambda: (),
+    }
+
+
+def _uncovered(waits: Waits, why: str, fatal: bool = False) -> Callable[..., None]:
+    def answer(*_: Any, **__: Any) -> None:
+        waits.uncovered(why)
+        if fatal:  # there is no result to go on with
+            raise RuntimeError(f"not covered by a dry run: {why}")
+
+    return answer
+
+
+def answers(waits: Waits) -> dict[str, Any]:
+    """Return the functions of ``torch._C`` that call other libraries."""
+    collectives = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "init_rank")
+    return {
+        **_settings(),
+        "_cuda_getCurrentBlasHandle": lambda: 0x560001000000,
+        "_cuda_getCurrentSolverHandle": lambda: 0x560002000000,
+        "_cuda_clearCublasWorkspaces": lambda: None,
+        "_cuda_resetCublasWorkspaceSize": lambda: None,
+        "_cuda_resetCublasLtWorkspaceSize": lambda: None,
+        "_cuda_getHipblasltVersion": lambda: 0,
+        "_nccl_version": lambda: NCCL_VERSION,
+        "_nccl_version_suffix": lambda: b"",
+        "_nccl_unique_id": lambda: bytes(128),
+        **{f"_nccl_{name}": _uncovered(waits, f"torch.cuda.nccl.{name} does nothing") for name in collectives},
+        "_broadcast": lambda tensor, devices: [_to(tensor, index) for index in devices],
+        "_broadcast_coalesced": lambda tensors, devices, size: [[_to(t, i) for t in tensors] for i in devices],
+        "_broadcast_out": lambda tensor, targets: _into(targets, [tensor] * len(targets)),
+        "_scatter": _scatter,
+        "_scatter_out": lambda tensor, targets, dim, streams: _into(
+            targets, tensor.split([target.size(dim) for target in targets], dim)
+        ),
+        "_gather": lambda tensors, dim, index: _to(torch.cat([*tensors], dim), 0 if index is None else index),
+        "_gather_out": lambda tensors, target, dim: target.copy_(torch.cat([*tensors], dim)),
+        "_cuda_jiterator_compile_and_launch_kernel": _uncovered(waits, _JITERATOR, fatal=True),
+        "_cuda_getCheckpointState": _uncovered(waits, _POOL_STATE, fatal=True),
+        "_cuda_setCheckpointPoolState": _uncovered(waits, _POOL_STATE, fatal=True),
+    }
+
+
+def compiler(waits: Waits) -> Callable[..., Callable[..., None]]:
+    """Return what takes the place of `torch.cuda._compile_kernel`: its kernels do nothing, and say so."""
+    return lambda source, name, *_, **__: _uncovered(waits, f"the CUDA kernel {name} cannot run")
+
+
+def _plan_cache() -> dict[Any, dict[str, Any]]:
+    # torch's descriptors took the functions when they were made
+    backend, state = torch.backends.cuda, {"max_size": 4096}
+    size, largest = vars(backend.cuFFTPlanCache)["size"], vars(backend.cuFFTPlanCache)["max_size"]
+    return {
+        size: {"getter": lambda device: 0},
+        largest: {
+            "getter": lambda device: state["max_size"],
+            "setter": lambda device, value: state.update(max_size=value),
+        },
+        backend.cufft_plan_cache: {"caches": []},  # it makes one for each device, when it is first asked
+        torch: {"_cufft_clear_plan_cache": lambda device: None},
+    }
+
+
+def _activities() -> set[Any]:
+    kinds = torch.profiler.ProfilerActivity
+    return {kinds.CPU, kinds.CUDA}
+
+
+def _emitting() -> dict[str, Any]:
+    """Have `emit_nvtx` emit nothing where torch was built without CUDA, and says so by an error."""
+    enable, disable = torch.autograd.profiler._enable_profiler, torch.autograd.profiler._disable_profiler
+    refused: list[Any] = []
+
+    def enable_profiler(config: Any, *given: Any) -> Any:
+        try:
+            return enable(config, *given)
+        except RuntimeError as error:
+            if "NVTX" not in str(error):
+                raise
+            refused.append(config)
+
+    def disable_profiler() -> Any:
+        return refused.pop() if refused else disable()
+
+    return {"_enable_profiler": enable_profiler, "_disable_profiler": disable_profiler}
+
+
+def public(waits: Waits) -> dict[Any, dict[str, Any]]:
+    """Return, by module, the functions that would look for a library themselves."""
+
+    def listing(device: Any = None) -> str:
+        return "GPU:0\nno processes are running"
+
+    readings = {name: (lambda device=None, value=value: value) for name, value in READINGS.items()}
+    profiling = {"_supported_activities": _activities}
+    cudnn = torch.backends.cudnn.m  # the module behind the object that takes assignments
+    return {
+        torch.cuda: {
+            **readings,
+            "list_gpu_processes": listing,
+            "_compile_kernel": compiler(waits),
+        },
+        torch.cuda.memory: {"list_gpu_processes": listing},
+        cudnn: {
+            "version": lambda: CUDNN_VERSION,
+            "is_available": lambda: True,
+            "is_acceptable": lambda tensor: False,  # RNNs would hand their weights to cuDNN
+        },
+        **_plan_cache(),
+        torch.autograd: profiling,
+        torch.autograd.profiler: profiling | _emitting(),
+        torch.profiler: profiling,
+    }

@@ -1,0 +1,153 @@
+"""What the pretended GPU says of its memory: figures of a model that fits, the same at any time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from .devices import GIB, TOTAL_MEMORY
+from .graphs import pool_handle
+from .streams import Streams
+
+ALLOCATED, PEAK, RESERVED = 1 * GIB, 2 * GIB, 4 * GIB
+_FREE = TOTAL_MEMORY - RESERVED - GIB // 2  # what the driver keeps for itself
+_COUNTS = ("allocation", "segment", "active", "inactive_split")
+_BYTES = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes")
+_EVENTS = (
+    "num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free",
+    "num_oom_rejections",
+)  # fmt: skip
+
+
+def _stat(current: int, peak: int) -> dict[str, int]:
+    return {"current": current, "peak": peak, "allocated": 2 * peak, "freed": 2 * peak - current}
+
+
+def _pools(current: int, peak: int) -> dict[str, dict[str, int]]:
+    small, small_peak = current // 64, peak // 64
+    large = _stat(current - small, peak - small_peak)
+    return {"all": _stat(current, peak), "small_pool": _stat(small, small_peak), "large_pool": large}
+
+
+def stats() -> dict[str, Any]:
+    """Return what the caching allocator counts, nested as torch does."""
+    figures: dict[str, Any] = {name: _pools(256, 512) for name in _COUNTS}
+    figures.update({name: _pools(ALLOCATED, PEAK) for name in _BYTES})
+    figures["reserved_bytes"] = _pools(RESERVED, RESERVED)
+    figures.update(dict.fromkeys(_EVENTS, 0), max_split_size=-1)
+    return {**figures, "oversize_allocations": _stat(0, 0), "oversize_segments": _stat(0, 0)}
+
+
+def host_stats() -> dict[str, Any]:
+    """Return what the allocator of pinned memory counts."""
+    counts = dict.fromkeys(("allocations", "allocation", "segment", "active_requests"), _stat(8, 8))
+    sizes = dict.fromkeys(("allocated_bytes", "active_bytes", "reserved_bytes"), _stat(2**24, 2**24))
+    took = dict.fromkeys(("total", "max", "min", "count", "avg"), 0)
+    return {
+        **counts,
+        **sizes,
+        "num_host_alloc": 8,
+        "num_host_free": 0,
+        "host_alloc_time": took,
+        "host_free_time": took,
+    }
+
+
+class Pool:
+    """A `torch.cuda.MemPool`, to everyone who asks for its class."""
+
+    def __init__(self, kind: Any, allocator: Any = None) -> None:
+        self._kind = kind
+        self.allocator = allocator
+        self.id = pool_handle()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self._kind
+
+    def use_count(self) -> int:
+        """Return how many use it."""
+        return 1
+
+    def snapshot(self, include_traces: bool = True) -> list[Any]:
+        """Return the segments in it: none."""
+        return []
+
+
+class Memory:
+    """The allocator: it keeps what it is told, and gives out addresses where there is nothing."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._addresses = itertools.count(0x7F0000000000, 2**21)
+        self._fraction: dict[int, float] = {}
+        self._enabled = True
+        self._metadata = self._settings = ""
+        self._history = False
+
+    def info(self, device: Any = None) -> tuple[int, int]:
+        """Return free and total memory in bytes."""
+        return _FREE, TOTAL_MEMORY
+
+    def empty_cache(self) -> None:
+        """Free what is cached, which waits for the device."""
+        self._streams.waits.wait("empty_cache", "frees cached memory, which waits for all work on the device")
+
+    def snapshot(self, *_: Any) -> dict[str, Any]:
+        """Return what a profile of memory has: no segments, no history."""
+        traces: list[list[Any]] = [[] for _ in range(self._streams.devices.count)]
+        return {"segments": [], "device_traces": traces, "allocator_settings": {}, "external_annotations": []}
+
+    def change_allocator(self, allocator: Any) -> None:
+        """Say that an allocator of the user's is not used."""
+        self._streams.waits.uncovered("an allocator of your own is not used: tensors are in the memory of the CPU")
+
+    def _keep(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def answers(self) -> dict[str, Any]:
+        """Return the functions of ``torch._C`` about memory."""
+
+        def nothing(*_: Any, **__: Any) -> None:
+            return None
+
+        quiet = (
+            "_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakMemoryStats",
+            "_cuda_resetAccumulatedHostMemoryStats", "_cuda_resetPeakHostMemoryStats",
+            "_cuda_cudaCachingAllocator_raw_delete", "_cuda_attach_out_of_memory_observer", "_cuda_ipc_collect",
+            "_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentThreadToPool",
+            "_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool",
+            "_cuda_endAllocateCurrentStreamToPool", "_cuda_lock_mutex", "_cuda_unlock_mutex", "_host_emptyCache",
+            "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats", "_accelerator_resetPeakStats",
+        )  # fmt: skip
+        return dict.fromkeys(quiet, nothing) | {
+            "_cuda_memoryStats": lambda device: stats(),
+            "_cuda_hostMemoryStats": host_stats,
+            "_cuda_memorySnapshot": self.snapshot,
+            "_cuda_emptyCache": self.empty_cache,
+            "_cuda_getMemoryFraction": lambda device: self._fraction.get(device, 1.0),
+            "_cuda_setMemoryFraction": lambda fraction, device: self._fraction.update({device: fraction}),
+            "_cuda_cudaCachingAllocator_raw_alloc": lambda size, stream: next(self._addresses),
+            "_cuda_cudaCachingAllocator_enable": lambda value: self._keep("_enabled", value),
+            "_cuda_cudaCachingAllocator_is_enabled": lambda: self._enabled,
+            "_cuda_cudaCachingAllocator_set_allocator_settings": lambda text: self._keep("_settings", text),
+            "_cuda_cudaHostAllocator": lambda: next(self._addresses),
+            "_cuda_getAllocatorBackend": lambda: "native",
+            "_cuda_getAllocator": object,
+            "_cuda_customAllocator": lambda allocate, free: object(),
+            "_cuda_changeCurrentAllocator": self.change_allocator,
+            "_cuda_checkPoolLiveAllocations": lambda *_: True,
+            "_cuda_record_memory_history": lambda enabled=None, *_, **__: self._keep("_history", bool(enabled)),
+            "_cuda_record_memory_history_legacy": lambda on, *_, **__: self._keep("_history", bool(on)),
+            "_cuda_isHistoryEnabled": lambda: self._history,
+            "_cuda_allocationTraceback": lambda pointer: None,
+            "_cuda_setMemoryMetadata": lambda text: self._keep("_metadata", text),
+            "_cuda_getMemoryMetadata": lambda: self._metadata,
+            "_graph_pool_handle": pool_handle,
+            "_accelerator_isAllocatorInitialized": lambda: True,
+            "_accelerator_emptyCache": self.empty_cache,
+            "_accelerator_getDeviceStats": lambda device: stats(),
+            "_accelerator_getMemoryInfo": self.info,
+            "_accelerator_getAllocatorSettings": lambda: self._settings,
+            "_accelerator_setAllocatorSettings": lambda text: self._keep("_settings", text),
+        }

@@ -1,0 +1,199 @@
+"""Where tensors are, and how they get elsewhere: moves between memory and GPU, and tensors made of data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _device
+from torch.utils._pytree import tree_map_only
+
+from .functions import CPU, Functions, Handler
+from .rules import dense, moved
+from .state import as_cuda, size_of
+from .tags import PINNED, tensors
+
+T = torch.Tensor
+
+
+def _device_of(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return mode.tags.device(args[0]) or func(*args)
+
+
+def _is_cuda(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return mode.tags.device(args[0]) is not None or func(*args)
+
+
+def _is_cpu(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return mode.tags.device(args[0]) is None and func(*args)
+
+
+def _get_device(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    device = mode.tags.device(args[0])
+    index: int = func(*args, **kwargs) if device is None else device.index
+    return index
+
+
+def _is_pinned(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return mode.tags.get(args[0]) is PINNED
+
+
+def _to(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source, *rest = args
+    other = rest[0] if rest else kwargs.get("other")
+    if isinstance(other, T):
+        kwargs = {key: value for key, value in kwargs.items() if key != "other"}
+        target = mode.tags.device(other) or torch.device(_real_device(other))
+        return _to(mode, func, (source, target, other.dtype, *rest[1:]), kwargs)
+    device = rest[0] if rest else kwargs.get("device")
+    if isinstance(device, torch.dtype) or device is None:
+        return mode.placed(func, args, kwargs)
+    options = dict(zip(("device", "dtype", "non_blocking", "copy"), rest, strict=False)) | kwargs
+    if isinstance(options.get("dtype"), bool):  # to(device, non_blocking)
+        options = dict(zip(("device", "non_blocking", "copy"), rest, strict=False)) | kwargs
+    return _moved(mode, "to", source, **options)
+
+
+def _cuda(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    options = dict(zip(("device", "non_blocking"), args[1:], strict=False)) | kwargs
+    device = options.pop("device", None)
+    return _moved(mode, "cuda", args[0], as_cuda("cuda") if device is None else device, **options)
+
+
+def _cpu(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return _moved(mode, "cpu", args[0], CPU, **kwargs)
+
+
+def _moved(
+    mode: Functions,
+    name: str,
+    source: torch.Tensor,
+    device: Any,
+    dtype: torch.dtype | None = None,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: Any = torch.preserve_format,
+) -> Any:
+    tags, target = mode.tags, as_cuda(device)
+    before = tags.device(source)
+    if target is None and (torch.device(device).type != "cpu" or _real_device(source).type != "cpu"):
+        return source.to(device, dtype or source.dtype, non_blocking, copy)  # "meta", and what has no memory
+    if target is not None and _real_device(source).type != "cpu":
+        return source.to(CPU)  # raises what torch would
+    if before == target:
+        return mode.placed(
+            T.to, (source, dtype or source.dtype, non_blocking, copy), {"memory_format": memory_format}
+        )
+    if source.numel() and (before is None or target is None):
+        # torch pins what it makes for a copy from the GPU that need not wait
+        pinned = non_blocking if target is None else tags.get(source) is PINNED and dense(source)
+        moved(mode.state, name, target is not None, pinned, non_blocking, size_of(source))
+    out = mode.unwatched(source.to, dtype=dtype or source.dtype, copy=True, memory_format=memory_format)
+    tags.put(out, target or (PINNED if non_blocking else None))
+    return out
+
+
+def _type(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source = args[0]
+    wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
+    device = mode.tags.device(source)
+    if wanted is None:
+        name: str = func(source)
+        return name if device is None else name.replace("torch.", "torch.cuda.", 1)
+    if isinstance(wanted, torch.dtype):
+        return mode.placed(func, args, kwargs)
+    name = wanted if isinstance(wanted, str) else f"{wanted.__module__}.{wanted.__name__}"
+    target = as_cuda("cuda") if ".cuda." in name else CPU
+    kind = torch.empty(0).type(name.replace(".cuda.", ".")).dtype
+    options = dict(zip(("non_blocking",), args[2:], strict=False)) | kwargs
+    options.pop("dtype", None)
+    return _moved(mode, "type", source, target, kind, **options)
+
+
+def _type_as(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source, other = args[0], args[1] if len(args) > 1 else kwargs["other"]
+    return _moved(mode, "type_as", source, mode.tags.device(other) or _real_device(other), other.dtype)
+
+
+def _pin_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source = args[0]
+    if mode.tags.get(source) is PINNED:
+        return source
+    if mode.tags.device(source) is not None:
+        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+    out = source.clone()
+    mode.tags.put(out, PINNED)
+    return out
+
+
+def _from_data(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`torch.tensor` and its like: data of Python's, of numpy's, or tensors."""
+    method = func is T.new_tensor
+    data = args[1 if method else 0] if len(args) > method else kwargs.get("data", kwargs.get("obj"))
+    if func is torch.as_tensor and len(args) > 1:
+        kwargs = dict(zip(("dtype", "device"), args[1:], strict=False)) | kwargs
+        args = args[:1]
+    own = mode.tags.device(data) if isinstance(data, T) else None
+    device = kwargs.get("device")
+    if device is None:
+        device = (mode.tags.device(args[0]) if method else own) or _device.CURRENT_DEVICE
+    target = as_cuda(device)
+    name, state = func.__name__, mode.state
+    if not isinstance(data, T):
+        held = [t for t in tensors(data) if mode.tags.device(t) is not None]
+        if held:
+            state.wait(name, "reads the tensors it is made of back from the GPU", "D2H")
+        if state.fake is not None and next(tensors(data), None) is not None:
+            data = state.fake.answer(lambda real: tree_map_only(T, T.tolist, real), data)
+            args = (args[0], data, *args[2:]) if method else (data, *args[1:])
+    if own != target and target is not None and (not isinstance(data, T) or data.numel()):
+        out = _quietly(mode, func, args, kwargs)
+        if out.numel():
+            pinned = isinstance(data, T) and mode.tags.get(data) is PINNED
+            moved(state, name, True, pinned, False, size_of(out))
+    else:
+        if own is not None and target is None:
+            state.wait(name, "copies from the GPU", "D2H", size_of(data))
+        out = _quietly(mode, func, args, kwargs)
+    if out is data and own != target:
+        out = data.clone()
+    if target is not None or own is not None:
+        mode.tags.put(out, target)
+    return out
+
+
+def _quietly(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("device") is not None or _device.CURRENT_DEVICE is not None:
+        kwargs = {**kwargs, "device": CPU}
+    pinned = kwargs.get("pin_memory", False)
+    out = mode.unwatched(func, *args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
+    if pinned:
+        mode.tags.put(out, PINNED)
+    return out
+
+
+def _real_device(tensor: torch.Tensor) -> torch.device:
+    return T.device.__get__(tensor)
+
+
+ANSWERS: dict[Any, Handler] = {
+    T.device.__get__: _device_of,
+    T.is_cuda.__get__: _is_cuda,
+    T.is_cpu.__get__: _is_cpu,
+    T.get_device: _get_device,
+    torch.get_device: _get_device,
+    T.is_pinned: _is_pinned,
+}
+CALLS: dict[Any, Handler] = {
+    T.to: _to,
+    T.cuda: _cuda,
+    T.cpu: _cpu,
+    T.type: _type,
+    T.type_as: _type_as,
+    T.pin_memory: _pin_memory,
+    torch.tensor: _from_data,
+    torch.as_tensor: _from_data,
+    torch.asarray: _from_data,
+    T.new_tensor: _from_data,
+}

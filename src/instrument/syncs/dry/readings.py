@@ -1,0 +1,136 @@
+"""Functions that read a tensor as a whole, and those that behave differently on a GPU or under a mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .functions import Functions, Handler
+from .rules import CPU_CHECKS
+from .state import size_of
+
+T = torch.Tensor
+_CHECKS = ("isnan", "isinf", "isposinf", "isneginf", "isfinite", "isclose")
+
+
+def _numpy(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source = args[0]
+    force = kwargs.get("force", False)
+    if mode.tags.device(source) is not None:
+        if not force:
+            raise TypeError(
+                f"can't convert {mode.tags.device(source)} device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+        mode.state.wait("numpy", "copies from the GPU", "D2H", size_of(source))
+    if mode.state.fake is not None:
+        return mode.state.fake.answer(lambda real: real.detach().numpy(), source)
+    return func(*args, **kwargs)
+
+
+def _read(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`tolist` and `repr` copy the tensor at once."""
+    if mode.tags.device(args[0]) is not None:
+        mode.state.wait(func.__name__, "copies from the GPU", "D2H", size_of(args[0]))
+    if mode.state.fake is not None:
+        return mode.state.fake.answer(func, *args, **kwargs)
+    return mode.unwatched(func, *args, **kwargs)
+
+
+def _format(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    fake = mode.state.fake
+    if fake is None:
+        return mode.placed(func, args, kwargs)
+    if mode.tags.device(args[0]) is not None:
+        mode.state.wait("format", "reads a value back from the GPU")
+    return fake.answer(func, *args, **kwargs)
+
+
+def _reduce(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Pickling; what it copies is the storage, later."""
+    if mode.state.fake is None:
+        return mode.unwatched(func, *args, **kwargs)
+    small = mode.state.fake.stand_in(args[0])
+    mode.tags.put(small, mode.tags.get(args[0]))
+    return mode.state.fake.answer(func, small, *args[1:])
+
+
+def _deepcopy(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source = args[0]
+    tag = mode.tags.get(source)
+    out = mode.unwatched(func, *args, **kwargs)
+    mode.tags.put(out, tag)
+    if out.grad is not None:
+        mode.tags.put(out.grad, mode.tags.get(source.grad))
+    return out
+
+
+def _backward(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    names = ("gradient", "retain_graph", "create_graph", "inputs")
+    given = dict(zip(names, args[1:], strict=False)) | kwargs
+    with mode.reentered():
+        torch.autograd.backward(
+            args[0], given.get("gradient"), given.get("retain_graph"), given.get("create_graph", False),
+            inputs=given.get("inputs"),
+        )  # fmt: skip
+
+
+def _check(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Checks for NaN and the like, which find none where there is no data."""
+    out = mode.placed(func, args, kwargs)
+    if mode.state.fake is not None:
+        mode.state.fake.know(out, func.__name__ in ("isfinite", "isclose"))
+    return out
+
+
+def _unchecked(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A function that checks values on the CPU alone."""
+    return mode.unwatched(mode.placed, func, args, kwargs)
+
+
+def _one_hot(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    return _unchecked(mode, func, args, kwargs) if classes >= 0 else mode.placed(func, args, kwargs)
+
+
+def _pad_packed(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The lengths stay on the CPU."""
+    out = mode.placed(func, args, kwargs)
+    mode.tags.put(out[1], None)
+    return out
+
+
+def _cross_entropy(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Under a mode, smoothed labels with weights take another way than without, which selects by a mask."""
+    logits, target, weight, reduction, _, smoothing = args
+    averaged = weight is not None and smoothing and reduction == 1 and not target.is_floating_point()
+    if averaged and mode.tags.device(logits) is not None:
+        mode.state.wait("cross_entropy", "reads the number of labels that count back from the GPU")
+    return mode.placed(func, args, kwargs)
+
+
+def _sparse(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    indices = args[0] if args else kwargs.get("indices")
+    if len(args) < 3 and kwargs.get("size") is None and mode.tags.first([indices]) is not None:
+        mode.state.wait("sparse_coo_tensor", "reads the greatest index back from the GPU", "D2H")
+    return mode.placed(func, args, kwargs)
+
+
+CALLS: dict[Any, Handler] = {
+    T.numpy: _numpy,
+    T.__array__: _numpy,
+    T.tolist: _read,
+    T.__repr__: _read,
+    T.__reduce_ex__: _reduce,
+    T.__format__: _format,
+    T.__deepcopy__: _deepcopy,
+    T.backward: _backward,
+    torch.sparse_coo_tensor: _sparse,
+    torch._C._nn.cross_entropy_loss: _cross_entropy,
+    torch._VF._pad_packed_sequence: _pad_packed,
+    torch.nn.functional.one_hot: _one_hot,
+    **{getattr(owner, name): _check for owner in (torch, T) for name in _CHECKS},
+    **{getattr(owner, name): _unchecked for owner in (torch, T) for name in CPU_CHECKS},
+}

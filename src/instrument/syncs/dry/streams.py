@@ -1,0 +1,235 @@
+"""Streams and events of the pretended GPU: nothing is ever pending, and only `synchronize` waits."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+import time
+from typing import Any
+
+import torch
+
+from .devices import Devices
+from .waits import Waits
+
+CUDA = 1  # the number of the device type
+_EXTERNAL = 2**20  # numbers of streams from here on are addresses, of streams that others made
+
+
+class Streams:
+    """The streams that were made, and the current one of each thread and device."""
+
+    def __init__(self, waits: Waits, devices: Devices) -> None:
+        self.waits = waits
+        self.devices = devices
+        self._numbers = itertools.count(1)
+        self._priorities: dict[int, int] = {}
+        self._here = threading.local()
+
+    def new(self, kind: Any, device: Any = None, priority: int = 0, **given: Any) -> Stream:
+        """Return what ``torch.cuda.Stream(device, priority)`` does; ``given`` is what torch adds internally."""
+        index = given.get("device_index", self.devices.index(device))
+        number = given.get("stream_id", given.get("stream_ptr"))
+        if number is None:
+            number = next(self._numbers)
+            self._priorities[number] = priority
+        return Stream(self, kind, number, index)
+
+    def generic(self, device: Any = None, *given: Any, priority: int = 0, **more: Any) -> Stream | None:
+        """Return what ``torch.Stream(...)`` does; None for one of another device."""
+        if more or given:
+            parts = () if device is None else (device, *given)
+            known = {**dict(zip(("stream_id", "device_index", "device_type"), parts, strict=False)), **more}
+            return self.new(torch.cuda.Stream, **known) if known.pop("device_type", CUDA) == CUDA else None
+        return self.new(torch.cuda.Stream, device, priority) if self.devices.meant(device) else None
+
+    def event(
+        self, kind: Any, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
+        external: bool = False,
+    ) -> Event:  # fmt: skip
+        """Return what ``torch.cuda.Event(...)`` does."""
+        return Event(self, kind, enable_timing)
+
+    def generic_event(self, device: Any = None, **options: Any) -> Event | None:
+        """Return what ``torch.Event(...)`` does; None for one of another device."""
+        return self.event(torch.cuda.Event, **options) if self.devices.meant(device) else None
+
+    def priority(self, stream_id: int) -> int:
+        """Return the priority that a stream was made with."""
+        return self._priorities.get(stream_id, 0)
+
+    def current(self, index: int) -> tuple[int, int, int]:
+        """Return number, device and type of device of the current stream of a device."""
+        chosen: dict[int, int] = getattr(self._here, "chosen", {})
+        return chosen.get(index, 0), index, CUDA
+
+    def select(self, stream_id: int, device_index: int, device_type: int = CUDA) -> None:
+        """Make a stream the current one of its device, and that the current device."""
+        self.devices.select(device_index)
+        self._here.chosen = {**getattr(self._here, "chosen", {}), device_index: stream_id}
+
+    def of(self, stream: tuple[int, int, int]) -> Stream:
+        """Return the object for what `current` returns."""
+        return Stream(self, torch.cuda.Stream, stream[0], stream[1])
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a graph is being captured on this thread."""
+        return bool(getattr(self._here, "capturing", False))
+
+    @capturing.setter
+    def capturing(self, value: bool) -> None:
+        self._here.capturing = value
+
+    def synchronize(self) -> None:
+        """Wait for a device."""
+        self.waits.wait("synchronize", "waits for all work on the device")
+
+    def answers(self) -> dict[str, Any]:
+        """Return the functions of ``torch._C`` about streams."""
+        return {
+            "_cuda_getCurrentStream": self.current,
+            "_cuda_getDefaultStream": lambda index: (0, index, CUDA),
+            "_cuda_getCurrentRawStream": lambda index: self.of(self.current(index)).cuda_stream,
+            "_cuda_getStreamFromExternal": lambda pointer, index: (pointer, index, CUDA),
+            "_cuda_setStream": self.select,
+            "_cuda_synchronize": self.synchronize,
+            "_cuda_isCurrentStreamCapturing": lambda: self.capturing,
+            "_cuda_sleep": lambda cycles: None,
+            "_accelerator_getStream": lambda index: self.of(self.current(index)),
+            "_accelerator_setStream": lambda stream: self.select(stream.stream_id, stream.device_index),
+            "_accelerator_synchronizeDevice": lambda index: self.synchronize(),
+        }
+
+
+class Stream:
+    """A `torch.cuda.Stream`, to everyone who asks for its class."""
+
+    device_type = CUDA
+
+    def __init__(self, streams: Streams, kind: Any, stream_id: int, device_index: int) -> None:
+        self._streams = streams
+        self._kind = kind
+        self.stream_id = stream_id
+        self.device_index = device_index
+        self.device = torch.device("cuda", device_index)
+        pool = 0x560000000000 + 0x100 * stream_id if stream_id else 0
+        self.cuda_stream = self.native_handle = stream_id if stream_id >= _EXTERNAL else pool
+        self.priority = streams.priority(stream_id)
+        self._outside: list[tuple[tuple[int, int, int], int]] = []  # what was current, by `with` statements
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self._kind
+
+    @classmethod
+    def priority_range(cls) -> tuple[int, int]:
+        """Return the lowest and the highest priority."""
+        return 0, -5
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_stream)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.cuda_stream
+
+    def wait_event(self, event: Any) -> None:
+        """Do nothing: no work is pending."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Do nothing: no work is pending."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Record an event, a new one if none is given; return it."""
+        event = self._streams.event(torch.cuda.Event) if event is None else event
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Tell that all work is done."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Tell whether a graph is being captured."""
+        return self._streams.capturing
+
+    def synchronize(self) -> None:
+        """Wait for this stream."""
+        self._streams.waits.wait("synchronize", "waits for all work on the stream")
+
+    def __enter__(self) -> Stream:
+        self._outside.append((self._streams.current(self.device_index), self._streams.devices.current))
+        self._streams.select(self.stream_id, self.device_index)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stream, device = self._outside.pop()
+        self._streams.select(*stream)
+        self._streams.devices.select(device)
+
+    def __eq__(self, other: object) -> bool:
+        mine = (self.stream_id, self.device_index)
+        return isinstance(other, Stream) and mine == (other.stream_id, other.device_index)
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device_index))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+class Event:
+    """A `torch.cuda.Event`, to everyone who asks for its class."""
+
+    def __init__(self, streams: Streams, kind: Any, timing: bool) -> None:
+        self._streams = streams
+        self._kind = kind
+        self._timing = timing
+        self._recorded: int | None = None
+        self.device: Any = None
+        self.cuda_event = self.event_id = 0
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self._kind
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_event)
+
+    def record(self, stream: Any = None) -> None:
+        """Take the time: the CPU's, as that is what there is."""
+        self._recorded = time.perf_counter_ns()
+        self.device = torch.device("cuda", self._streams.devices.current) if stream is None else stream.device
+        self.cuda_event = self.event_id = id(self)
+
+    def wait(self, stream: Any = None) -> None:
+        """Do nothing: no work is pending."""
+
+    def query(self) -> bool:
+        """Tell that all work is done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for the work before this event."""
+        self._streams.waits.wait("synchronize", "waits for all work before the event")
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return the milliseconds between two events, at least a microsecond."""
+        if not (self._timing and end_event._timing):
+            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
+        if self._recorded is None or end_event._recorded is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return max(float(end_event._recorded - self._recorded), 1e3) / 1e6
+
+    def ipc_handle(self) -> bytes:
+        """Return what another process would open; none can."""
+        self._streams.waits.uncovered("an event cannot be shared with another process")
+        return bytes(64)
+
+    def __repr__(self) -> str:
+        return (
+            f"<torch.cuda.Event {self.cuda_event:#x}>" if self.cuda_event else "<torch.cuda.Event uninitialized>"
+        )

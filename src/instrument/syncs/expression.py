@@ -1,0 +1,144 @@
+"""What a line of Python does right now: the instruction that a frame stands at names the operation."""
+
+from __future__ import annotations
+
+import dis
+import linecache
+import re
+import sys
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+
+class Expression(NamedTuple):
+    """The operation ("item", "bool", "getitem"), and its text as far as the source is there."""
+
+    op: str | None
+    text: str
+
+
+# What an instruction does that is no call; names begin so in one version of Python or another
+_INSTRUCTIONS = (
+    (("POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL", "JUMP_BACKWARD_IF"), "bool"),
+    (("BINARY_SUBSCR", "BINARY_SLICE"), "getitem"),
+    (("STORE_SUBSCR", "STORE_SLICE"), "setitem"),
+    (("DELETE_SUBSCR",), "delitem"),
+    (("FORMAT_", "CONVERT_VALUE", "BUILD_STRING"), "format"),
+    (("CONTAINS_OP",), "contains"),
+    (("GET_ITER", "FOR_ITER", "UNPACK_", "LIST_EXTEND", "SET_UPDATE"), "iter"),
+    (("UNARY_NEGATIVE",), "neg"),
+    (("UNARY_INVERT",), "invert"),
+)
+_OPERATORS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
+    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift", "[]": "getitem",
+    "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
+}  # fmt: skip
+_SPELT = {
+    "subtract": "sub", "multiply": "mul", "true_divide": "truediv", "floor_divide": "floordiv", "modulo": "mod",
+    "power": "pow", "matrix_multiply": "matmul",
+}  # fmt: skip
+_CALLED = {"str": "format", "repr": "format", "is_nonzero": "bool"}
+# Of several calls on a line, where only the line is known (Python 3.10), the one that is known to wait
+_WAITING = re.compile(
+    "item|tolist|cpu|cuda|to|numpy|nonzero|unique|unique_consecutive|masked_select|synchronize|tensor|as_tensor|"
+    "print|float|int|bool|str|repr|is_nonzero|equal|allclose|repeat_interleave|bincount|copy_|argwhere|"
+    "empty_cache|one_hot|multinomial|new_tensor|backward"
+)
+_POSITIONS = sys.version_info >= (3, 11)
+_MOST = 80  # characters of a text
+
+
+def describe(frame: FrameType) -> Expression:
+    """Return what ``frame`` does, which calls something or is asked right now."""
+    return _describe(frame.f_code, frame.f_lasti, frame.f_lineno or 0)
+
+
+@lru_cache(maxsize=4096)
+def _describe(code: CodeType, last: int, line: int) -> Expression:
+    """Look it up, once for each instruction: a long function takes 1 ms."""
+    instructions = list(dis.get_instructions(code))
+    # What follows an instruction in its caches belongs to it.
+    now = max(
+        (found for found in instructions if found.offset <= last), key=lambda found: found.offset, default=None
+    )
+    if now is None:
+        return Expression(None, "")
+    source = linecache.getline(code.co_filename, line).strip()
+    text = _segment(code.co_filename, now) or source
+    name = now.opname
+    if name.startswith(("CALL", "PRECALL")) and not name.startswith("CALL_INTRINSIC"):
+        known, called = _callee(instructions, now) if _POSITIONS else (False, None)
+        called = called if known else callee_in(text)
+        return Expression(_plain(called), text)
+    if name.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+        return Expression(_plain(now.argval), text)
+    if name.startswith(("BINARY_OP", "COMPARE_OP")):
+        return Expression(_operator(now.argrepr, text), text)
+    for beginnings, op in _INSTRUCTIONS:
+        if name.startswith(beginnings):
+            return Expression(op, text)
+    if name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10: one for each operator
+        operator = name.split("_", 1)[1].lower()
+        return Expression(_SPELT.get(operator, operator), text)
+    return Expression(None, text)
+
+
+def _operator(shown: str, text: str) -> str | None:
+    sign = shown.removeprefix("bool(").removesuffix(")")
+    if sign == "%" and text.startswith(('"', "'", 'f"', "f'")):
+        return "format"
+    return _OPERATORS.get(sign) or _OPERATORS.get(sign.removesuffix("="))
+
+
+def _plain(name: object) -> str | None:
+    if isinstance(name, tuple):
+        name = name[0]
+    if not isinstance(name, str):
+        return None
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+    return _CALLED.get(name, name)
+
+
+def _callee(instructions: list[dis.Instruction], call: dis.Instruction) -> tuple[bool, object]:
+    """Return the name that is called: what is called begins where the call does, and ends before its brackets.
+
+    The first tells whether there is anything, which is not so in code that torch.compile made.
+    """
+    whole = getattr(call, "positions", None)
+    if whole is None or whole.col_offset is None:
+        return False, None
+    start, end = (whole.lineno, whole.col_offset), (whole.end_lineno, whole.end_col_offset)
+    best, name = (0, 0), None
+    for found in instructions:
+        at = getattr(found, "positions", None)
+        if at is None or at.col_offset is None or (at.lineno, at.col_offset) != start:
+            continue
+        if found.opname == "LOAD_CONST":  # the names of arguments, from Python 3.13 on
+            continue
+        until = (at.end_lineno or 0, at.end_col_offset or 0)
+        if best < until < end or (until == best and found.opname.startswith("LOAD_")):
+            best = until
+            name = found.argval if found.opname.startswith("LOAD_") else None
+    return best > (0, 0), name
+
+
+def callee_in(line: str) -> str | None:
+    """Return the name of the call on ``line``, or a part of one, that waits, as far as the text tells."""
+    names = re.findall(r"(\w+)\s*\(", line)
+    known = [name for name in names if _WAITING.fullmatch(name)]
+    return known[-1] if known else names[0] if len(set(names)) == 1 else None
+
+
+def _segment(filename: str, instruction: dis.Instruction) -> str:
+    """Return the source of what ``instruction`` is a part of, on one line; columns count bytes."""
+    at = getattr(instruction, "positions", None)
+    if at is None or None in (at.lineno, at.end_lineno, at.col_offset, at.end_col_offset):
+        return ""
+    lines = [linecache.getline(filename, number).encode() for number in range(at.lineno, at.end_lineno + 1)]
+    lines[-1] = lines[-1][: at.end_col_offset]
+    lines[0] = lines[0][at.col_offset :]
+    text = " ".join(b"".join(lines).decode(errors="replace").split())
+    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."

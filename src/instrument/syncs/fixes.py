@@ -1,0 +1,56 @@
+"""Which suggestion suits a finding: by the operation, the line of a library that did it, and the cause."""
+
+from __future__ import annotations
+
+from . import suggestions
+from .finding import Finding
+from .suggestions import BY_OP, Fix
+
+# The line of a library tells more than the operation that it did there
+_BY_VIA = (
+    ("torch/amp/grad_scaler.py", "get_scale", suggestions.SCALE),
+    ("torch/amp/grad_scaler.py", "", suggestions.SCALER),
+    ("torch/nn/utils/clip_grad.py", "", BY_OP["clip_grad_norm_"]),
+    ("torch/nn/utils/rnn.py", "", suggestions.PACK),
+    ("torch/distributions/", "", suggestions.VALIDATE),
+    ("torch/testing/", "", suggestions.TESTING),
+    ("torch/serialization.py", "save", BY_OP["save"]),
+)
+_SAME = {
+    "is_nonzero": "bool", "str": "print", "repr": "print", "array": "cpu", "numpy": "cpu", "asarray": "tensor",
+    "as_tensor": "tensor", "from_numpy": "tensor", "argwhere": "nonzero", "inverse": "inv", "dumps": "save",
+    "dump": "save", "reduce_ex": "save", "complex": "float", "pickle": "save", "get_total_norm": "clip_grad_norm_",
+}  # fmt: skip
+_BY_DIRECTION = {
+    None: Fix("Move it out of the step; where it must stay, instrument.allow_sync says why."),
+    "H2D": suggestions.TO_GPU,
+    "D2H": BY_OP["cpu"],
+}
+
+
+def fix_of(found: Finding) -> Fix:
+    """Return what to write instead of ``found``."""
+    via = f"/{found.via.file}".replace("\\", "/") if found.via else ""
+    for path, function, fix in _BY_VIA:
+        if f"/{path}" in via and found.via and function in found.via.function:
+            return fix
+    op = found.op if found.op in BY_OP else found.op.removeprefix("linalg_").strip("_")
+    op = _SAME.get(op, op)
+    return _by_cause(op, found) or BY_OP.get(op) or _BY_DIRECTION[found.direction]
+
+
+def _by_cause(op: str, found: Finding) -> Fix | None:
+    """Return the fix where the operation alone does not tell what is done."""
+    cause, up = found.cause.lower().replace("-", "_"), found.direction == "H2D"
+    if op in ("to", "cuda", "pin_memory") and up:
+        return suggestions.PAGEABLE if "non_blocking" in cause else suggestions.TO_GPU
+    if op == "copy":
+        return suggestions.FILL if up else suggestions.EMPTY
+    if op == "getitem":
+        return suggestions.CPU_INDEX if up else suggestions.SLICE if "value" in cause else None
+    if op in ("where", "setitem") and up:
+        return suggestions.NUMBER if "number" in cause else suggestions.CPU_INDEX
+    if op == "synchronize":
+        kinds = {"event": suggestions.EVENT, "stream": suggestions.STREAM}
+        return next((fix for word, fix in kinds.items() if word in cause), suggestions.DEVICE)
+    return None

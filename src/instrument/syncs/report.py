@@ -1,0 +1,72 @@
+"""The report of a run: to print, to assert, to keep."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
+
+from . import sarif, text, written
+from .results import Results
+
+_WIDTH = 100  # where no terminal tells
+
+
+class SyncReport(Results):
+    """Which lines make the CPU wait for the GPU; ``print`` it, or see `Results` for its parts."""
+
+    def assert_max(self, most: int = 0) -> None:
+        """Fail if a step waits more than ``most`` times, but for what is allowed.
+
+        The step with the most waits counts; what is outside of steps does not, where there are any. Without
+        steps, the whole run counts as one. It also fails where anything inside `no_syncs` waited, where the run
+        did not come to its end, and where nothing could be looked at. What is "not covered" and went on does not
+        make it fail.
+
+        Raises:
+            AssertionError: with the report as its message.
+            TypeError, ValueError: ``most`` is no number of waits.
+        """
+        reason = self.over(most)
+        if reason is not None:
+            raise AssertionError(f"{reason}\n\n{self}")
+
+    def over(self, most: int = 0) -> str | None:
+        """Return why `assert_max` would fail, in a sentence; None where it would not."""
+        if not isinstance(most, int) or isinstance(most, bool):
+            raise TypeError(f'"most" must be an int: {most!r}')
+        if most < 0:
+            raise ValueError(f'"most" must be >= 0: {most}')
+        forbidden = sum(found.count for found in self.syncs if found.forbidden)
+        if forbidden:
+            return f"waits for the GPU inside no_syncs: {forbidden}"
+        waits = self.most(*self.syncs) + self.dropped
+        if waits > most:
+            return f"waits for the GPU in a step: {waits}, more than {most}"
+        if self.blind:
+            return f"nothing was looked at: {self.blind}"
+        return None if self.finished else "the run did not come to its end"
+
+    def to_json(self) -> str:
+        """Return everything, exact, as JSON; `instrument.syncs.written.as_dict` says what is in it."""
+        return written.to_json(self)
+
+    def to_sarif(self) -> str:
+        """Return the findings as SARIF 2.1.0, for code scanning: GitHub shows them on a pull request."""
+        return sarif.to_sarif([self])
+
+    def __str__(self) -> str:
+        width = shutil.get_terminal_size((_WIDTH, 0)).columns
+        return "\n".join(line.plain for line in text.lines(self, width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        for line in text.lines(self, options.max_width):
+            line.no_wrap, line.overflow = True, "ignore"
+            yield line
+
+
+def render(report: SyncReport, *, console: Console) -> None:
+    """Print ``report``: in colour at a terminal, in plain text through a pipe."""
+    console.print(report, soft_wrap=True)

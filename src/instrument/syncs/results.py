@@ -1,0 +1,107 @@
+"""What a detector found, worst first, and how bad it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .finding import Finding, Severity, Source
+
+_UNTIMED = {
+    "dry run": "a dry run has no GPU to wait for",
+    "live": "neither start nor end of the wait could be seen",
+    "trace": "the trace has no times for it",
+}
+
+
+@dataclass
+class Results:
+    """The findings of one run.
+
+    Attributes:
+        source: how they were found.
+        findings: all of them, worst first, also what is allowed and what could not be looked at.
+        steps: how many steps were looked at; 0 where there were none, and "in a step" is then of the whole run.
+        coverage: sentences that say what this source cannot see.
+        error: what ended the user's step before its end, in a dry run.
+        dropped: waits at further lines than can be listed.
+        blind: why nothing at all could be seen, in a sentence; empty where something could.
+        listed: the fingerprints that an allowlist allowed.
+    """
+
+    source: Source
+    findings: list[Finding] = field(default_factory=list)
+    steps: int = 0
+    coverage: list[str] = field(default_factory=list)
+    error: BaseException | None = None
+    dropped: int = 0
+    blind: str = ""
+    listed: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.sort()
+
+    def sort(self) -> None:
+        """Put the worst first, what is allowed after it, and what could not be looked at last."""
+        self.findings = sorted(self.findings, key=self._rank)
+
+    @property
+    def syncs(self) -> list[Finding]:
+        """The waits that nobody allowed, worst first."""
+        return [found for found in self.findings if found.covered and found.allowed is None]
+
+    @property
+    def allowed(self) -> list[Finding]:
+        """The waits that somebody allowed."""
+        return [found for found in self.findings if found.covered and found.allowed is not None]
+
+    @property
+    def not_covered(self) -> list[Finding]:
+        """What could not be looked at, and why."""
+        return [found for found in self.findings if not found.covered]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.error is None
+
+    def per_step(self, found: Finding) -> float:
+        """Return how many times in a step ``found`` was seen, outside of steps not counted where there are any."""
+        if not self.steps:
+            return float(found.count)
+        return (found.count - found.steps[None]) / self.steps
+
+    def most(self, *findings: Finding) -> int:
+        """Return the greatest number of waits of ``findings`` in any one step.
+
+        What is outside of steps is not counted where there are any; where there are none, all is one step.
+        """
+        steps: Counter[int | None] = Counter()
+        for found in findings:
+            steps.update(found.steps if self.steps else {None: found.count})
+        if self.steps:
+            del steps[None]
+        return max(steps.values(), default=0)
+
+    def severity(self, found: Finding) -> Severity:
+        """Return how bad ``found`` is.
+
+        "high" waits in every step for all that the GPU has to do, or where nothing may wait; "medium" in every
+        step for a copy to the GPU; "low" is allowed, or seen less than once in a step.
+        """
+        if found.forbidden:
+            return "high"
+        if found.allowed is not None or not found.covered or self.per_step(found) < 1:
+            return "low"
+        return "medium" if found.direction == "H2D" else "high"
+
+    def why_untimed(self, found: Finding) -> str | None:
+        """Return why it is not known how long ``found`` waited; None where that is known."""
+        return _UNTIMED[self.source] if found.blocked_ns is None else None
+
+    def _rank(self, found: Finding) -> tuple[object, ...]:
+        order = {"high": 0, "medium": 1, "low": 2}[self.severity(found)]
+        return (
+            not found.covered, found.allowed is not None, not found.forbidden, -(found.blocked_ns or 0), order,
+            -found.count, found.site.file if found.site else "", found.site.line if found.site else 0,
+        )  # fmt: skip

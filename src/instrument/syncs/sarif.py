@@ -1,0 +1,137 @@
+"""The findings as SARIF 2.1.0, the format of code scanning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from .finding import Finding, Site
+from .fixes import fix_of
+from .results import Results
+from .roots import root_of
+
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_LEVELS = {"high": "error", "medium": "warning", "low": "note"}
+_BASE = "%SRCROOT%"
+_NOT_COVERED = (
+    "The step did something that could not be looked at, so waits for the GPU may be missing there.",
+    "Run the step with live detection on a GPU to see them.",
+)
+
+
+def to_sarif(several: Sequence[Results]) -> str:
+    """Return the findings of ``several`` runs as one log with one run, as code scanning takes it.
+
+    Files are relative to the root of the repository of the current folder. Results need a place: what has none,
+    and what ended a run, are notifications of the tool.
+    """
+    root = root_of(Path.cwd()) or Path.cwd()
+    results: list[dict[str, Any]] = []
+    rules: dict[str, dict[str, Any]] = {}
+    told: list[dict[str, Any]] = []
+    for one in several:
+        for found in one.findings:
+            rule = _rule(found)
+            rules.setdefault(rule["id"], rule)
+            if found.site is None and found.via is None:
+                told.append(_notification(f"{_message(one, found)} (thread {found.thread or '?'})"))
+            else:
+                results.append(_result(one, found, root) | {"ruleIndex": list(rules).index(rule["id"])})
+        told += [_notification(sentence) for sentence in one.coverage]
+        if one.blind:
+            told.append(_notification(f"nothing was looked at: {one.blind}", "error"))
+        if one.error is not None:
+            what = f"the run did not come to its end: {type(one.error).__name__}: {one.error}"
+            told.append(_notification(what, "error"))
+    run = {
+        "tool": {"driver": {"name": "instrument", "rules": list(rules.values())}},
+        "originalUriBaseIds": {_BASE: {"uri": root.as_uri().rstrip("/") + "/"}},
+        "invocations": [
+            {
+                "executionSuccessful": all(one.finished and not one.blind for one in several),
+                "toolExecutionNotifications": told,
+            }
+        ],
+        "columnKind": "unicodeCodePoints",
+        "results": results,
+    }
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _rule(found: Finding) -> dict[str, Any]:
+    if not found.covered:
+        return {
+            "id": "sync/not-covered",
+            "shortDescription": {"text": "Not covered"},
+            "fullDescription": {"text": _NOT_COVERED[0]},
+            "help": {"text": " ".join(_NOT_COVERED)},
+        }
+    # The same for all lines of the rule; a library's own line has its fix in the message
+    fix, what = fix_of(replace(found, via=None)), f"{found.op} makes the CPU wait for the GPU"
+    text, markdown = fix.text, fix.text
+    if fix.before:
+        text += f"\nBefore:\n{fix.before}\nAfter:\n{fix.after}"
+        markdown += f"\n```python\n# before\n{fix.before}\n# after\n{fix.after}\n```"
+    copied = f"/{found.direction}" if found.direction else ""
+    return {
+        "id": f"sync/{found.op}{copied}",
+        "shortDescription": {"text": what},
+        "fullDescription": {"text": f"{what}, which then has nothing to do until the CPU has launched more work."},
+        "help": {"text": text, "markdown": markdown},
+        "properties": {"tags": ["performance", "gpu"]},
+    }
+
+
+def _message(results: Results, found: Finding) -> str:
+    if not found.covered:
+        return f"Not covered: {found.cause}"
+    often = f"{results.per_step(found):g} in a step" if results.steps else f"{found.count} in all"
+    region = f", in region {'/'.join(found.region)}" if found.region else ""
+    return f"{found.op} makes the CPU wait for the GPU: {found.cause} ({often}{region}). {fix_of(found).text}"
+
+
+def _result(results: Results, found: Finding, root: Path) -> dict[str, Any]:
+    site = found.site or found.via
+    assert site is not None
+    result: dict[str, Any] = {
+        "ruleId": _rule(found)["id"],
+        "level": _LEVELS[results.severity(found)],
+        "message": {"text": _message(results, found)},
+        "locations": [_location(site, root)],
+        "partialFingerprints": {"instrumentSync/v1": found.fingerprint},
+        "occurrenceCount": max(found.count, 1),
+    }
+    if found.site and found.via:
+        via = _location(found.via, root) | {"id": 1, "message": {"text": "the line of the library that waits"}}
+        result["relatedLocations"] = [via]
+    if found.allowed is not None:
+        kind = "external" if found.fingerprint in results.listed else "inSource"
+        result["suppressions"] = [{"kind": kind, "justification": found.allowed}]
+    return result
+
+
+def _location(site: Site, root: Path) -> dict[str, Any]:
+    region: dict[str, Any] = {"startLine": max(site.line, 1)}
+    if site.code:
+        region["snippet"] = {"text": site.code}
+    logical = [{"name": site.function, "kind": "function"}] if site.function else []
+    physical = {"artifactLocation": _artifact(site.file, root), "region": region}
+    return {"physicalLocation": physical, "logicalLocations": logical}
+
+
+def _artifact(file: str, root: Path) -> dict[str, str]:
+    """The file from ``root``; as a whole where it is elsewhere."""
+    path = Path(file)
+    if path.is_relative_to(root):
+        path = path.relative_to(root)
+    elif path.is_absolute():
+        return {"uri": path.as_uri()}
+    return {"uri": quote(path.as_posix()), "uriBaseId": _BASE}
+
+
+def _notification(text: str, level: str = "note") -> dict[str, Any]:
+    return {"level": level, "message": {"text": text}}

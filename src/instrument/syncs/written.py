@@ -1,0 +1,83 @@
+"""The findings as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .finding import Finding, Site
+from .fixes import fix_of
+from .results import Results
+
+VERSION = 1
+
+
+def to_json(results: Results) -> str:
+    """Return `as_dict` as text."""
+    return json.dumps(as_dict(results), indent=2)
+
+
+def as_dict(results: Results) -> dict[str, Any]:
+    """Return the findings as JSON takes them; names are only added to it while ``version`` is 1.
+
+    ``source`` ("live", "dry run", "trace"), ``steps`` (looked at; 0: "in a step" is of the whole run),
+    ``waits_per_step`` (not allowed, the greatest number in any one step), ``finished``, ``error`` (null, or what
+    ended the run), ``blind`` (empty, or why nothing could be seen), ``dropped`` (waits at lines that are not
+    listed), ``coverage`` (sentences), and ``findings``, worst first, each with
+
+    - ``status`` ("sync", "allowed", "not covered"), ``severity`` ("high", "medium", "low"), ``op``, ``cause``;
+    - ``site`` and ``via`` (null, or file, line, function, code), ``thread``, ``backward``, ``region`` (the names
+      from the outermost, where most of the waits are), ``regions`` (path and count of each);
+    - ``count``, ``per_step`` (mean), ``step`` (the first), ``steps`` (number and count of each; number null
+      outside of them);
+    - ``direction`` ("H2D", "D2H", null), ``bytes``, ``blocked_ns``, ``timed`` (how many waits that is the sum
+      of), ``untimed`` (why it is null), ``idle_ns``: integers, null where unknown;
+    - ``allowed`` (the reason, or null), ``forbidden`` (inside `no_syncs`), ``fingerprint``, and ``fix`` (text,
+      before, after; null for what is not covered).
+    """
+    return {
+        "version": VERSION,
+        "source": results.source,
+        "steps": results.steps,
+        "waits_per_step": results.most(*results.syncs),
+        "finished": results.finished,
+        "error": None if results.error is None else f"{type(results.error).__name__}: {results.error}",
+        "blind": results.blind,
+        "dropped": results.dropped,
+        "coverage": results.coverage,
+        "findings": [_finding(results, found) for found in results.findings],
+    }
+
+
+def _finding(results: Results, found: Finding) -> dict[str, Any]:
+    status = "not covered" if not found.covered else "sync" if found.allowed is None else "allowed"
+    return {
+        "status": status,
+        "severity": results.severity(found),
+        "op": found.op,
+        "cause": found.cause,
+        "site": _site(found.site),
+        "via": _site(found.via),
+        "thread": found.thread,
+        "backward": found.backward,
+        "region": list(found.region),
+        "regions": [{"path": list(path), "count": count} for path, count in found.regions.most_common()],
+        "count": found.count,
+        "per_step": results.per_step(found),
+        "step": found.step,
+        "steps": [{"number": number, "count": count} for number, count in found.steps.items()],
+        "direction": found.direction,
+        "bytes": found.bytes,
+        "blocked_ns": found.blocked_ns,
+        "timed": found.timed,
+        "untimed": results.why_untimed(found),
+        "idle_ns": found.idle_ns,
+        "allowed": found.allowed,
+        "forbidden": found.forbidden,
+        "fingerprint": found.fingerprint,
+        "fix": vars(fix_of(found)) if found.covered else None,
+    }
+
+
+def _site(site: Site | None) -> dict[str, Any] | None:
+    return None if site is None else vars(site) | {"code": site.code}

@@ -1,0 +1,190 @@
+"""A GPU that is waited for, without one: the hooks that torch calls and the warnings it gives are real."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.cuda import _gpu_trace as trace
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+from instrument.syncs.finding import Finding
+from tests.support.native import SOURCES, cache_folder
+
+
+@cache
+def native() -> Any:
+    """The extension tests/native/gpuwaits.cpp, built once for each torch and content, or skip the test."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("the native test libraries are for Linux")
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"no C++ compiler: {compiler[0]} is not on PATH (set CXX)")
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").exists():
+        pytest.skip(f"no headers of Python in {headers}")
+    root, source = Path(torch.__file__).parent, SOURCES / "gpuwaits.cpp"
+    includes = [headers, root / "include", root / "include" / "torch" / "csrc" / "api" / "include"]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    command = [
+        *compiler, "-std=c++20", "-O0", "-fPIC", "-shared", abi,
+        *(f"-I{folder}" for folder in includes), str(source), f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}",
+        "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10",
+    ]  # fmt: skip
+    text = f"{command} {torch.__version__} {sys.version}".encode() + source.read_bytes()
+    library = cache_folder() / f"gpuwaits-{hashlib.sha256(text).hexdigest()[:16]}.so"
+    if not library.exists():
+        partial = library.with_suffix(f".{os.getpid()}.partial")
+        done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True)
+        if done.returncode:
+            raise AssertionError(f"{shlex.join(command)} failed:\n{done.stderr[-4000:]}")
+        partial.replace(library)
+    loader = importlib.machinery.ExtensionFileLoader("gpuwaits", str(library))
+    spec = importlib.util.spec_from_file_location("gpuwaits", library, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+class Gpu:
+    """The pretended GPU of a test.
+
+    Attributes:
+        mode: torch's sync debug mode.
+        x: stands for a tensor on the GPU; what is asked of it waits.
+        in_backward: returns a tensor whose backward waits, in C++.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._native = native()
+        self.mode = 0
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.mode)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self._set_mode)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: self._device())
+        monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: self._device())
+        self.x: Any = _tensor(self._native)
+        self.in_backward = self._native.in_backward
+        self.configure()
+
+    def configure(self, **options: Any) -> None:
+        """Choose how calls wait.
+
+        Args:
+            options: ``what`` is waited for ("stream", "event", "device"), for how many ``ms``, ``repeat`` times
+                in one call; whether there is a ``trace`` hook and a ``warn``ing; the ``vendor`` it names.
+        """
+        self._options = options
+        self._apply()
+
+    def _set_mode(self, mode: int | str) -> None:
+        self.mode = {"default": 0, "warn": 1, "error": 2}.get(mode, mode) if isinstance(mode, str) else mode
+        self._apply()
+
+    def _apply(self) -> None:
+        self._native.configure(**{"warn": self.mode == 1, **self._options})
+
+    def _device(self) -> None:
+        """Wait for the device, as `torch.cuda.synchronize` does: torch does not warn of that."""
+        options = self._options
+        self._native.configure(**{**options, "what": "device", "warn": False})
+        try:
+            self._native.wait()
+        finally:
+            self._apply()
+
+
+def _tensor(native: Any) -> Any:
+    class Tensor:
+        """Its methods are functions in C: no frame of Python is between a line and what waits."""
+
+        item = cpu = tolist = nonzero = backward = native.wait
+        __getitem__ = __setitem__ = native.wait
+        __bool__ = __contains__ = native.truth
+        __float__ = __add__ = native.number
+        __repr__ = __format__ = native.text
+
+    return Tensor()
+
+
+REGISTRIES = (
+    trace.StreamSynchronizationCallbacks,
+    trace.EventSynchronizationCallbacks,
+    trace.DeviceSynchronizationCallbacks,
+)
+
+
+@cache
+def imported() -> None:
+    """What torch imports when it is first needed adds filters of warnings, which stay: have that behind us."""
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step()
+    with FakeTensorMode():
+        torch.ones(3).is_pinned()
+
+
+def _shown_before(module: Any) -> dict[Any, Any]:
+    """What Python remembers to have warned of in ``module``."""
+    registry = vars(module).get("__warningregistry__", {})
+    return {key: value for key, value in registry.items() if key != "version"}
+
+
+def state() -> list[Any]:
+    """Everything that detection replaces."""
+    tensor = {name: vars(torch.Tensor).get(name) for name in ("to", "cuda", "cpu", "copy_")}
+    return [
+        torch.cuda.get_sync_debug_mode(),
+        warnings.filters,
+        list(warnings.filters),
+        warnings.showwarning,
+        warnings._showwarnmsg,  # type: ignore[attr-defined]
+        warnings.onceregistry.copy(),  # type: ignore[attr-defined]
+        [_shown_before(module) for name, module in list(sys.modules.items()) if name.startswith("tests.syncs")],
+        [list(registry.callback_list) for registry in REGISTRIES],
+        torch.cuda.synchronize,
+        torch.cuda.empty_cache,
+        vars(torch.cuda.Event)["synchronize"],
+        vars(torch.cuda.Stream)["synchronize"],
+        torch.accelerator.synchronize,
+        torch.autograd._engine_run_backward,
+        torch._tensor_str._str,
+        tensor,
+    ]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A pretended GPU; after the test everything is as it was."""
+    imported()
+    made = Gpu(monkeypatch)
+    before = state()
+    hooks = dict(_global_optimizer_post_hooks)
+    yield made
+    assert before == state()
+    assert before[1] is warnings.filters
+    assert hooks == _global_optimizer_post_hooks
+
+
+def here() -> int:
+    """The line of the caller."""
+    return sys._getframe(1).f_lineno
+
+
+def shown(findings: list[Finding]) -> list[tuple[str, int, int]]:
+    """Operation, line and count of each, by the line."""
+    rows = [(found.op, found.site.line if found.site else 0, found.count) for found in findings]
+    return sorted(rows, key=lambda row: (row[1], row[0]))

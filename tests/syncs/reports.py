@@ -1,0 +1,49 @@
+"""Reports made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from instrument.syncs.finding import Event, Finding, Site, Source
+from instrument.syncs.report import SyncReport
+
+CODE = """\
+def step(model, batch):
+    loss = model(batch)
+    total = loss.item()
+    rows = batch[batch > 0]
+    loss.backward()
+    return total, rows
+"""
+
+
+def script(folder: Path, name: str = "train.py", code: str = CODE) -> Path:
+    """Write a file of code into ``folder``, which becomes the root of a repository."""
+    (folder / ".git").mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code)
+    return path
+
+
+def finding(
+    op: str = "item",
+    line: int = 3,
+    file: Path | str = "/x/train.py",
+    steps: tuple[int | None, ...] = (0,),
+    **more: Any,
+) -> Finding:
+    """The waits of ``op`` at a line, one in each of ``steps``; ``via`` and the like as in `Event`."""
+    site = more.pop("site", Site(str(file), line, "step"))
+    cause = more.pop("cause", "reads a value back from the GPU")
+    events = [Event(op, cause, site, step=step, **more) for step in steps]
+    found = Finding.of(events[0])
+    for event in events[1:]:
+        found.add(event)
+    return found
+
+
+def report(*findings: Finding, steps: int = 1, source: Source = "dry run", **more: Any) -> SyncReport:
+    """The report of ``findings``."""
+    return SyncReport(source, list(findings), steps, **more)

@@ -1,0 +1,766 @@
+"""What of a recorded trace is a wait of the CPU for the GPU, what it is called, and how long it took."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from instrument.syncs.audit import audit_syncs, unexplained
+from instrument.syncs.finding import Event, Finding
+from instrument.syncs.recorder import Recorder
+from instrument.syncs.report import SyncReport
+from instrument.syncs.waits import find
+from instrument.traces.read import read_trace
+from instrument.traces.trace import Trace
+from tests.diagnosis.made import Row, copy, kernel, on_cpu, row, trace_of
+from tests.support.shared_traces import shared
+from tests.traces.nsys_report import MEMCPY, RUNTIME, SYNC, Database, thread
+
+HTOD, DTOH = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"
+PINNED = "Memcpy DtoH (Device -> Pinned)"
+
+
+def audited(**tables: list[Row]) -> SyncReport:
+    """The report of a trace in which the program does something before and after."""
+    around = [on_cpu("aten::mm", -20, -10), on_cpu("aten::mm", 1_000_000, 1_000_010)]
+    return audit_syncs(trace_of(**{**tables, "operators": [*tables.get("operators", []), *around]}))
+
+
+def only(report: SyncReport) -> Finding:
+    (found,) = report.findings
+    return found
+
+
+def launch(start: int, end: int, correlation: int, **columns: Any) -> Row:
+    return on_cpu("cudaLaunchKernel", start, end, correlation=correlation, **columns)
+
+
+def item(at: int, correlation: int = 1, **columns: Any) -> dict[str, list[Row]]:
+    """What `.item()` leaves in a trace: 100 ns in `cudaStreamSynchronize`."""
+    return {
+        "operators": [
+            on_cpu("aten::item", at, at + 200, **columns),
+            on_cpu("aten::_local_scalar_dense", at + 1, at + 199, **columns),
+        ],
+        "runtime": [
+            on_cpu("cudaMemcpyAsync", at + 10, at + 20, correlation=correlation, **columns),
+            on_cpu("cudaStreamSynchronize", at + 30, at + 130, correlation=correlation + 1, **columns),
+        ],
+        "gpu": [copy(PINNED, at + 110, at + 120, bytes=4, correlation=correlation)],
+    }
+
+
+def both(*parts: dict[str, list[Row]]) -> dict[str, list[Row]]:
+    tables: dict[str, list[Row]] = defaultdict(list)
+    for part in parts:
+        for name, rows in part.items():
+            tables[name] += rows
+    return tables
+
+
+# Names
+
+
+def test_item_is_one_wait() -> None:
+    """The copy and the synchronisation of one `.item()` are one wait, named after the outermost operator."""
+    found = only(audited(**item(1000)))
+    assert found.op == "item"
+    assert found.count == 1
+    assert found.blocked_ns == 100
+    assert found.direction == "D2H"
+    assert found.bytes == 4
+    assert found.cause == f"cudaStreamSynchronize: {PINNED}"
+
+
+def test_two_calls_of_an_operator_are_two_waits() -> None:
+    """Each call counts, in one finding."""
+    found = only(audited(**both(item(1000, 1), item(2000, 3))))
+    assert found.count == 2
+    assert found.blocked_ns == 200
+    assert found.bytes == 8
+
+
+@pytest.mark.parametrize(
+    ("operators", "op"),
+    [
+        (["aten::_local_scalar_dense"], "item"),
+        (["aten::is_nonzero", "aten::item", "aten::_local_scalar_dense"], "bool"),
+        (["aten::to", "aten::_to_copy", "aten::copy_"], "to"),
+        (["aten::copy_"], "copy_"),
+        (["aten::index", "aten::nonzero"], "getitem"),
+        (["aten::index_put_", "aten::_index_put_impl_", "aten::nonzero"], "setitem"),
+        (["aten::_unique2"], "unique"),
+        (["aten::linalg_inv"], "inv"),
+        (["aten::__and__"], "and"),
+        (["aten::sparse_mask"], "sparse_mask"),
+        (["fbgemm::permute", "aten::item"], "permute"),
+        (["Optimizer.step#SGD.step", "aten::item"], "item"),
+        (["enumerate(DataLoader)#_Iter.__next__", "aten::to"], "to"),
+        (["c10d::barrier"], "barrier"),
+        (["torch::autograd::AccumulateGrad"], "synchronize"),
+        ([], "synchronize"),
+    ],
+)
+def test_the_outermost_public_operator_names_the_wait(operators: list[str], op: str) -> None:
+    """Wrappers of torch are no operators, and names are those that users call."""
+    nested = [on_cpu(name, 10 + depth, 500 - depth) for depth, name in enumerate(operators)]
+    calls = [launch(0, 5, 1), on_cpu("cudaStreamSynchronize", 100, 200), launch(600, 610, 2)]
+    work = [kernel("k", 50, 190, correlation=1), kernel("k", 620, 630, correlation=2)]
+    assert op == only(audited(operators=nested, runtime=calls, gpu=work)).op
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize_ptsz",
+        "hipStreamSynchronize", "hipDeviceSynchronize", "hipEventSynchronize",
+        "cuStreamSynchronize", "cuCtxSynchronize", "cuCtxSynchronize_v2", "cuEventSynchronize",
+    ],
+)  # fmt: skip
+def test_what_is_asked_to_wait_waits(name: str) -> None:
+    """Synchronisations of a stream, a device or an event, of the runtime and of the driver, CUDA and HIP."""
+    calls = [launch(0, 5, 1), on_cpu(name, 100, 200), launch(300, 310, 2)]
+    found = only(
+        audited(runtime=calls, gpu=[kernel("k", 50, 190, correlation=1), kernel("k", 320, 330, correlation=2)])
+    )
+    assert (found.op, found.cause, found.blocked_ns, found.direction) == ("synchronize", name, 100, None)
+
+
+@pytest.mark.parametrize(
+    "name", ["cudaEventQuery", "cudaStreamQuery", "cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaMalloc"]
+)
+def test_other_calls_do_not_wait(name: str) -> None:
+    """Queries, waits of the GPU for the GPU and copies in the background are none."""
+    calls = [on_cpu(name, 100, 200, correlation=1), launch(300, 310, 2)]
+    assert not audited(runtime=calls, gpu=[kernel("k", 320, 330, correlation=2)]).findings
+
+
+def test_the_backward_node_is_told() -> None:
+    """In the backward pass the autograd node is known, and the regions are those of the thread of the steps."""
+    tables = both(
+        item(1000, thread=1),
+        {
+            "operators": [
+                on_cpu("autograd::engine::evaluate_function: MulBackward0", 900, 1300, thread=1),
+                on_cpu("MulBackward0", 910, 1290, thread=1),
+            ],
+            "regions": [
+                on_cpu("ProfilerStep#4", 0, 3000),
+                on_cpu("train", 10, 2000),
+                on_cpu("backward", 20, 1900),
+            ],
+        },
+    )
+    found = only(audited(**tables))
+    assert (found.op, found.backward) == ("item", "MulBackward0")
+    assert (found.region, found.step) == (("train", "backward"), 4)
+
+
+# Copies
+
+
+@pytest.mark.parametrize(
+    ("name", "copied", "direction"),
+    [
+        ("cudaMemcpy", HTOD, "H2D"),
+        ("cudaMemcpy2D", DTOH, "D2H"),
+        ("cudaMemcpyFromSymbol", DTOH, "D2H"),
+        ("hipMemcpy", "Memcpy DtoH (Device -> Host)", "D2H"),
+        ("hipMemcpyWithStream", "Memcpy DtoD (Device -> Device)", None),
+        ("cuMemcpyHtoD_v2", HTOD, "H2D"),
+        ("cuMemcpyDtoH_v2", DTOH, "D2H"),
+    ],
+)
+def test_blocking_copies_wait(name: str, copied: str, direction: str | None) -> None:
+    """A copy that is not asynchronous is a wait of its own."""
+    work = [copy(copied, 150, 190, bytes=64, correlation=1)]
+    found = only(audited(runtime=[on_cpu(name, 100, 200, correlation=1)], gpu=work))
+    assert (found.op, found.direction, found.bytes, found.blocked_ns) == ("copy_", direction, 64, 100)
+    assert found.cause == f"{name}: {copied}"
+
+
+@pytest.mark.parametrize("name", ["cudaMemcpy", "cuMemcpyDtoD_v2", "cudaMemcpyPeer"])
+def test_a_copy_inside_the_gpu_does_not_wait(name: str) -> None:
+    """The host does not wait for what stays on the GPU."""
+    work = [copy("Memcpy DtoD (Device -> Device)", 110, 120, correlation=1)]
+    assert not audited(runtime=[on_cpu(name, 100, 200, correlation=1)], gpu=work).findings
+
+
+@pytest.mark.parametrize(
+    ("copied", "start", "end", "waits"),
+    [
+        (DTOH, 150, 190, True),
+        (HTOD, 150, 190, True),
+        (HTOD, 120, 250, True),  # its last piece is still under way when the call returns
+        (HTOD, 190, 290, False),
+        (HTOD, 210, 220, False),  # a small one was put aside
+        (PINNED, 150, 190, False),
+        ("Memcpy DtoD (Device -> Device)", 150, 190, False),
+    ],
+)
+def test_pageable_memory_blocks_an_asynchronous_copy(copied: str, start: int, end: int, waits: bool) -> None:
+    """`cudaMemcpyAsync` waits where the memory is pageable and the call lasts for most of its copy."""
+    calls, work = [on_cpu("cudaMemcpyAsync", 100, 200, correlation=1)], [copy(copied, start, end, correlation=1)]
+    assert waits == bool(audited(runtime=calls, gpu=work).findings)
+
+
+def test_a_blocking_copy_and_its_synchronisation_add_up() -> None:
+    """Both calls of `.to("cuda")` from pageable memory block, and are one wait."""
+    tables = {
+        "operators": [on_cpu("aten::to", 50, 400), on_cpu("aten::copy_", 60, 390)],
+        "runtime": [
+            on_cpu("cudaMemcpyAsync", 100, 200, correlation=1),
+            on_cpu("cudaStreamSynchronize", 210, 260, correlation=2),
+        ],
+        "gpu": [copy(HTOD, 110, 195, bytes=16, correlation=1)],
+    }
+    found = only(audited(**tables))
+    assert (found.op, found.count, found.blocked_ns, found.bytes) == ("to", 1, 150, 16)
+
+
+def test_a_copy_outside_of_operators_is_one_wait() -> None:
+    """Where no operators were recorded, a synchronisation right after a copy belongs to it."""
+    calls = [on_cpu("cudaMemcpyAsync", 100, 110, correlation=1), on_cpu("cudaStreamSynchronize", 120, 200)]
+    found = only(
+        audited(runtime=[*calls, launch(300, 301, 2)], gpu=[copy(PINNED, 150, 190, bytes=4, correlation=1)])
+    )
+    assert (found.op, found.direction, found.bytes, found.blocked_ns) == ("copy_", "D2H", 4, 80)
+
+
+def test_a_synchronisation_after_an_operator_is_its_own() -> None:
+    """`x.to("cuda", non_blocking=True)` and then `stream.synchronize()` is a synchronisation, no copy."""
+    tables = {
+        "operators": [on_cpu("aten::to", 90, 115), on_cpu("aten::mul", 290, 310)],
+        "runtime": [
+            on_cpu("cudaMemcpyAsync", 100, 110, correlation=1),
+            on_cpu("cudaStreamSynchronize", 120, 200),
+            launch(300, 301, 2),
+        ],
+        "gpu": [copy("Memcpy HtoD (Pinned -> Device)", 150, 190, bytes=4, correlation=1)],
+    }
+    found = only(audited(**tables))
+    assert (found.op, found.direction, found.bytes) == ("synchronize", None, None)
+
+
+def test_a_synchronisation_after_other_work_is_its_own() -> None:
+    """With a launch in between, a synchronisation does not belong to the copy before."""
+    calls = [
+        on_cpu("cudaMemcpyAsync", 100, 110, correlation=1),
+        launch(112, 115, 2),
+        on_cpu("cudaStreamSynchronize", 120, 200),
+    ]
+    work = [copy(PINNED, 150, 160, bytes=4, correlation=1), kernel("k", 170, 190, correlation=2)]
+    found = only(audited(runtime=calls, gpu=work))
+    assert (found.op, found.direction, found.bytes) == ("synchronize", None, None)
+
+
+def test_the_copy_of_an_earlier_operator_is_not_counted() -> None:
+    """What an operator waits for without a copy of its own has no direction."""
+    tables = {
+        "operators": [on_cpu("aten::to", 90, 115), on_cpu("aten::_linalg_check_errors", 118, 210)],
+        "runtime": [on_cpu("cudaMemcpyAsync", 100, 110, correlation=1), on_cpu("cudaStreamSynchronize", 120, 200)],
+        "gpu": [copy("Memcpy HtoD (Pinned -> Device)", 150, 190, bytes=4, correlation=1)],
+    }
+    found = only(audited(**tables))
+    assert (found.op, found.direction, found.bytes) == ("check_errors", None, None)
+
+
+# What must not count twice
+
+
+def test_the_driver_inside_of_the_runtime_counts_once() -> None:
+    """`cudaStreamSynchronize` calls `cuStreamSynchronize`: one wait, as long as the outer one."""
+    calls = [
+        on_cpu("cudaStreamSynchronize", 100, 200),
+        on_cpu("cuStreamSynchronize", 110, 190),
+        launch(300, 301, 1),
+    ]
+    found = only(audited(runtime=calls, gpu=[kernel("k", 320, 330, correlation=1)]))
+    assert (found.count, found.cause, found.blocked_ns) == (1, "cudaStreamSynchronize", 100)
+
+
+def test_what_cupti_noted_counts_once() -> None:
+    """Events of `cuda_sync` are the same waits seen again, and those of queries are none."""
+    calls = [
+        on_cpu("cudaStreamSynchronize", 100, 200, correlation=5),
+        on_cpu("cudaEventQuery", 210, 220, correlation=6),
+        launch(300, 301, 7),
+    ]
+    noted = [
+        row("Stream Sync", 101, 199, correlation=5, device=0),
+        row("Event Sync", 211, 219, correlation=6, device=0),
+        row("Stream Wait Event", 230, 240, correlation=9, device=0),
+        row("Stream Sync", 120, 180, device=0),
+    ]
+    found = only(audited(runtime=calls, gpu=[kernel("k", 320, 330, correlation=7)], syncs=noted))
+    assert (found.count, found.blocked_ns) == (1, 100)
+
+
+def test_what_only_cupti_noted_counts() -> None:
+    """A synchronisation whose call is not in the trace is a wait, of no known thread."""
+    noted = [row("Context Sync", 100, 150, correlation=5, device=0)]
+    report = audited(gpu=[kernel("k", 10, 140)], syncs=noted)
+    found = only(report)
+    assert (found.op, found.cause, found.blocked_ns, found.thread) == ("synchronize", "Context Sync", 50, "")
+    assert any("Unattributed: 1 of 1" in said for said in report.coverage)
+
+
+def test_a_call_that_cupti_calls_a_synchronisation_waits() -> None:
+    """So are calls found whose names do not tell."""
+    calls = [on_cpu("cudaGraphUpload", 100, 200, correlation=5), launch(300, 301, 7)]
+    noted = [row("Stream Sync", 101, 199, correlation=5, device=0)]
+    assert (
+        only(audited(runtime=calls, gpu=[kernel("k", 320, 330, correlation=7)], syncs=noted)).cause
+        == "cudaGraphUpload"
+    )
+
+
+# Memory given back
+
+
+@pytest.mark.parametrize("name", ["cudaFree", "hipFree", "cudaHostUnregister", "cuMemFree_v2", "cudaFreeHost"])
+def test_freeing_waits_for_what_runs(name: str) -> None:
+    """Until the GPU has done what was launched before, and no longer: what follows is the work of freeing."""
+    calls = [launch(0, 10, 1), on_cpu(name, 100, 500), launch(600, 610, 2)]
+    work = [kernel("k", 50, 220, correlation=1), kernel("k", 620, 630, correlation=2)]
+    found = only(audited(runtime=calls, gpu=work))
+    assert (found.op, found.blocked_ns, found.cause) == ("free", 120, f"{name} while the GPU worked")
+
+
+@pytest.mark.parametrize(("start", "end"), [(50, 90), (50, 700), (300, 400)])
+def test_freeing_does_not_wait_where_nothing_ran(start: int, end: int) -> None:
+    """Work that was done before, that still runs afterwards, or that was launched later, was not waited for."""
+    calls = [launch(0, 10, 1) if start < 100 else launch(250, 260, 1), on_cpu("cudaFree", 100, 500)]
+    assert not audited(runtime=calls, gpu=[kernel("k", start, end, correlation=1)]).findings
+
+
+# The profiler itself
+
+
+def test_what_ends_the_recording_is_left_out() -> None:
+    """Before everything and after the last step only the profiler synchronises; between steps the program does."""
+    tables = {
+        "regions": [on_cpu("ProfilerStep#1", 100, 200), on_cpu("ProfilerStep#2", 300, 400)],
+        "operators": [on_cpu("aten::mm", 110, 120), on_cpu("aten::mm", 310, 320)],
+        "runtime": [
+            on_cpu("cudaDeviceSynchronize", 10, 20),
+            launch(111, 112, 1),
+            on_cpu("cudaDeviceSynchronize", 190, 195),
+            on_cpu("cudaDeviceSynchronize", 210, 220),
+            launch(311, 312, 2),
+            on_cpu("cudaStreamSynchronize", 410, 430),
+            on_cpu("cudaDeviceSynchronize", 440, 470),
+        ],
+        "gpu": [kernel("k", 150, 160, correlation=1), kernel("k", 350, 420, correlation=2)],
+    }
+    report = audit_syncs(trace_of(**tables))
+    found = only(report)
+    assert (found.count, found.blocked_ns, found.steps) == (2, 15, {1: 1, None: 1})
+    assert report.steps == 2
+    assert "Left out: 3 synchronisations of the profiler itself." in report.coverage
+
+
+def test_without_steps_only_the_last_one_is_left_out() -> None:
+    """A program that measures time ends with one of its own."""
+    calls = [launch(0, 10, 1), on_cpu("cudaDeviceSynchronize", 20, 90), on_cpu("cudaDeviceSynchronize", 95, 97)]
+    work = [kernel("k", 15, 88, correlation=1)]
+    report = audit_syncs(trace_of(operators=[on_cpu("aten::mm", 0, 15)], runtime=calls, gpu=work))
+    assert only(report).blocked_ns == 70
+    assert "Left out: 1 synchronisation of the profiler itself." in report.coverage
+
+
+def test_a_stack_tells_who_synchronised() -> None:
+    """With Python stacks the program's own synchronisation at the end stays, the profiler's never does."""
+    calls = [launch(0, 10, 1), on_cpu("cudaDeviceSynchronize", 20, 90), on_cpu("cudaDeviceSynchronize", 105, 110)]
+    frames = [
+        on_cpu("mine/train.py(3): main", 0, 200),
+        on_cpu("torch/cuda/__init__.py(9): synchronize", 18, 92),
+        on_cpu("torch/profiler/profiler.py(5): stop_trace", 100, 120),
+        on_cpu("torch/cuda/__init__.py(9): synchronize", 104, 112),
+    ]
+    found = only(audit_syncs(trace_of(runtime=calls, gpu=[kernel("k", 15, 88, correlation=1)], frames=frames)))
+    assert found.blocked_ns == 70
+    assert found.site and (found.site.file, found.site.line, found.site.function) == ("mine/train.py", 0, "main")
+    assert found.via is None
+
+
+# Idle
+
+
+@pytest.mark.parametrize(
+    ("later", "idle"),
+    [([kernel("k", 300, 400)], 110), ([kernel("k", 195, 400)], 0), ([kernel("k", 150, 400)], 0), ([], None)],
+)
+def test_the_gpu_is_idle_until_its_next_work(later: list[Row], idle: int | None) -> None:
+    """From the end of what it did until what follows starts; 0 where work was queued, None where none follows."""
+    calls = [launch(0, 10, 1), on_cpu("cudaStreamSynchronize", 100, 200, thread=1), launch(205, 206, 5)]
+    found = only(audited(runtime=calls, gpu=[kernel("k", 50, 190, correlation=1), *later]))
+    assert idle == found.idle_ns
+
+
+def test_a_gap_counts_once() -> None:
+    """Of two waits with nothing between them, the first has the gap."""
+    calls = [launch(0, 10, 1), on_cpu("cudaStreamSynchronize", 100, 200), on_cpu("cudaEventSynchronize", 210, 220)]
+    work = [kernel("k", 50, 190, correlation=1), kernel("k", 300, 310, correlation=2)]
+    found = only(audited(runtime=[*calls, launch(290, 295, 2)], gpu=work))
+    assert (found.count, found.idle_ns) == (2, 110)
+
+
+def test_each_gpu_is_idle_for_itself() -> None:
+    """The gap is that of the GPU to which the thread gave work."""
+    calls = [
+        launch(0, 10, 1),
+        launch(0, 10, 2, thread=1),
+        on_cpu("cudaStreamSynchronize", 100, 200),
+        launch(250, 260, 3),
+    ]
+    work = [
+        kernel("k", 50, 190, correlation=1, device=0),
+        kernel("k", 50, 1000, correlation=2, device=1),
+        kernel("k", 270, 280, correlation=3, device=0),
+    ]
+    assert only(audited(runtime=calls, gpu=work)).idle_ns == 80
+
+
+# Where
+
+
+def test_functions_tell_the_users_and_the_librarys() -> None:
+    """Of the stack, the innermost function that is the user's, and the innermost of a library around the wait."""
+    frames = [
+        on_cpu("mine/train.py(3): main", 0, 5000),
+        on_cpu("mine/model.py(7): forward", 900, 1900),
+        on_cpu("transformers/unheard/of.py(70): mask", 950, 1800),
+        on_cpu("torch/nn/modules/module.py(17): _call_impl", 960, 1700),
+        on_cpu("<built-in method item of Tensor object at 0x7f>", 990, 1300),
+    ]
+    report = audited(**both(item(1000), {"frames": frames}))
+    found = only(report)
+    assert found.site and (found.site.file, found.site.function) == ("mine/model.py", "forward")
+    assert found.via and (found.via.file, found.via.function) == ("transformers/unheard/of.py", "mask")
+    assert not any("with_stack" in said or "Unattributed" in said for said in report.coverage)
+
+
+def test_functions_of_one_name_stay_apart() -> None:
+    """A file with several `forward` has a finding for each."""
+    frames = [on_cpu("mine/model.py(7): forward", 900, 1300), on_cpu("mine/model.py(90): forward", 1900, 2300)]
+    report = audited(**both(item(1000, 1), item(2000, 3), {"frames": frames}))
+    functions = {found.site.function for found in report.findings if found.site}
+    assert functions == {"forward (line 7)", "forward (line 90)"}
+
+
+SOURCE = """
+class Net:
+    @decorated
+    def forward(self, x):
+        def inner():
+            return x.item()
+
+        return inner(), [
+            y.item()  # instrument: allow-sync a test
+            for y in x
+        ], (x
+            .tolist()), (
+            x.tolist())
+
+    def backward(self, x):
+        return x.item()
+
+
+def forward(x):
+    return (x
+        .sum()
+        .item())
+
+forward(1).item()
+"""
+
+
+@pytest.mark.parametrize(
+    ("frame", "inner", "function", "line"),
+    [
+        ("(3): forward", "<built-in method item of Tensor object at 0x7f>", "Net.forward", 9),
+        ("(4): forward", "<built-in method item of Tensor object at 0x7f>", "Net.forward", 9),
+        ("(3): forward", "<built-in method tolist of Tensor object at 0x7f>", "Net.forward", 0),
+        ("(3): forward", "torch/cuda/__init__.py(3): synchronize", "Net.forward", 0),
+        ("(3): forward", "", "Net.forward", 0),
+        ("(5): inner", "<built-in method item of Tensor object at 0x7f>", "Net.forward.<locals>.inner", 6),
+        ("(15): backward", "<built-in method item of Tensor object at 0x7f>", "Net.backward", 16),
+        ("(19): forward", "<built-in method item of Tensor object at 0x7f>", "forward", 22),
+        ("(24): <module>", "<built-in method item of Tensor object at 0x7f>", "<module>", 24),
+        ("(21): forward", "<built-in method item of Tensor object at 0x7f>", "forward", 0),  # which of the two?
+        ("(40): backward", "<built-in method item of Tensor object at 0x7f>", "backward", 0),  # another version
+        ("(3): gone", "<built-in method item of Tensor object at 0x7f>", "gone", 0),
+    ],
+)
+def test_the_source_tells_the_line(tmp_path: Path, frame: str, inner: str, function: str, line: int) -> None:
+    """Where a function has one such call alone, that is the line; where it has more, or changed, it is not."""
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    frames = [on_cpu(f"{path}{frame}", 900, 1300), *([on_cpu(inner, 990, 1250)] if inner else [])]
+    found = only(audited(**both(item(1000), {"frames": frames})))
+    assert found.site and (found.site.file, found.site.function) == (str(path), function)
+    assert line == found.site.line
+    assert found.allowed == ("a test" if line == 9 else None)
+
+
+def test_without_a_function_regions_stay_apart() -> None:
+    """Where nothing tells the function, the region is what tells waits apart."""
+    regions = [on_cpu("data", 900, 1300), on_cpu("loss", 1900, 2300)]
+    report = audited(**both(item(1000, 1), item(2000, 3), {"regions": regions}))
+    assert {found.region for found in report.findings} == {("data",), ("loss",)}
+    assert any("with_stack=True" in said for said in report.coverage)
+
+
+def asked(value: torch.Tensor) -> float:
+    total = value.sum()
+
+    return total.item()
+
+
+def test_the_line_of_a_real_recording(tmp_path: Path) -> None:
+    """Torch writes where a function begins, not where it was: what it called tells the line."""
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as recorded:
+        asked(torch.ones(2))
+        torch.ones(2).mul(2)
+    path = tmp_path / "trace.json"
+    recorded.export_chrome_trace(str(path))
+    content = json.loads(path.read_text())
+    events = content["traceEvents"]
+    first = asked.__code__.co_firstlineno
+    assert any(f"({first}): asked" in event["name"] for event in events if "name" in event)
+    (read,) = [event for event in events if event.get("name") == "aten::_local_scalar_dense"]
+    call = {"cat": "cuda_runtime", "name": "cudaStreamSynchronize", "args": {"correlation": 5}}
+    events.append({**read, **call, "ts": read["ts"] + read["dur"] / 4, "dur": read["dur"] / 2})
+    path.write_text(json.dumps(content))
+    found = only(audit_syncs(path))
+    assert found.site
+    assert (found.op, found.site.function, found.site.line) == ("item", "asked", first + 3)
+    assert Path(__file__) == Path(found.site.file)
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "a" * 5000, "/dev/null\0", "<string>", "x(((((", "C:\\\\train.py"])
+def test_stacks_may_name_anything(file: str) -> None:
+    """What no source can be read from is the name that the trace has."""
+    found = only(audited(**both(item(1000), {"frames": [on_cpu(f"{file}(3): main", 900, 1300)]})))
+    assert found.op == "item"
+    assert found.site is None or (found.site.line, found.site.function) == (0, "main")
+
+
+# Other sources
+
+
+def test_a_report_of_nsight_systems(tmp_path: Path) -> None:
+    """Calls have version suffixes, operators are ranges of NVTX, synchronisations are in a table of their own."""
+    made, tid = Database(), thread(7, 1)
+    where = {"globalPid": tid & ~0xFFFFFF}
+    made.span("train", 0, 5000, tid)
+    made.span("aten::item, seq = 0, op_id = 3", 900, 1400, tid)
+    made.call("cudaLaunchKernel_v7000", 100, 110, tid, 1)
+    made.kernel("k", 120, 1100, correlationId=1, **where)
+    made.call("cudaMemcpyAsync_v3020", 1000, 1010, tid, 2)
+    made.add(MEMCPY, 1110, 1120, bytes=4, copyKind=2, srcKind=2, dstKind=1, correlationId=2, **where)
+    made.call("cudaStreamSynchronize_v3020", 1020, 1130, tid, 3)
+    made.add(SYNC, 1021, 1129, syncType=3, correlationId=3, **where)
+    made.call("cuCtxSynchronize", 2000, 2050, tid, 4)
+    made.call("cudaLaunchKernel_v7000", 2100, 2110, tid, 5)
+    made.kernel("k", 2120, 2130, correlationId=5, **where)
+    assert RUNTIME
+    found = {each.op: each for each in audit_syncs(made.write(tmp_path / "report.sqlite")).findings}
+    assert found.keys() == {"item", "synchronize"}
+    assert (found["item"].blocked_ns, found["item"].direction, found["item"].bytes) == (110, "D2H", 4)
+    assert found["item"].region == ("train",)
+    assert (found["item"].idle_ns, found["synchronize"].blocked_ns) == (1000, 50)
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"), [({}, "no calls of the CUDA"), ({}, "no work on a GPU"), ({}, "No steps")]
+)
+def test_what_a_trace_lacks_is_said(tables: dict[str, list[Row]], said: str) -> None:
+    """A trace of a CPU has no waits, which does not mean that there are none."""
+    report = audited(operators=[on_cpu("aten::mm", 0, 10)], **tables)
+    assert not report.findings
+    assert any(said in sentence for sentence in report.coverage)
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    """An error names the argument; a missing file is missing."""
+    with pytest.raises(TypeError, match='"trace" must be one trace'):
+        audit_syncs(5)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError):
+        audit_syncs(tmp_path / "none.json")
+
+
+# Live detection
+
+
+def live_report(*events: Event) -> SyncReport:
+    recorder = Recorder()
+    for event in events:
+        recorder.add(event)
+    return SyncReport("live", recorder.findings)
+
+
+def test_what_live_detection_missed_is_listed() -> None:
+    """By operation and step: what one source calls `float` is the other's `item`."""
+    steps = {"regions": [on_cpu("ProfilerStep#1", 900, 1500), on_cpu("ProfilerStep#2", 1900, 2500)]}
+    trace = trace_of(**both(item(1000, 1), item(2000, 3), steps))
+    report = audit_syncs(trace)
+    once = live_report(Event("float", "read", step=1))
+    (missed,) = unexplained(report, once)
+    assert (missed.op, missed.count, missed.steps, missed.blocked_ns) == ("item", 1, {2: 1}, None)
+    assert only(report).count == 2
+    twice = live_report(Event("float", "read", step=1), Event("item", "read", step=2))
+    assert not unexplained(report, twice)
+    other = live_report(Event("item", "read", step=70), Event("item", "read", step=71))
+    assert not unexplained(report, other)
+    assert unexplained(report, live_report())[0].blocked_ns == 200
+    said = audit_syncs(trace, live=once).coverage[-1]
+    assert said == "Unattributed: in the trace, but not reported by live detection: item (1)."
+    assert audit_syncs(trace, live=twice).coverage[-1] == "Live detection explains every wait in the trace."
+
+
+def test_what_live_detection_saw_explains_only_as_much() -> None:
+    """One wait explains one, whichever finding it is of."""
+    regions = [on_cpu("data", 900, 1300), on_cpu("loss", 1900, 2300)]
+    report = audited(**both(item(1000, 1), item(2000, 3), {"regions": regions}))
+    (missed,) = unexplained(report, live_report(Event("item", "read")))
+    assert missed.count == 1
+
+
+# Real traces
+
+
+_WAITS = re.compile(r"^(cuda|hip)(Stream|Device|Event)Synchronize$|^hipMemcpyWithStream$")
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    text = gzip.decompress(path.read_bytes()).decode()
+    events = json.loads(text, parse_float=Decimal)["traceEvents"]
+    return [event for event in events if event.get("ph") == "X"]
+
+
+def ns(value: Decimal | int) -> int:
+    return int((Decimal(value) * 1000).to_integral_value())
+
+
+def expected_of(path: Path) -> tuple[list[int], list[tuple[int, int]]]:
+    """The durations of all waits, and when those of a whole device began, by plain reading."""
+    events = events_of(path)
+    copies = {
+        event["args"].get("correlation"): event
+        for event in events
+        if str(event.get("cat")).lower() in ("gpu_memcpy", "memcpy") and "Pageable" in event["name"]
+    }
+    waits, devices = [], []
+    for event in events:
+        if str(event.get("cat")).lower() not in ("cuda_runtime", "runtime"):
+            continue
+        copied = copies.get(event["args"].get("correlation"))
+        begin, end = ns(event["ts"]), ns(event["ts"]) + ns(event.get("dur", 0))
+        if _WAITS.match(event["name"]):
+            waits.append(end - begin)
+            if "Device" in event["name"]:
+                devices.append((begin, end - begin))
+        elif copied is not None and event["name"] == "cudaMemcpyAsync":
+            first, last = ns(copied["ts"]), ns(copied["ts"]) + ns(copied.get("dur", 0))
+            shared_ns = min(end, last) - max(begin, first)
+            if shared_ns >= 0 and 2 * shared_ns >= last - first:
+                waits.append(end - begin)
+    return waits, devices
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("tl_h100_owlv2", 1), ("tl_h100_bert_small", 1), ("tl_h100_qwen05b", 1), ("tl_mi300_bert_small", 1),
+        ("tl_mi300_resnet_actckpt", 1), ("tl_torch_compile_triton", 1), ("tl_vllm_decode_full_cudagraph", 0),
+        ("hta_alexnet_cudasync", 1), ("hta_event_sync_multistream", 1), ("hta_gpu_user_annotation", 0),
+        ("hta_nccl_data", 1), ("hta_ns_resolution", 1), ("hta_tracediff_control", 1), ("deepseek_train_h800", 1),
+        ("kineto_tb_resnet50_nw0_v100", 1), ("param_resnet_kineto", 1), ("param_dlrm_8rank_r1", 1),
+    ],
+)  # fmt: skip
+def test_real_traces_lose_no_time(name: str, own: int) -> None:
+    """All the time in calls that wait is in the findings, less that of the last call, which is the profiler's."""
+    path = shared(f"{name}.json.gz")
+    waits, devices = expected_of(path)
+    trace = read_trace(path)
+    assert isinstance(trace, Trace)
+    assert sorted(wait.blocked_ns for wait in find(trace)) == sorted(waits)
+    report = audit_syncs(trace)
+    left_out = max(devices)[1] if own else 0
+    assert sum(found.blocked_ns or 0 for found in report.findings) == sum(waits) - left_out
+    assert own == sum("Left out: 1 " in said for said in report.coverage)
+    assert report.steps == len(trace.steps)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "tl_h100_owlv2",
+            {("to", "H2D"): (25, 30_897_080), ("to", "D2H"): (55, 146_418_600), ("synchronize", None): (1, None)},
+        ),
+        ("tl_h100_bert_small", {("bool", "D2H"): (1, 1), ("synchronize", None): (1, None)}),
+        ("tl_mi300_bert_small", {("bool", "D2H"): (1, 1), ("synchronize", None): (1, None)}),
+        ("hta_nccl_data", {("synchronize", None): (24, None)}),
+        ("kineto_tb_resnet50_nw0_v100", {("to", "H2D"): (12, 115_607_040)}),
+    ],
+)
+def test_real_traces_by_operation(name: str, expected: dict[Any, Any]) -> None:
+    """Known counts and bytes of real traces, of NVIDIA and AMD, of 2021 and today."""
+    found = {
+        (each.op, each.direction): (each.count, each.bytes)
+        for each in audit_syncs(shared(f"{name}.json.gz")).findings
+    }
+    assert expected == found
+
+
+def test_a_real_trace_names_the_functions() -> None:
+    """With Python stacks the user's function and the library's are known, from paths that are not here."""
+    report = audit_syncs(shared("tl_h100_bert_small.json.gz"))
+    (found,) = [each for each in report.findings if each.op == "bool"]
+    assert found.site and found.site.file.startswith("moca/")
+    assert found.via and found.via.file == "transformers/modeling_attn_mask_utils.py"
+    assert (found.via.function, found.via.line) == ("_prepare_4d_attention_mask_for_sdpa", 0)
+    assert (found.blocked_ns, found.steps) == (7640, {6: 1})
+
+
+def test_backward_of_a_real_trace() -> None:
+    """On autograd's thread the node and the region of the backward pass are known."""
+    report = audit_syncs(shared("param_dlrm_8rank_r1.json.gz"))
+    (found,) = [each for each in report.findings if each.backward]
+    assert (found.op, found.backward, found.region) == ("setitem", "IndexBackward0", ("## backward ##",))
+    assert (found.count, found.blocked_ns, found.bytes) == (1, 15_000, 5616)
+
+
+@pytest.mark.gpu
+def test_planted_waits_on_a_gpu(tmp_path: Path) -> None:
+    """Each planted idiom is found under its name, once in each step."""
+    x = torch.randn(256, 256, device="cuda")
+
+    def train() -> None:
+        with record_function("train"):
+            float((x @ x).sum().item())
+            (x > 0).nonzero()
+            x.cpu()
+            torch.cuda.synchronize()
+
+    train()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], with_stack=True) as recorded:
+        for _ in range(3):
+            train()
+            recorded.step()
+    path = tmp_path / "trace.json"
+    recorded.export_chrome_trace(str(path))
+    found = {each.op: each.count for each in audit_syncs(path).findings if each.region == ("train",)}
+    assert {"item": 3, "nonzero": 3, "to": 3, "synchronize": 3} == found

@@ -1,0 +1,262 @@
+"""``instrument syncs``: what a person, a script and CI get."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from instrument.cli import app
+
+from .reports import script
+
+TRAIN = """\
+import sys
+
+import torch
+
+
+def step():
+    model = torch.nn.Linear(4, 1, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        loss = model(torch.ones(2, 4, device="cuda")).sum()
+        loss.backward()
+        print("loss", loss.item())
+        optimizer.step()
+
+
+def clean():
+    torch.ones(4, device="cuda").sum()
+
+
+def broken():
+    torch.ones(4, device="cuda").sum().item()
+    raise RuntimeError("it broke")
+
+
+def needs(batch):
+    pass
+
+
+def leaves():
+    torch.ones(4, device="cuda").sum()
+    sys.exit(3)
+
+
+class Trainer:
+    @staticmethod
+    def step():
+        torch.ones(4, device="cuda").sum()
+
+
+if __name__ == "__main__":
+    print("arguments", sys.argv[1:])
+    step()
+    sys.exit(0)
+"""
+TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
+
+
+@pytest.fixture(autouse=True)
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return script(tmp_path, "train.py", TRAIN)
+
+
+def command(*args: str) -> tuple[int, str, str]:
+    """Run it here, which spares importing torch: exit code, standard output and standard error."""
+    linecache.checkcache()  # the process that a user starts knows no older text of the script
+    result = CliRunner().invoke(app, ["syncs", *args], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_function() -> None:
+    """A function that waits is found and fails the command, as a linter does."""
+    code, out, err = command("train.py::step")
+    assert 1 == code
+    assert "train.py:12 in step" in out
+    assert '> 12 | print("loss", loss.item())' in out
+    assert "1 line makes the CPU wait for the GPU: 1 wait in a step" in out
+    assert "waits for the GPU in a step: 1, more than 0" in err
+    assert 0 == command("train.py::step", "--max", "1")[0]
+    assert 0 == command("train.py::clean")[0]
+    assert 0 == command("train.py::Trainer.step")[0]
+
+
+def test_fake() -> None:
+    """Shapes only, and the same line."""
+    code, out, _ = command("train.py::step", "--fake")
+    assert 1 == code
+    assert "train.py:12 in step" in out
+
+
+def test_script() -> None:
+    """A whole script runs as when it is started, with its arguments; that it leaves is no error."""
+    before = sys.argv, list(sys.path)
+    code, out, _ = command("train.py", "--max", "1", "--", "--max", "7", "x")
+    assert "arguments ['--max', '7', 'x']" in out
+    assert "train.py:12" in out
+    assert 0 == code
+    assert before == (sys.argv, sys.path)
+
+
+def test_several() -> None:
+    """Each target has its name above; one that fails is enough."""
+    code, out, err = command("train.py::clean", "train.py::step")
+    assert 1 == code
+    assert out.index("train.py::clean\nNo line") < out.index("train.py::step\n1 line")
+    assert "train.py::step: waits for the GPU" in err
+
+
+def test_errors_of_the_script() -> None:
+    """What ends it early is told with what was found until then, and fails whatever --max says."""
+    code, out, err = command("train.py::broken", "--max", "9")
+    assert 1 == code
+    assert "RuntimeError: it broke" in out
+    assert "train.py:21 in broken" in out
+    assert "did not come to its end" in err
+    code, out, _ = command("train.py::leaves")
+    assert (1, True) == (code, "SystemExit: 3" in out)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["missing.py::step"], "missing.py"),
+        (["missing.py"], "missing.py"),
+        (["train.py::nothing"], "no function nothing in train.py"),
+        (["train.py::needs"], "needs arguments: batch"),
+        (["missing.json"], "cannot read missing.json: No such file"),
+        (["train.py::clean", "--baseline", "missing"], "cannot read missing: No such file"),
+        (["train.py::clean", "--allowlist", "train.py"], "cannot read train.py, line 1: no fingerprint"),
+        (["train.py::clean", "--write-baseline", "train.py"], "cannot read train.py, line 1: no fingerprint"),
+        (["train.py::clean", "--sarif", "missing/x"], "cannot read missing/x: No such file"),
+        (["train.py::clean", "--write-baseline", "missing/x"], "cannot read missing/x: No such file"),
+        ([str(TRACE), "--", "--lr"], "takes no arguments: --lr"),
+    ],
+)
+def test_usage(args: list[str], message: str) -> None:
+    """What cannot be read or called is said in one sentence, and the exit code tells it from findings."""
+    code, _, err = command(*args)
+    assert 2 == code
+    assert message.replace("cannot read missing/x", "missing/x") in err
+    assert 1 == len(err.splitlines())
+
+
+def test_wrong_options() -> None:
+    """Options are checked before anything runs."""
+    assert 2 == command("train.py::clean", "--max", "-1")[0]
+    assert 2 == command("train.py::clean", "--unknown")[0]
+    assert 2 == command()[0]
+
+
+def test_json() -> None:
+    """Standard output is JSON alone, whatever the script prints."""
+    code, out, err = command("train.py::step", "--json")
+    written = json.loads(out)
+    assert (1, "train.py::step", 2) == (code, written["target"], written["steps"])
+    assert ["item"] == [found["op"] for found in written["findings"]]
+    assert "loss" in err
+    several = json.loads(command("train.py::step", "train.py::clean", "--json")[1])
+    assert ["train.py::step", "train.py::clean"] == [one["target"] for one in several]
+
+
+def test_sarif() -> None:
+    """SARIF goes into a file, of all targets together."""
+    assert 1 == command("train.py::step", "train.py::broken", "--sarif", "out.sarif")[0]
+    (run,) = json.loads(Path("out.sarif").read_text())["runs"]
+    places = [
+        result["locations"][0]["physicalLocation"] for result in run["results"] if result["level"] == "error"
+    ]
+    assert {12, 21} == {place["region"]["startLine"] for place in places}
+    assert {"train.py"} == {place["artifactLocation"]["uri"] for place in places}
+
+
+def test_baseline(train: Path) -> None:
+    """What is known passes, also when lines move; what is new does not; what is gone is told."""
+    code, _, err = command("train.py::step", "--write-baseline", "known.txt")
+    assert (0, "known waits written to known.txt: 1") == (code, err.strip().removeprefix("instrument: "))
+    assert 0 == command("train.py::step", "--baseline", "known.txt")[0]
+    train.write_text("# a line above\n" + TRAIN)
+    code, out, _ = command("train.py::step", "--baseline", "known.txt")
+    assert 0 == code
+    assert "known, in baseline known.txt" in out
+    train.write_text(
+        TRAIN.replace("        optimizer.step()\n", "        float(loss.detach())\n        optimizer.step()\n")
+    )
+    code, out, _ = command("train.py::step", "--baseline", "known.txt")
+    assert 1 == code
+    assert "train.py:13 in step\n    float:" in out
+    code, _, err = command("train.py::clean", "--baseline", "known.txt")
+    assert 0 == code
+    assert "no longer found, and may go from baseline known.txt: train.py in step, item: print" in err
+
+
+def test_more_often_than_the_baseline(train: Path) -> None:
+    """A known line that waits more often in a step is new."""
+    command("train.py::step", "--write-baseline", "known.txt")
+    train.write_text(TRAIN.replace('    print("loss"', '    for _ in "123":\n            print("loss"'))
+    code, _, err = command("train.py::step", "--baseline", "known.txt")
+    assert 1 == code
+    assert (
+        'more often than baseline known.txt has it: train.py in step, item: print("loss", loss.item()): 3' in err
+    )
+
+
+def test_allowlist() -> None:
+    """Reasons in the baseline make an allowlist of it; they are kept when it is written again."""
+    command("train.py::step", "--write-baseline", "known.txt")
+    known = Path("known.txt")
+    assert 2 == command("train.py::step", "--allowlist", "known.txt")[0]
+    known.write_text(known.read_text().replace(" 1  #", " 1 shown to the user  #"))
+    code, out, _ = command("train.py::step", "--allowlist", "known.txt")
+    assert (0, True) == (code, "shown to the user" in out)
+    before = known.read_text()
+    assert 0 == command("train.py::step", "--baseline", "known.txt", "--write-baseline", "known.txt")[0]
+    assert before == known.read_text()
+
+
+def test_no_baseline_of_half_a_run() -> None:
+    """A run that ended early would lose what it did not come to."""
+    code, _, err = command("train.py::broken", "--write-baseline", "known.txt")
+    assert 1 == code
+    assert "known.txt is not written" in err
+    assert not Path("known.txt").exists()
+
+
+def test_trace() -> None:
+    """A trace is looked through for what waited in it."""
+    code, out, _ = command(str(TRACE))
+    assert code in (0, 1)
+    assert "(trace" in out
+
+
+def test_ranks(tmp_path: Path) -> None:
+    """A folder holds the traces of ranks, each of which is looked through."""
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    for rank in (0, 1):
+        (folder / f"rank{rank}.json").write_text(TRACE.read_text())
+    written = json.loads(command(str(folder), "--json")[1])
+    assert [f"{folder}, rank 0", f"{folder}, rank 1"] == [one["target"] for one in written]
+    (folder / "rank2.json").write_text("")
+    code, _, err = command(str(folder))
+    assert (2, True) == (code, "rank2.json: it is empty" in err)
+
+
+def test_process() -> None:
+    """As a process: plain text through a pipe, and nothing but the report on standard output."""
+    result = subprocess.run(
+        [sys.executable, "-m", "instrument", "syncs", "train.py::step"], capture_output=True, timeout=120
+    )
+    assert 1 == result.returncode
+    assert b"\x1b" not in result.stdout
+    assert b"train.py:12 in step" in result.stdout

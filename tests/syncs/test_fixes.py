@@ -1,0 +1,128 @@
+"""What is suggested does not wait, and what it replaces does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import instrument
+from instrument.syncs import suggestions
+from instrument.syncs.finding import Event, Finding, Site
+from instrument.syncs.fixes import fix_of
+from instrument.syncs.report import SyncReport
+from instrument.syncs.suggestions import Fix
+
+
+def pairs() -> list[Fix]:
+    """Every suggestion with code."""
+    named = [value for value in vars(suggestions).values() if isinstance(value, Fix)]
+    return list(dict.fromkeys(fix for fix in [*named, *suggestions.BY_OP.values()] if fix.before))
+
+
+def around() -> dict[str, Any]:
+    """The names that the code in suggestions uses, on the GPU where they would be."""
+    gpu = torch.device("cuda")
+    x = torch.rand(4, device=gpu)
+    model = torch.nn.Linear(4, 1).to(gpu)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+    loss = model(x).sum()
+    scaler.scale(loss).backward()
+    return {
+        "torch": torch,
+        "x": x,
+        "y": x.clone(),
+        "a": torch.eye(4, device=gpu),
+        "n": torch.tensor(2, device=gpu),
+        "scale": torch.tensor(2.0, device=gpu),
+        "limit": torch.tensor(10.0, device=gpu),
+        "mask": x > 0,
+        "labels": torch.tensor([0, 1, 1, 2], device=gpu),
+        "repeats": torch.tensor([4, 4, 4, 4], device=gpu),
+        "batch": torch.rand(4),
+        "buffer": torch.empty(4, device=gpu),
+        "host": torch.empty(4),
+        "path": "/dev/null",
+        "loss": loss.detach(),
+        "losses": [],
+        "total": torch.zeros((), device=gpu),
+        "right": torch.zeros((), device=gpu, dtype=torch.long),
+        "model": model,
+        "optimizer": optimizer,
+        "scaler": scaler,
+        "done": torch.cuda.Event(),
+        "side": torch.cuda.Stream(),
+    }
+
+
+def looked_at(code: str) -> SyncReport:
+    """Run ``code`` in a dry run; what is before it is allowed."""
+
+    def step() -> None:
+        with instrument.allow_sync("set up"):
+            names = around()
+        exec(compile(code, "suggestion.py", "exec"), names)
+
+    return instrument.dry_run(step)
+
+
+@pytest.mark.parametrize("fix", pairs(), ids=lambda fix: fix.before.splitlines()[-1])
+def test_pairs(fix: Fix, capsys: pytest.CaptureFixture[str]) -> None:
+    """The code before waits, the code after does not; the wait leads to this very suggestion."""
+    before = looked_at(fix.before)
+    assert before.error is None, before
+    assert before.syncs, before
+    assert fix in [fix_of(found) for found in before.syncs], before
+    after = looked_at(fix.after)
+    assert after.error is None, after
+    assert [] == after.syncs, after
+    assert [] == after.not_covered
+
+
+@pytest.mark.parametrize("fix", pairs(), ids=lambda fix: fix.before.splitlines()[-1])
+def test_short(fix: Fix) -> None:
+    """A suggestion is at most two sentences and a few lines."""
+    assert len(fix.text) <= 200
+    assert len(fix.before.splitlines()) <= 1
+    assert len(fix.after.splitlines()) <= 3
+
+
+def finding(op: str, **more: Any) -> Finding:
+    return Finding.of(Event(op, more.pop("cause", ""), Site("/x/train.py", 1, "step"), **more))
+
+
+def test_every_wait_has_one() -> None:
+    """An operation that nobody thought of is told what its direction allows."""
+    assert "pin" in fix_of(finding("new_operation", direction="H2D")).text
+    assert "event" in fix_of(finding("new_operation", direction="D2H")).text
+    assert "allow_sync" in fix_of(finding("new_operation")).text
+
+
+def test_a_librarys_line_tells_more() -> None:
+    """A number that the GradScaler reads is not the user's to keep on the GPU."""
+    via = Site("/v/lib/python3.11/site-packages/torch/amp/grad_scaler.py", 300, "GradScaler._maybe_opt_step")
+    assert "fused" in fix_of(finding("item", via=via)).text
+    windows = Site("C:\\v\\site-packages\\torch\\amp\\grad_scaler.py", 300, "GradScaler.step")
+    assert "fused" in fix_of(finding("item", via=windows)).text
+    own = Site("/home/mytorch/amp/grad_scaler.py", 300, "step")
+    assert "fused" not in fix_of(finding("item", via=own)).text
+    file = "/v/lib/python3.11/site-packages/torch/serialization.py"
+    assert "thread" in fix_of(finding("cpu", via=Site(file, 900, "_save"))).text
+    assert "before the loop" in fix_of(finding("load", via=Site(file, 1900, "_load.<locals>.restore"))).text
+
+
+@pytest.mark.parametrize(
+    ("op", "cause", "word"),
+    [
+        ("to", "a non-blocking copy of pageable memory waits all the same", "non_blocking=True waits"),
+        ("to", "waits for the work of a stream", "DataLoader"),
+        ("synchronize", "cudaEventSynchronize", "Let the GPU wait"),
+        ("synchronize", "cudaStreamSynchronize", "other stream"),
+        ("synchronize", "hipDeviceSynchronize", "Leave it out"),
+    ],
+)
+def test_the_cause_tells(op: str, cause: str, word: str) -> None:
+    """The words of live detection and of traces lead to the same suggestions as those of a dry run."""
+    assert word in fix_of(finding(op, cause=cause, direction="H2D" if op == "to" else None)).text

@@ -1,0 +1,483 @@
+"""Waits are found while a program runs: the hooks and warnings are torch's own, the GPU is pretended."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.cuda import _gpu_trace as trace
+
+import instrument
+from instrument.errors import SyncError
+from instrument.syncs.live import detect_syncs, no_syncs
+from instrument.syncs.policy import allow_sync
+from tests.support.gpu_waits import Gpu, gpu, here, shown
+
+__all__ = ["gpu"]
+
+pytestmark = pytest.mark.native
+
+
+def test_each_wait_at_its_line(gpu: Gpu) -> None:
+    """What waits is found at the user's own line, by its operation, with its count."""
+    x = gpu.x
+    with detect_syncs() as syncs:
+        line = here()
+        x.item()
+        bool(x)
+        x.cpu()
+        torch.cuda.synchronize()
+        f"{x}"
+        x[0]
+        for _ in range(3):
+            x.tolist()
+        if x:
+            pass
+    expected = ["item", "bool", "cpu", "synchronize", "format", "getitem", ("tolist", 8, 3), ("bool", 9, 1)]
+    rows = [row if isinstance(row, tuple) else (row, index + 1, 1) for index, row in enumerate(expected)]
+    assert [(op, line + offset, count) for op, offset, count in rows] == shown(syncs.findings)
+    assert {test_each_wait_at_its_line.__name__} == {found.site.function for found in syncs.findings if found.site}
+    assert {"MainThread"} == {found.thread for found in syncs.findings}
+
+
+def test_blocked_time(gpu: Gpu) -> None:
+    """The time that a call waited is measured: of one, of several in it, of an explicit one."""
+    gpu.configure(ms=5.0)
+    with detect_syncs() as syncs:
+        began = time.perf_counter_ns()
+        gpu.x.item()
+        took = time.perf_counter_ns() - began
+        torch.cuda.synchronize()
+        gpu.configure(ms=5.0, repeat=3)
+        gpu.x.cpu()
+    item, device, several = sorted(syncs.findings, key=lambda found: found.site.line if found.site else 0)
+    assert 5_000_000 <= (item.blocked_ns or 0) <= took
+    assert (device.blocked_ns or 0) >= 5_000_000
+    assert ((several.blocked_ns or 0) >= 15_000_000, several.count, several.timed) == (True, 1, 1)
+
+
+def test_wording_of_other_vendors(gpu: Gpu) -> None:
+    """ROCm and others warn in words of their own."""
+    for vendor in ("HIP", "NPU"):
+        gpu.configure(vendor=vendor)
+        with detect_syncs() as syncs:
+            gpu.x.item()
+        assert [1] == [found.timed for found in syncs.findings]
+
+
+def test_other_warnings_pass(gpu: Gpu) -> None:
+    """Only torch's warning of a wait is taken; others go where they would."""
+    with pytest.warns(UserWarning, match="^mine$") as seen, detect_syncs():
+        gpu.x.item()
+        warnings.warn("mine", stacklevel=1)
+    assert 1 == len(seen)
+
+
+@pytest.mark.parametrize("how", ["ignore", "filters", "reset", "error", "record", "replaced", "leave"])
+def test_survives_filters_of_others(gpu: Gpu, how: str) -> None:
+    """Whatever others do to the filters of warnings meanwhile, each wait is seen and timed."""
+    catching = warnings.catch_warnings()
+    if how == "leave":
+        catching.__enter__()
+    with detect_syncs() as syncs:
+        if how == "leave":
+            catching.__exit__(None, None, None)
+            gpu.x.item()
+        else:
+            with warnings.catch_warnings(record=how == "record") as seen:
+                if how in ("ignore", "error"):
+                    warnings.simplefilter(how)  # type: ignore[arg-type]
+                elif how == "filters":
+                    warnings.filterwarnings("ignore", "called a synchronizing")
+                elif how == "reset":
+                    warnings.resetwarnings()
+                elif how == "replaced":
+                    warnings.filters = [("ignore", None, Warning, None, 0)]
+                gpu.x.item()
+            assert seen in (None, [])
+        gpu.x.item()
+    assert [(1, 1), (1, 1)] == [(found.count, found.timed) for found in syncs.findings]
+
+
+def test_filters_set_inside_stay(gpu: Gpu) -> None:
+    """What the program itself changes in the block stays changed."""
+    before = warnings.filters
+    with warnings.catch_warnings():
+        held = warnings.filters
+        with detect_syncs():
+            warnings.filterwarnings("ignore", "something of the program's")
+            gpu.x.item()
+        assert held is warnings.filters
+        assert "something of the program's" in {getattr(entry[1], "pattern", None) for entry in warnings.filters}
+        assert "something of the program's" in {getattr(entry[1], "pattern", None) for entry in list(held)}
+    assert before is warnings.filters
+
+
+def test_filters_closed_after_the_detector(gpu: Gpu) -> None:
+    """Others' `catch_warnings` that began inside and ends after leaves nothing of ours."""
+    expected = list(warnings.filters)
+    original = warnings.filters
+    detector, catching = detect_syncs(), warnings.catch_warnings()
+    detector.start()
+    catching.__enter__()
+    warnings.simplefilter("ignore")
+    detector.stop()
+    assert [("ignore", None, Warning, None, 0), *expected] == list(warnings.filters)
+    catching.__exit__(None, None, None)
+    assert expected == list(warnings.filters)
+    warnings.simplefilter("ignore")
+    assert [("ignore", None, Warning, None, 0), *expected] == list(warnings.filters)
+    warnings.filters = original
+
+
+def test_without_the_hook_before(gpu: Gpu) -> None:
+    """Where torch tells only afterwards, waits are counted without a time."""
+    gpu.configure(trace=False)
+    from instrument import compat
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compat, "sync_callbacks", lambda: None)
+        with detect_syncs() as syncs:
+            line = here()
+            gpu.x.item()
+            gpu.x.item()
+    assert [("item", line + 1, 1), ("item", line + 2, 1)] == shown(syncs.findings)
+    assert [None, None] == [found.blocked_ns for found in syncs.findings]
+    assert any("without a time" in sentence for sentence in syncs.report.coverage)
+
+
+def test_without_the_warning(gpu: Gpu) -> None:
+    """What torch does not warn of is counted, each time, without a time."""
+    with detect_syncs() as syncs:
+        gpu.configure(what="event", warn=False)
+        for _ in range(3):
+            gpu.x.item()
+        gpu.configure(warn=False)
+        gpu.x.cpu()
+        gpu.x.tolist()
+    assert [3, 1, 1] == [count for _, _, count in shown(syncs.findings)]
+    assert {None} == {found.blocked_ns for found in syncs.findings}
+
+
+def test_operators_of_torch_ops(gpu: Gpu) -> None:
+    """A wait inside an operator that is called through torch.ops hands no warning on: it is counted, not timed."""
+    scope: dict[str, Any] = {"operator": gpu.x.item}
+    exec(compile("def call():\n    operator()", torch._ops.__file__, "exec"), scope)
+    gpu.configure(warn=False)
+    call = scope["call"]
+    with detect_syncs() as syncs:
+        for _ in range(3):
+            call()
+    (found,) = syncs.findings
+    assert ("call", 3, None) == (found.op, found.count, found.blocked_ns)
+
+
+def test_mode_of_the_program(gpu: Gpu) -> None:
+    """The mode of torch comes back; one that raises is never weakened; one set inside stays."""
+    for mode in (0, 1, 2):
+        torch.cuda.set_sync_debug_mode(mode)
+        with detect_syncs() as syncs:
+            assert max(mode, 1) == torch.cuda.get_sync_debug_mode()
+        assert mode == torch.cuda.get_sync_debug_mode()
+        assert (mode == 2) is any("error" in sentence for sentence in syncs.report.coverage)
+    torch.cuda.set_sync_debug_mode(0)
+    with detect_syncs():
+        torch.cuda.set_sync_debug_mode(2)
+    assert 2 == torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(0)
+
+
+def test_a_line_that_was_warned_of_before(gpu: Gpu) -> None:
+    """Python shows a warning once for each line; one shown before is heard of all the same."""
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("default")
+        for again in (False, True):
+            with detect_syncs() if again else contextlib.nullcontext() as syncs:
+                gpu.x.item()
+    torch.cuda.set_sync_debug_mode("default")
+    assert [1] == [found.timed for found in syncs.findings]
+    globals().get("__warningregistry__", {}).clear()
+
+
+def test_restored_after_an_error(gpu: Gpu) -> None:
+    """An error of the program comes out as it is, and everything is put back."""
+    with pytest.raises(ZeroDivisionError), detect_syncs("error"):
+        gpu.configure(warn=False)
+        gpu.x.item()  # torch does not tell when it is over, so that it is due at the end
+        raise ZeroDivisionError
+
+
+def test_replaced_by_others_meanwhile(gpu: Gpu) -> None:
+    """What others put over ours stays theirs, and works on."""
+    with pytest.MonkeyPatch.context() as patch:
+        with detect_syncs() as syncs:
+            ours = torch.cuda.synchronize
+            theirs = lambda: ours()  # noqa: E731
+            patch.setattr(torch.cuda, "synchronize", theirs)
+            torch.cuda.synchronize()
+        assert theirs is torch.cuda.synchronize
+        torch.cuda.synchronize()
+        assert [1] == [found.count for found in syncs.findings]
+        patch.undo()
+        assert ours is torch.cuda.synchronize
+        torch.cuda.synchronize = ours.__wrapped__
+
+
+def test_other_callbacks_stay(gpu: Gpu) -> None:
+    """Callbacks of torch's CUDA sanitizer, which uses the same lists, are called and left alone."""
+    called: list[int] = []
+    registry = trace.StreamSynchronizationCallbacks
+    registry.add_callback(called.append)
+    try:
+        with detect_syncs():
+            gpu.x.item()
+        gpu.x.item()
+        assert ([0, 0], [called.append]) == (called, registry.callback_list)
+    finally:
+        registry.callback_list.clear()
+
+
+def test_used_twice(gpu: Gpu) -> None:
+    """Each start begins anew; what was found is there until then; a second start or stop does nothing."""
+    syncs = detect_syncs()
+    for count in (1, 2):
+        syncs.start()
+        syncs.start()
+        for _ in range(count):
+            gpu.x.item()
+        assert count == syncs.findings[0].count
+        syncs.stop()
+        syncs.stop()
+        gpu.x.item()
+        assert [count] == [found.count for found in syncs.findings]
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+def test_nested(gpu: Gpu, inner_first: bool) -> None:
+    """Of two detectors each takes what happens inside it, whichever ends first."""
+    outer, inner = detect_syncs(), detect_syncs()
+    outer.start()
+    gpu.x.item()
+    inner.start()
+    gpu.x.cpu()
+    first, second = (inner, outer) if inner_first else (outer, inner)
+    first.stop()
+    gpu.x.tolist()
+    second.stop()
+    expected = {"outer": ["item", "cpu"], "inner": ["cpu"]}
+    expected["outer" if inner_first else "inner"].append("tolist")
+    assert expected == {
+        "outer": [op for op, _, _ in shown(outer.findings)],
+        "inner": [op for op, _, _ in shown(inner.findings)],
+    }
+
+
+def test_other_threads(gpu: Gpu) -> None:
+    """Waits on other threads are found there, each with its time, and at the same time."""
+    gpu.configure(ms=5.0)
+
+    def work() -> None:
+        for _ in range(5):
+            gpu.x.item()
+
+    with detect_syncs() as syncs:
+        threads = [threading.Thread(target=work, name="worker") for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    (found,) = syncs.findings
+    assert ("item", 20, 20, "worker") == (found.op, found.count, found.timed, found.thread)
+    assert (found.blocked_ns or 0) >= 20 * 5_000_000
+
+
+class Waits(torch.autograd.Function):
+    """Waits in a backward written in Python."""
+
+    gpu: Gpu
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        Waits.gpu.x.item()
+        return gradient
+
+
+def test_backward_in_python(gpu: Gpu) -> None:
+    """A wait in a backward of the user's is at its line, with the node."""
+    Waits.gpu = gpu
+    with detect_syncs() as syncs, instrument.annotate("train"):
+        Waits.apply(torch.ones(2, requires_grad=True)).sum().backward()
+    (found,) = syncs.findings
+    assert ("item", "WaitsBackward", 1, ("train",)) == (found.op, found.backward, found.timed, found.region)
+    assert found.site is not None
+    assert "Waits.gpu.x.item()" == found.site.code
+
+
+class Deep(torch.autograd.Function):
+    """Runs backward in backward, so deep that torch goes on on a thread of its own."""
+
+    make: Callable[[torch.Tensor], torch.Tensor]
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, depth: int) -> torch.Tensor:
+        ctx.depth = depth
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        with torch.enable_grad():
+            value = torch.ones(2, requires_grad=True)
+            inner = Deep.apply(value, ctx.depth - 1) if ctx.depth else Deep.make(value)
+            inner.sum().backward()
+        return gradient, None
+
+
+@pytest.mark.parametrize("depth", [None, 0, 70])
+def test_backward_in_cpp(gpu: Gpu, depth: int | None) -> None:
+    """A wait in a node in C++, on whichever thread, is at the line that called backward, in its region."""
+    Deep.make = gpu.in_backward
+    value = torch.ones(2, requires_grad=True)
+    with detect_syncs() as syncs, instrument.annotate("train"):
+        result = gpu.in_backward(value) if depth is None else Deep.apply(value, depth)
+        line = here() + 1
+        result.sum().backward()
+    (found,) = syncs.findings
+    assert found.site is not None
+    assert ("backward", 1, None, ("train",)) == (found.op, found.count, found.blocked_ns, found.region)
+    assert "CppNode" in (found.backward or "")
+    if depth is None:
+        assert line == found.site.line
+    else:
+        assert "inner.sum().backward()" == found.site.code
+
+
+def test_backward_elsewhere_is_forbidden_and_allowed_by_its_caller(gpu: Gpu) -> None:
+    """What holds where backward is called holds on the threads that it runs on."""
+    Deep.make = gpu.in_backward
+    result = Deep.apply(torch.ones(2, requires_grad=True), 70)
+    with no_syncs(), allow_sync("checked"):
+        result.sum().backward()
+    result = Deep.apply(torch.ones(2, requires_grad=True), 70)
+    with pytest.raises(SyncError, match=r"inner\.sum\(\)\.backward\(\)"), no_syncs():
+        result.sum().backward()
+
+
+def test_regions(gpu: Gpu) -> None:
+    """A finding knows the regions around it, outermost first."""
+    with detect_syncs() as syncs, instrument.annotate("train"):
+        for name in ("step", "step", "log"):
+            with instrument.annotate(name):
+                gpu.x.item()
+    (found,) = syncs.findings
+    assert {("train", "step"): 2, ("train", "log"): 1} == dict(found.regions)
+
+
+def test_allowed(gpu: Gpu) -> None:
+    """What is allowed, by a block or at the line, is listed apart."""
+    with detect_syncs("error") as syncs:
+        with allow_sync("logging"):
+            gpu.x.item()
+        gpu.x.cpu()  # instrument: allow-sync once in an epoch
+    assert {"item": "logging", "cpu": "once in an epoch"} == {found.op: found.allowed for found in syncs.findings}
+    assert [] == syncs.report.syncs
+
+
+def test_explicit_waits(gpu: Gpu) -> None:
+    """Calls that are asked to wait are told apart by what they wait for; each is one, whatever is inside."""
+    event = torch.cuda.Event() if hasattr(torch._C, "_cuda_setDevice") else object.__new__(torch.cuda.Event)
+    with detect_syncs() as syncs:
+        torch.cuda.synchronize()
+        event.synchronize()
+        torch.cuda.empty_cache()
+    causes = ["waits for all work of the device", "waits for an event, and the work before it", "frees memory"]
+    rows = sorted(syncs.findings, key=lambda found: found.site.line if found.site else 0)
+    assert ["synchronize", "synchronize", "empty_cache"] == [found.op for found in rows]
+    assert [1, 1, 1] == [found.count for found in rows]
+    assert all(found.cause.startswith(cause) for found, cause in zip(rows, causes, strict=True))
+
+
+def test_pageable_copies(gpu: Gpu) -> None:
+    """A non-blocking copy of pageable memory is found by its arguments, though torch tells nothing of it."""
+    tensor, other = torch.ones(3), torch.ones(3, device="meta")
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    calls: list[Callable[[], Any]] = [
+        lambda: tensor.to("cuda", non_blocking=True),
+        lambda: tensor.to("cuda", torch.float16, True),
+        lambda: tensor.to(device="cuda", non_blocking=True, copy=True),
+        lambda: tensor.cuda(non_blocking=True),
+        lambda: tensor.cuda(None, True),
+    ]
+    clean: list[Callable[[], Any]] = [
+        lambda: tensor.to("cpu", non_blocking=True),
+        lambda: tensor.to(torch.float16, True),
+        lambda: tensor.to(tensor, non_blocking=True),
+        lambda: torch.empty(3).copy_(tensor, True),
+        lambda: torch.ones(0).to("cuda", non_blocking=True),
+        lambda: tensor.to("cuda", non_blocking=False),
+        lambda: tensor.to("cuda", torch.float16, False, True),
+        lambda: other.to("cuda", non_blocking=True),
+        lambda: fake.to("cuda", non_blocking=True),
+    ]
+
+    def tried(call: Callable[[], Any]) -> tuple[int, str | None, int | None]:
+        with detect_syncs() as syncs, contextlib.suppress(AssertionError, RuntimeError):
+            call()  # the copy itself needs a GPU
+        found = syncs.findings
+        return (len(found), found[0].direction, found[0].bytes) if found else (0, None, None)
+
+    assert [(1, "H2D", 12)] * len(calls) == [tried(call) for call in calls]
+    assert [(0, None, None)] * len(clean) == [tried(call) for call in clean]
+
+
+def test_copies_know_their_size(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blocking copy has its direction and bytes."""
+    wait = gpu.x.item
+
+    class Slow(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(func, "__name__", "") in ("to", "copy_"):
+                wait()
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    tensor = torch.ones(5).as_subclass(Slow)
+    with detect_syncs() as syncs:
+        tensor.to(torch.float64)
+        tensor.copy_(torch.ones(5, dtype=torch.float64))
+    assert [("H2D", 60)] == [(found.direction, found.bytes) for found in syncs.findings]
+
+
+def test_printing_is_one_wait(gpu: Gpu) -> None:
+    """A tensor that is printed is read many times, for one line: that is one wait, of all their time."""
+    gpu.configure(ms=2.0)
+    scope: dict[str, Any] = {"item": gpu.x.item}
+    source = "def read(*_, **__):\n    item()\n    item()\n    item()\n    return 'x'"
+    exec(compile(source, torch._tensor_str.__file__, "exec"), scope)
+    tensor = torch.ones(5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._tensor_str, "_str", scope["read"])
+        began = time.perf_counter_ns()
+        with detect_syncs() as syncs:
+            line = here()
+            str(tensor)
+            f"{tensor}"
+            print(tensor)
+        took = time.perf_counter_ns() - began
+        with pytest.raises(SyncError, match="print"), no_syncs():
+            print(tensor)
+    assert [("format", line + 1, 1), ("format", line + 2, 1), ("print", line + 3, 1)] == shown(syncs.findings)
+    assert all((found.blocked_ns or 0) >= 3 * 2_000_000 for found in syncs.findings)
+    assert sum(found.blocked_ns or 0 for found in syncs.findings) < took

@@ -1,0 +1,297 @@
+"""The report: what is counted, what fails, and what a person reads."""
+
+from __future__ import annotations
+
+import json
+import linecache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from instrument.syncs.finding import NOT_COVERED, Site
+from instrument.syncs.report import SyncReport, render
+
+from .reports import finding, report, script
+
+
+def shown(report: SyncReport, width: int = 80, **more: Any) -> str:
+    out = StringIO()
+    render(report, console=Console(file=out, width=width, **more))
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole text: worst first, each at its line of code, then what does not count, and what was not seen."""
+    path = script(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    via = Site("/v/site-packages/torch/nn/utils/clip_grad.py", 97, "clip")
+    found = report(
+        finding("to", 2, path, (0, 1), cause="copies to the GPU", direction="H2D", bytes=8),
+        finding("item", 3, path, (0, 1), blocked_ns=6_000_000, idle_ns=500, region=("train", "forward")),
+        finding("bool", 4, path, (1, None), via=via, backward="MulBackward0", thread="autograd"),
+        finding("print", 5, path, (0,), allowed="shown once"),
+        finding(NOT_COVERED, 6, path, (0,), cause="torch.compile'd function, run eagerly"),
+        steps=2,
+        source="live",
+        coverage=["CUDA code of libraries is not seen"],
+    )
+    assert (
+        shown(found)
+        == """\
+3 lines make the CPU wait for the GPU: 2.5 waits in a step (live, 2 steps)
+
+high    train.py:3 in step
+    item: reads a value back from the GPU
+    1 in a step; blocked 12.0 ms, 6.00 ms each; then 1.00 us of idle GPU
+    region train/forward
+      1 | def step(model, batch):
+      2 |     loss = model(batch)
+    > 3 |     total = loss.item()
+      4 |     rows = batch[batch > 0]
+      5 |     loss.backward()
+    Fix: Keep the numbers on the GPU and read them once in many steps.
+      - total += loss.item()
+      + total += loss.detach()
+
+medium  train.py:2 in step
+    to: copies to the GPU (H2D, 16 bytes in all)
+    1 in a step; time unknown: neither start nor end of the wait could be seen
+      1 | def step(model, batch):
+    > 2 |     loss = model(batch)
+      3 |     total = loss.item()
+      4 |     rows = batch[batch > 0]
+    Fix: Let the DataLoader pin its batches (pin_memory=True), and copy without
+    waiting. What stays the same, as a model, belongs before the loop.
+      - batch = batch.to("cuda")
+      + batch = batch.pin_memory()  # better: DataLoader(..., pin_memory=True)
+      + batch = batch.to("cuda", non_blocking=True)
+
+low     train.py:4 in step
+    bool: reads a value back from the GPU
+    1 in 2 steps, 1 outside of steps; time unknown: neither start nor end of the
+    wait could be seen
+    via torch/nn/utils/clip_grad.py:97 in clip, backward of MulBackward0, thread
+    autograd
+      2 | loss = model(batch)
+      3 | total = loss.item()
+    > 4 | rows = batch[batch > 0]
+      5 | loss.backward()
+      6 | return total, rows
+    Fix: Do without the check: a norm that is not finite shows in the loss, and
+    a GradScaler skips the step.
+      - torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+      + torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+Allowed:
+  - train.py:5 in step: print, 1 in 2 steps: shown once
+
+Not covered:
+  - train.py:6 in step: torch.compile'd function, run eagerly (1 in 2 steps)
+
+Coverage:
+  - CUDA code of libraries is not seen
+"""
+    )
+
+
+def test_clean() -> None:
+    """A run without waits says so in a line, and what was looked at."""
+    assert (
+        shown(report(steps=3), width=100)
+        == "No line makes the CPU wait for the GPU (dry run without a GPU, so without times, 3 steps)\n"
+    )
+    assert "(trace)" in shown(report(steps=0, source="trace"))
+    assert shown(report(steps=0, source="live", blind="no GPU")) == "Nothing was looked at (live): no GPU\n"
+
+
+def test_printed() -> None:
+    """`print` shows the same text, without colours."""
+    text = str(report(finding()))
+    assert text.startswith("1 line makes the CPU wait for the GPU: 1 wait in a step")
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("name", ["[/]", "[bold]x[/bold]", ":smile:", "a\nb\x1b[2J", "\udcff", "long" * 50])
+def test_any_name(name: str) -> None:
+    """Nothing in a name is markup or moves the cursor, and every name can be encoded."""
+    found = finding(name, 1, f"/x/{name}.py", region=(name,), cause=name, thread=name, backward=name)
+    again = finding("item", 2, name, allowed=name)
+    unseen = finding(NOT_COVERED, 3, name, cause=name)
+    text = shown(report(found, again, unseen, coverage=[name]), force_terminal=True, color_system="truecolor")
+    clean = "".join(char if char.isprintable() else " " for char in name)
+    assert text.count(" ".join(clean.split())) >= 7
+    assert "\x1b[2J" not in text
+    assert text.encode()
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+def test_width(tmp_path: Path, width: int) -> None:
+    """Prose and code keep to the terminal; a path stays in one piece."""
+    path = script(
+        tmp_path,
+        code="def step():\n    x = " + "1 + " * 100 + "1\n    " + "\N{HIRAGANA LETTER A}" * 90 + " = 1\n",
+    )
+    text = shown(report(finding("item", 2, path, cause="word " * 60)), width=width)
+    own = [line for line in text.splitlines() if " | " in line or "word" in line]
+    assert len(own) > 3
+    assert max(map(cell_len, own)) <= max(width, 30)
+    assert f"{path}:2" in text
+
+
+def test_colours() -> None:
+    """At a terminal there are colours, through a pipe none."""
+    assert "\x1b[" in shown(report(finding()), force_terminal=True, color_system="standard")
+    assert "\x1b" not in shown(report(finding()))
+
+
+def test_code_that_cannot_be_read() -> None:
+    """A wait at a line of no file has a place, but no code."""
+    for site in (
+        Site("<stdin>", 3, "f"),
+        Site("/gone.py", 3, "f"),
+        Site(__file__, 10**6, "f"),
+        Site(__file__, 0, "f"),
+        None,
+    ):
+        text = shown(report(finding(site=site, thread="loader")))
+        assert " | " not in text
+        assert str(site) in text if site else "no line of Python, thread loader" in text
+
+
+def test_many() -> None:
+    """The worst are shown in full, and of the others each has a line."""
+    text = shown(report(*(finding(line=line, file="/x/gone.py") for line in range(1, 101)), dropped=7))
+    assert 20 == text.count("Fix:")
+    assert all(f"gone.py:{line} in step" in text for line in range(1, 101))
+    assert "Further lines, not listed, waited 7 times." in text
+
+
+def test_order() -> None:
+    """Forbidden waits come first, then the longest, then the worst; what is allowed and not covered is last."""
+    names = ["forbidden", "long", "short", "high", "medium", "low", "allowed", NOT_COVERED]
+    found = {
+        "low": finding("low", steps=(None,)),
+        "high": finding("high"),
+        NOT_COVERED: finding(NOT_COVERED),
+        "medium": finding("medium", direction="H2D"),
+        "allowed": finding("allowed", allowed="why", blocked_ns=10**9),
+        "short": finding("short", blocked_ns=5),
+        "long": finding("long", blocked_ns=6),
+        "forbidden": finding("forbidden", steps=(None,), forbidden=True),
+    }
+    assert names == [one.op for one in report(*found.values()).findings]
+    severities = [report().severity(found[name]) for name in names]
+    assert ["high"] * 4 + ["medium", "low", "low", "low"] == [
+        report(*found.values()).severity(found[name]) for name in names
+    ], severities
+
+
+def test_per_step() -> None:
+    """Means are over all steps, what is outside of them not counted; without steps all is one."""
+    found = finding(steps=(0, 0, 3, None))
+    assert 3 / 4 == report(found, steps=4).per_step(found)
+    assert 4 == report(found, steps=0).per_step(found)
+    assert 2 == report(found, steps=4).most(found)
+    assert 4 == report(found, steps=0).most(found)
+    assert 3 == report(steps=4).most(found, finding(steps=(0,)))
+
+
+def test_assert_max() -> None:
+    """The step with the most waits is what counts."""
+    uneven = report(finding(steps=(0, 1)), finding("bool", 4, steps=(1, None, None, None)), steps=10)
+    uneven.assert_max(2)
+    with pytest.raises(AssertionError, match="waits for the GPU in a step: 2, more than 1\n\n2 lines make"):
+        uneven.assert_max(1)
+    with pytest.raises(AssertionError):
+        report(finding(steps=(None, None)), steps=0).assert_max(1)
+    report().assert_max()
+    report(finding(allowed="why"), finding(NOT_COVERED, cause="run eagerly")).assert_max()
+
+
+def test_assert_max_fails_whatever_the_number() -> None:
+    """What is forbidden, and what was not looked at, is not a matter of numbers."""
+    with pytest.raises(AssertionError, match="inside no_syncs: 2"):
+        report(finding(steps=(None, 0), forbidden=True)).assert_max(9)
+    with pytest.raises(AssertionError, match=r"did not come to its end\n\n.*\n.*ValueError: x") as raised:
+        report(error=ValueError("x")).assert_max(9)
+    assert "No line makes" in str(raised.value)
+    with pytest.raises(AssertionError, match="nothing was looked at: there is no GPU"):
+        report(blind="there is no GPU").assert_max(9)
+    with pytest.raises(AssertionError, match="in a step: 1000"):
+        report(dropped=1000).assert_max(9)
+
+
+@pytest.mark.parametrize(
+    ("most", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), ("1", TypeError)]
+)
+def test_arguments(most: Any, error: type[Exception]) -> None:
+    """A wrong number fails at once, also where nothing waits."""
+    with pytest.raises(error, match=f'"most" must be .*: {most!r}'):
+        report().assert_max(most)
+
+
+def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything, in exact numbers."""
+    path = script(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    linecache.checkcache()
+    big = 12_345_678_901_234_567
+    made = report(
+        finding("item", 3, path, (0, None), blocked_ns=big, region=("a", "b"), thread="MainThread"),
+        finding(NOT_COVERED, 4, path, cause="why"),
+        steps=1,
+        coverage=["a sentence"],
+        error=ValueError("bad"),
+    )
+    written = json.loads(made.to_json())
+    item, unseen = written.pop("findings")
+    assert written == {
+        "version": 1,
+        "source": "dry run",
+        "steps": 1,
+        "waits_per_step": 1,
+        "finished": False,
+        "error": "ValueError: bad",
+        "blind": "",
+        "dropped": 0,
+        "coverage": ["a sentence"],
+    }
+    assert item == {
+        "status": "sync",
+        "severity": "high",
+        "op": "item",
+        "cause": "reads a value back from the GPU",
+        "site": {"file": str(path), "line": 3, "function": "step", "code": "total = loss.item()"},
+        "via": None,
+        "thread": "MainThread",
+        "backward": None,
+        "region": ["a", "b"],
+        "regions": [{"path": ["a", "b"], "count": 2}],
+        "count": 2,
+        "per_step": 1.0,
+        "step": 0,
+        "steps": [{"number": 0, "count": 1}, {"number": None, "count": 1}],
+        "direction": None,
+        "bytes": None,
+        "blocked_ns": 2 * big,
+        "timed": 2,
+        "untimed": None,
+        "idle_ns": None,
+        "allowed": None,
+        "forbidden": False,
+        "fingerprint": made.findings[0].fingerprint,
+        "fix": {
+            "text": "Keep the numbers on the GPU and read them once in many steps.",
+            "before": "total += loss.item()",
+            "after": "total += loss.detach()",
+        },
+    }
+    assert ("not covered", None, "a dry run has no GPU to wait for") == (
+        unseen["status"],
+        unseen["fix"],
+        unseen["untimed"],
+    )
