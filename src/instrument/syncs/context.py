@@ -113,7 +113,7 @@ class Program:
         if number < 0:
             return ""
         thread = self._trace.threads[number]
-        return thread.name.strip() or f"thread {thread.thread}"
+        return thread.name.strip() or str(thread.thread)
 
 
 def _public(name: str) -> str:

@@ -104,6 +104,7 @@ class Finding:
         timed: how many waits were timed.
         idle_ns: of all for which it is known; None where there are none.
         regions: how many waits in each region.
+        vias: how many waits at each line of a library; `via` is the one with most.
     """
 
     op: str
@@ -122,6 +123,7 @@ class Finding:
     idle_ns: int | None = None
     regions: Counter[tuple[str, ...]] = field(default_factory=Counter)
     steps: Counter[int | None] = field(default_factory=Counter)
+    vias: Counter[Site] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, event: Event) -> Finding:
@@ -139,6 +141,9 @@ class Finding:
         self.forbidden = self.forbidden or event.forbidden
         self.regions[event.region] += 1
         self.steps[event.step] += 1
+        if event.via is not None:
+            self.vias[event.via] += 1
+            self.via = self.vias.most_common(1)[0][0]
         self.bytes = _sum(self.bytes, event.bytes)
         self.idle_ns = _sum(self.idle_ns, event.idle_ns)
         if event.blocked_ns is not None:

@@ -46,6 +46,8 @@ def _by_cause(op: str, found: Finding) -> Fix | None:
         return suggestions.PAGEABLE if "non_blocking" in cause else suggestions.TO_GPU
     if op == "copy":
         return suggestions.FILL if up else suggestions.EMPTY
+    if op == "setitem" and found.backward:  # of a mask that chose elements
+        return BY_OP["getitem"]
     if op == "getitem":
         return suggestions.CPU_INDEX if up else suggestions.SLICE if "value" in cause else None
     if op in ("where", "setitem") and up:

@@ -76,11 +76,9 @@ def _block(results: Results, found: Finding, width: int) -> Iterator[Text]:
     yield from _prose(f"{found.op}: {found.cause}{copied}{', inside no_syncs' * found.forbidden}", width)
     yield from _prose(f"{_times(results, found)}{_blocked(results, found)}", width)
     about = [f"region {'/'.join(found.region)}"] if found.region else []
-    about += (
-        [f"via {portable(found.via.file)}:{found.via.line} in {found.via.function}"]
-        if found.via and found.site
-        else []
-    )
+    if found.via and found.site:
+        others = f", and {count(len(found.vias) - 1)} more lines" if len(found.vias) > 1 else ""
+        about.append(f"via {portable(found.via.file)}:{found.via.line} in {found.via.function}{others}")
     about += [f"backward of {found.backward}"] if found.backward else []
     about += [f"thread {found.thread}"] if found.thread not in ("", "MainThread") else []
     if about:

@@ -26,7 +26,7 @@ def as_dict(results: Results) -> dict[str, Any]:
     listed), ``coverage`` (sentences), and ``findings``, worst first, each with
 
     - ``status`` ("sync", "allowed", "not covered"), ``severity`` ("high", "medium", "low"), ``op``, ``cause``;
-    - ``site`` and ``via`` (null, or file, line, function, code), ``thread``, ``backward``, ``region`` (the names
+    - ``site`` and ``via`` (null, or file, line, function, code), ``vias`` (line and count of each), ``thread``, ``backward``, ``region`` (the names
       from the outermost, where most of the waits are), ``regions`` (path and count of each);
     - ``count``, ``per_step`` (mean), ``step`` (the first), ``steps`` (number and count of each; number null
       outside of them);
@@ -58,6 +58,7 @@ def _finding(results: Results, found: Finding) -> dict[str, Any]:
         "cause": found.cause,
         "site": _site(found.site),
         "via": _site(found.via),
+        "vias": [{"line": _site(via), "count": count} for via, count in found.vias.most_common()],
         "thread": found.thread,
         "backward": found.backward,
         "region": list(found.region),
