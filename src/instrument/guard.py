@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from . import log
 from .config import settings
@@ -34,6 +37,26 @@ class Guard:
             yield
         except Exception as error:
             self.failed(feature, error)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back while the body runs, which must be short; it comes right after it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled on the main thread alone
+        return
+    held: list[tuple[Any, ...]] = []
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *given: held.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            before(*held[0])
 
 
 guard = Guard()

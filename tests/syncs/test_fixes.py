@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from typing import Any
 
 import pytest
@@ -63,6 +64,7 @@ def looked_at(code: str) -> SyncReport:
     def step() -> None:
         with instrument.allow_sync("set up"):
             names = around()
+        linecache.cache["suggestion.py"] = (len(code), None, code.splitlines(keepends=True), "suggestion.py")
         exec(compile(code, "suggestion.py", "exec"), names)
 
     return instrument.dry_run(step)

@@ -139,13 +139,13 @@ def test_who_kept_a_class_has_the_real_one_afterwards() -> None:
         stream("cuda")
 
 
+@functools.lru_cache
+def is_gpu_available() -> bool:
+    return torch.cuda.is_available()
+
+
 def test_an_answer_kept_for_good_is_asked_for_again() -> None:
     """Caches of functions that ask for a GPU are emptied before and after."""
-
-    @functools.lru_cache
-    def is_gpu_available() -> bool:
-        return torch.cuda.is_available()
-
     assert not is_gpu_available()
     gpu = PretendedCuda(Noted())
     gpu.install()

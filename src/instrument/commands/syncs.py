@@ -64,7 +64,10 @@ def syncs(
     try:
         known = Known.read(baseline) if baseline else None
         excused = Known.read(allowlist, reasons=True) if allowlist else None
-        before = Known.read(write_baseline) if write_baseline and write_baseline.exists() else None
+        before = Known.read(write_baseline) if write_baseline and write_baseline.exists() else known
+        for file in (sarif, write_baseline):
+            if file is not None and not file.absolute().parent.is_dir():
+                raise ValueError(f"cannot write {file}: there is no folder {file.absolute().parent}")
     except (OSError, ValueError) as error:
         raise _unusable(error) from None
     reports: Reports = []
@@ -98,6 +101,8 @@ def _look(target: str, fake: bool, arguments: list[str]) -> Iterator[tuple[str, 
         from ..syncs.dry.run import dry_run_file
 
         path = Path(file if separator else target)
+        if not ((separator and file) or target.endswith(".py")):
+            raise ValueError(f"a function is named as FILE.py::FUNCTION: {target}")
         yield target, dry_run_file(path, function if separator else None, fake=fake, args=arguments)
         return
     if arguments:

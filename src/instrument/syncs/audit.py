@@ -59,7 +59,8 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
         unattributed += around[rows[0]].op is None and not somewhere and not event.region
     findings = [found for recorder in recorders.values() for found in recorder.findings]
     dropped = sum(recorder.dropped for recorder in recorders.values())
-    report = SyncReport("trace", findings, steps=len(recorded.steps), dropped=dropped)
+    blind = "" if len(recorded.runtime) or len(recorded.syncs) else "the trace has no calls of CUDA or HIP"
+    report = SyncReport("trace", findings, steps=len(recorded.steps), dropped=dropped, blind=blind)
     report.coverage = _coverage(recorded, sum(found.count for found in findings), len(own), unattributed)
     if live is not None:
         report.coverage.append(_compared(unexplained(report, live)))

@@ -31,7 +31,7 @@ def missing() -> str | None:
     """Return why nothing can be found in this process now; None where it can."""
     if not settings.enabled:
         return OFF
-    if getattr(sys.modules.get("instrument.syncs.dry.run"), "_active", False):
+    if getattr(sys.modules.get("instrument.syncs.dry.session"), "active", False):
         return DRY
     import torch
 

@@ -50,7 +50,9 @@ class SyncDetector(Listener):
         covered = coverage.sentences(
             self._why, traced=self._traced, error_mode=self._error_mode, every=self._every, steps=recorder.steps
         )
-        return SyncReport("live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped)
+        return SyncReport(
+            "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped, blind=self._why or ""
+        )
 
     def start(self) -> None:
         """Begin, with nothing found."""

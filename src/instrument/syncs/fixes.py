@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from . import suggestions
 from .finding import Finding
 from .suggestions import BY_OP, Fix
@@ -28,12 +30,20 @@ _BY_DIRECTION = {
 }
 
 
+_GUARDS = re.compile(r"\bis(nan|inf|finite)\b")
+_CREATES = re.compile(
+    r"\btorch\.(?:zeros|ones|full|empty|eye|arange|linspace|rand|randn|randint|randperm)\([^()]*\)\.(?:to|cuda)\("
+)
+
+
 def fix_of(found: Finding) -> Fix:
     """Return what to write instead of ``found``."""
     via = f"/{found.via.file}".replace("\\", "/") if found.via else ""
     for path, function, fix in _BY_VIA:
         if f"/{path}" in via and found.via and function in found.via.function:
             return fix
+    if "/site-packages/" in via and "/site-packages/torch/" not in via and found.op not in ("to", "cuda"):
+        return suggestions.LIBRARY
     op = found.op if found.op in BY_OP else found.op.removeprefix("linalg_").strip("_")
     op = _SAME.get(op, op)
     return _by_cause(op, found) or BY_OP.get(op) or _BY_DIRECTION[found.direction]
@@ -42,6 +52,13 @@ def fix_of(found: Finding) -> Fix:
 def _by_cause(op: str, found: Finding) -> Fix | None:
     """Return the fix where the operation alone does not tell what is done."""
     cause, up = found.cause.lower().replace("-", "_"), found.direction == "H2D"
+    code = found.site.code if found.site else ""
+    if op == "bool" and _GUARDS.search(code):
+        return suggestions.GUARD
+    if op in ("to", "cuda") and up and _CREATES.search(code):
+        return suggestions.CREATED
+    if op in ("to", "cuda") and up and "from pinned" in cause:
+        return suggestions.PINNED
     if op in ("to", "cuda", "pin_memory") and up:
         return suggestions.PAGEABLE if "non_blocking" in cause else suggestions.TO_GPU
     if op == "copy":

@@ -15,9 +15,10 @@ _allowed: ContextVar[str | None] = ContextVar("allowed", default=None)
 _forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
 
 
-@contextlib.contextmanager
-def allow_sync(reason: str) -> Iterator[None]:
+def allow_sync(reason: str) -> contextlib.AbstractContextManager[None]:
     """Allow the CPU to wait for the GPU in this block; what waits there is listed, and counts for nothing.
+
+    It decorates functions, too.
 
     Args:
         reason: why, for those who read the report.
@@ -33,6 +34,11 @@ def allow_sync(reason: str) -> Iterator[None]:
         raise TypeError(f'"reason" must be a string: {reason!r}')
     if not reason.strip():
         raise ValueError(f'"reason" must say why: {reason!r}')
+    return _allowing(reason)
+
+
+@contextlib.contextmanager
+def _allowing(reason: str) -> Iterator[None]:
     token = _allowed.set(reason)
     try:
         yield

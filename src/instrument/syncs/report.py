@@ -44,7 +44,7 @@ class SyncReport(Results):
             return f"waits for the GPU inside no_syncs: {forbidden}"
         waits = self.most(*self.syncs) + self.dropped
         if waits > most:
-            return f"waits for the GPU in a step: {waits}, more than {most}"
+            return f"waits for the GPU{' in a step' * (self.steps > 0)}: {waits}, more than {most}"
         if self.blind:
             return f"nothing was looked at: {self.blind}"
         return None if self.finished else "the run did not come to its end"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from .finding import Finding, Severity, Source
 
+_LONGEST = 500  # characters of an error's message
 _UNTIMED = {
     "dry run": "a dry run has no GPU to wait for",
     "live": "neither start nor end of the wait could be seen",
@@ -59,6 +60,18 @@ class Results:
     def not_covered(self) -> list[Finding]:
         """What could not be looked at, and why."""
         return [found for found in self.findings if not found.covered]
+
+    @property
+    def ended(self) -> str | None:
+        """What ended the run before its end, in one line; None where nothing did."""
+        if self.error is None:
+            return None
+        try:
+            message = " ".join(str(self.error).split())
+        except Exception:  # of the program's own class
+            message = "(no message)"
+        cut = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
+        return f"{type(self.error).__name__}: {cut}".strip(": ")
 
     @property
     def finished(self) -> bool:

@@ -23,13 +23,21 @@ _NOT_COVERED = (
 )
 
 
+def _root() -> Path:
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed
+        here = Path(Path(__file__).anchor)
+    return root_of(here) or here
+
+
 def to_sarif(several: Sequence[Results]) -> str:
     """Return the findings of ``several`` runs as one log with one run, as code scanning takes it.
 
     Files are relative to the root of the repository of the current folder. Results need a place: what has none,
     and what ended a run, are notifications of the tool.
     """
-    root = root_of(Path.cwd()) or Path.cwd()
+    root = _root()
     results: list[dict[str, Any]] = []
     rules: dict[str, dict[str, Any]] = {}
     told: list[dict[str, Any]] = []
@@ -44,9 +52,8 @@ def to_sarif(several: Sequence[Results]) -> str:
         told += [_notification(sentence) for sentence in one.coverage]
         if one.blind:
             told.append(_notification(f"nothing was looked at: {one.blind}", "error"))
-        if one.error is not None:
-            what = f"the run did not come to its end: {type(one.error).__name__}: {one.error}"
-            told.append(_notification(what, "error"))
+        if one.ended is not None:
+            told.append(_notification(f"the run did not come to its end: {one.ended}", "error"))
     run = {
         "tool": {"driver": {"name": "instrument", "rules": list(rules.values())}},
         "originalUriBaseIds": {_BASE: {"uri": root.as_uri().rstrip("/") + "/"}},

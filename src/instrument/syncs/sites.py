@@ -28,6 +28,8 @@ _PLUMBING = (
     "/_linalg_utils.py", "/_jit_internal.py", "/nn/functional.py", "/utils/_pytree.py", "/_prims_common/",
 )  # fmt: skip
 
+_PASSED_THROUGH = ("__torch_function__", "__torch_dispatch__")  # also where they are the user's
+
 USER, LIBRARY, SKIPPED = range(3)
 
 
@@ -77,7 +79,8 @@ def locate(frame: FrameType | None) -> Place:
     """
     via: FrameType | None = None
     while frame is not None:
-        whose = kind(frame.f_code.co_filename)
+        code = frame.f_code
+        whose = SKIPPED if code.co_name in _PASSED_THROUGH else kind(code.co_filename)
         if whose == USER:
             inner = via or frame
             return Place(_at(frame), _at(via), inner)

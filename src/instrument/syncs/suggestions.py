@@ -186,6 +186,23 @@ DEVICE = Fix(
     "torch.cuda.synchronize()",
     "end = torch.cuda.Event(enable_timing=True)\nend.record()",
 )
+PINNED = Fix(
+    "The memory is pinned: only non_blocking=True is missing.",
+    'x = batch.pin_memory().to("cuda")',
+    'x = batch.pin_memory().to("cuda", non_blocking=True)',
+)
+CREATED = Fix(
+    "Create it on the GPU.",
+    'x = torch.zeros(4).to("cuda")',
+    'x = torch.zeros(4, device="cuda")',
+)
+GUARD = Fix(
+    "Gather what is wrong on the GPU, and look at it once in many steps.",
+    "if torch.isnan(loss): raise ValueError(loss)",
+    "total += torch.isnan(loss)",
+)
+LIBRARY = Fix("A line of a library waits: see whether an option of it, or a newer version, does without.")
+OUTSIDE = Fix("Outside of the steps it costs little.")
 EVENT = Fix(
     "Let the GPU wait for it, not the CPU.",
     "done.synchronize()",

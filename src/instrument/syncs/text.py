@@ -14,6 +14,7 @@ from .finding import Finding, Site
 from .fixes import fix_of
 from .results import Results
 from .roots import portable
+from .suggestions import OUTSIDE
 
 _BLOCKS = 20  # shown in full; of the others a line each
 _AROUND = 2  # lines of code before and after
@@ -28,9 +29,10 @@ def lines(results: Results, width: int) -> Iterator[Text]:
     """
     for line in textwrap.wrap(headline(results), max(width, 30), break_long_words=False):
         yield Text(line, style="bold")
-    if results.error is not None:
-        what = f"{type(results.error).__name__}: {results.error}".strip(": ")
-        yield from _prose(f"The run did not come to its end, and the rest was not looked at: {what}", width)
+    if results.ended is not None:
+        yield from _prose(
+            f"The run did not come to its end, and the rest was not looked at: {results.ended}", width
+        )
     syncs = results.syncs
     for found in syncs[:_BLOCKS]:
         yield Text()
@@ -86,7 +88,7 @@ def _block(results: Results, found: Finding, width: int) -> Iterator[Text]:
     site = found.site or found.via
     if site is not None:
         yield from _excerpt(site, width)
-    fix = fix_of(found)
+    fix = OUTSIDE if results.steps and found.count == found.steps[None] else fix_of(found)
     yield from _prose(f"Fix: {fix.text}", width)
     for sign, code, style in (("-", fix.before, "red"), ("+", fix.after, "green")):
         for line in code.splitlines():

@@ -26,8 +26,9 @@ def as_dict(results: Results) -> dict[str, Any]:
     listed), ``coverage`` (sentences), and ``findings``, worst first, each with
 
     - ``status`` ("sync", "allowed", "not covered"), ``severity`` ("high", "medium", "low"), ``op``, ``cause``;
-    - ``site`` and ``via`` (null, or file, line, function, code), ``vias`` (line and count of each), ``thread``, ``backward``, ``region`` (the names
-      from the outermost, where most of the waits are), ``regions`` (path and count of each);
+    - ``site`` and ``via`` (null, or file, line, function, code), ``vias`` (line and count of each), ``thread``,
+      ``backward``, ``region`` (the names from the outermost, where most of the waits are), ``regions`` (path and
+      count of each);
     - ``count``, ``per_step`` (mean), ``step`` (the first), ``steps`` (number and count of each; number null
       outside of them);
     - ``direction`` ("H2D", "D2H", null), ``bytes``, ``blocked_ns``, ``timed`` (how many waits that is the sum
@@ -41,7 +42,7 @@ def as_dict(results: Results) -> dict[str, Any]:
         "steps": results.steps,
         "waits_per_step": results.most(*results.syncs),
         "finished": results.finished,
-        "error": None if results.error is None else f"{type(results.error).__name__}: {results.error}",
+        "error": results.ended,
         "blind": results.blind,
         "dropped": results.dropped,
         "coverage": results.coverage,

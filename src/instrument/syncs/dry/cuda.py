@@ -65,7 +65,8 @@ class PretendedCuda:
         if not self._patches:
             return
         while self._patches:
-            self._patches.pop().undo()
+            self._patches[-1].undo()
+            self._patches.pop()
         caches.forget()
 
     def _changes(self) -> Iterator[_Change]:

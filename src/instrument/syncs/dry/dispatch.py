@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -13,6 +14,7 @@ from .rules import Rule, rule_of
 from .state import State, as_cuda
 from .tags import tensors
 
+_OWN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 _RULES: dict[Any, Rule] = {}
 _KNOWN = ("aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims")
 
@@ -30,6 +32,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operator."""
+        if types and not _OWN.issuperset(types):
+            return NotImplemented  # a subclass of tensors goes first, and what it does comes back here
         kwargs = kwargs or {}
         rule = _RULES.get(func)
         if rule is None:
@@ -38,8 +42,11 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]
         if device is None and kwargs and not rule.creates:
             device = self._first(kwargs.values())
         state, here = self._state, self._here
-        if device is not None and rule.check is not None:
-            rule.check(state, func, args, kwargs)
+        if device is not None:
+            if rule.check is not None:
+                rule.check(state, func, args, kwargs)
+            elif rule.together and not here.quiet and self._apart(args):
+                state.uncovered(f"{rule.name} takes tensors of the CPU and of the GPU: there, torch would raise")
         here.depth += 1
         try:
             fake = state.fake
@@ -54,6 +61,17 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]
             if func.namespace not in _KNOWN:
                 state.uncovered(f"what the operator {func._schema.name} does inside was not looked at")
         return out
+
+    def _apart(self, values: Sequence[Any]) -> bool:
+        """Tell whether a tensor of more than one number is not on a GPU."""
+        device = self._state.tags.device
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if value.dim() and device(value) is None and value.numel():
+                    return True
+            elif isinstance(value, (list, tuple)) and self._apart(value):
+                return True
+        return False
 
     def _tag(self, rule: Rule, out: Any, device: torch.device) -> None:
         if rule.outputs is not None:

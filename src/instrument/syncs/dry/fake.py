@@ -6,6 +6,7 @@ number, checks for NaN and infinity find none, other data is random.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import count
@@ -22,12 +23,14 @@ from torch.distributions import constraints
 from torch.utils._pytree import tree_map_only
 
 from ...patch import Patch
-from .state import State, as_cuda, size_of
+from .state import State, as_cuda
 from .tags import Tags, tensors
 
 _FILLS = {"full": 1, "fill_": 1, "zeros": 0.0, "zero_": 0.0, "ones": 1.0, "scalar_tensor": 0, "zeros_like": 0.0}
 _NONE = ("isnan", "isinf", "isposinf", "isneginf")
+_PAIRS = ("logical_or", "bitwise_or", "logical_and", "bitwise_and")
 _KEEPS = (
+    "_is_any_true",
     "any",
     "all",
     "_is_all_true",
@@ -40,8 +43,15 @@ _KEEPS = (
     "squeeze",
     "unsqueeze",
     "select",
+    "slice",
+    "reshape",
+    "max",
+    "min",
+    "amax",
+    "amin",
+    "mean",
 )
-_LEAVES = ("_amp_foreach_non_finite_check_and_unscale_",)  # finds nothing
+_LEAVES = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")  # finds nothing
 
 
 class Fake:
@@ -115,6 +125,19 @@ class Fake:
         """Have all elements of ``tensor`` read as ``value``."""
         _note(tensor, value)
 
+    def copied(self, tensor: Any, memo: dict[int, Any]) -> Any:
+        """Return what `copy.deepcopy` does; torch's own would copy memory that a tensor without data has not."""
+        if id(tensor) in memo:
+            return memo[id(tensor)]
+        if not tensor.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+        out = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        _notes(out).update(_notes(tensor))
+        if tensor.grad is not None:
+            out.grad = tensor.grad.detach().clone()
+        memo[id(tensor)] = out
+        return out
+
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with data of the shape of ``tensor`` that has one element in memory."""
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
@@ -145,14 +168,21 @@ class Fake:
 
             return check
 
+        chosen = threading.local()  # the map_location of the load that runs
+
         def rebuilt(_: Any) -> Any:
             def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) -> Any:
                 data = getattr(storage, "_untyped_storage", storage)
-                device = as_cuda(getattr(data, "_fake_device", None))  # where torch.load would have put it
+                saved = getattr(data, "_fake_device", None)  # where torch.load would have put it
+                where = getattr(chosen, "location", None)
+                where = where.get(str(saved), saved) if isinstance(where, dict) else where
+                device = as_cuda(
+                    saved if where is None else where if isinstance(where, (str, torch.device)) else None
+                )
                 if device is not None:
                     state.wait("load", "copies to the GPU from memory that is not pinned", "H2D", data.nbytes())
                 out = torch.empty_strided(size, stride, dtype=storage.dtype)
-                tags.put(out, device or tags.of_storage(data))
+                tags.put(out, device if where is not None else device or tags.of_storage(data))
                 return out
 
             return rebuild_tensor
@@ -160,15 +190,11 @@ class Fake:
         def loaded(original: Any) -> Any:
             @wraps(original)
             def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-                out = original(f, map_location, *args, **kwargs)
-                device = as_cuda(map_location) if isinstance(map_location, (str, torch.device)) else None
-                if device is not None:
-                    for tensor in tensors(out):
-                        state.wait(
-                            "load", "copies to the GPU from memory that is not pinned", "H2D", size_of(tensor)
-                        )
-                        tags.put(tensor, device)
-                return out
+                chosen.location = map_location
+                try:
+                    return original(f, map_location, *args, **kwargs)
+                finally:
+                    chosen.location = None
 
             return load
 
@@ -214,9 +240,22 @@ def _known(name: str, args: Sequence[Any]) -> Any:
         return _notes(value).get("value") if isinstance(value, torch.Tensor) else value
     if name in _NONE or (name == "ne" and args[0] is args[1]):
         return False
-    value = _notes(args[0]).get("value") if args and isinstance(args[0], torch.Tensor) else None
+    if not args:
+        return None
+    if isinstance(args[0], (list, tuple)):  # what is put together of equals
+        values = [_notes(tensor).get("value") for tensor in tensors(list(args[0]))]
+        return values[0] if name in ("stack", "cat") and len({*values}) == 1 else None
+    value = _notes(args[0]).get("value") if isinstance(args[0], torch.Tensor) else None
+    if name in _PAIRS and isinstance(args[1], torch.Tensor):
+        both = (value, _notes(args[1]).get("value"))
+        decides = name in ("logical_or", "bitwise_or")  # True or anything is True
+        return decides if decides in both else None if None in both else not decides
+    if value is None:
+        return None
     if name in ("logical_not", "bitwise_not"):
-        return None if value is None else not value
+        return not value
+    if name in ("sum", "count_nonzero"):
+        return value * args[0].numel() if len(args) == 1 or not value else None
     return value if name in _KEEPS else None
 
 

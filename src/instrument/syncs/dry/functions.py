@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,7 +17,15 @@ from .state import State, as_cuda
 from .tags import PINNED
 
 CPU = torch.device("cpu")
+_METHODS = dict(vars(torch.Tensor))  # those that torch itself wrote in Python, among others
 Handler = Callable[["Functions", Any, Sequence[Any], dict[str, Any]], Any]
+
+
+@lru_cache(maxsize=1024)
+def _original(func: Any) -> Any:
+    """Return the method of torch's in whose place somebody put ``func``; ``func`` where nobody did."""
+    name = next((name for name, held in vars(torch.Tensor).items() if held is func), None)
+    return func if name is None or name in _METHODS else getattr(torch._C.TensorBase, name, func)
 
 
 class Functions(TorchFunctionMode):  # type: ignore[misc]
@@ -42,8 +51,10 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one function."""
+        if type(func) is FunctionType:
+            func = _original(func)
         answer = self._answers.get(func)
-        if answer is not None:
+        if answer is not None and not self.here.foreign:
             return answer(self, func, args, kwargs or {})
         here = self.here
         outer, inputs = here.call, here.inputs

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _device
 from torch.utils._pytree import tree_map_only
+from torch.utils.dlpack import DLDeviceType
 
 from .functions import CPU, Functions, Handler
 from .rules import dense, moved
@@ -177,7 +178,18 @@ def _real_device(tensor: torch.Tensor) -> torch.device:
     return T.device.__get__(tensor)
 
 
+def _share_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Memory of a GPU is shared as it is."""
+    return args[0] if mode.tags.device(args[0]) is not None else mode.placed(func, args, kwargs)
+
+
+def _dlpack_device(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    device = mode.tags.device(args[0])
+    return func(*args) if device is None else (DLDeviceType.kDLCUDA, device.index)
+
+
 ANSWERS: dict[Any, Handler] = {
+    T.__dlpack_device__: _dlpack_device,
     T.device.__get__: _device_of,
     T.is_cuda.__get__: _is_cuda,
     T.is_cpu.__get__: _is_cpu,
@@ -192,6 +204,7 @@ CALLS: dict[Any, Handler] = {
     T.type: _type,
     T.type_as: _type_as,
     T.pin_memory: _pin_memory,
+    T.share_memory_: _share_memory,
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,

@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import wraps
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.utils import _device
 
 from ...patch import Patch
-from . import moves, readings
-from .dispatch import Dispatch
-from .functions import Functions
-from .state import State, as_cuda
+from . import callbacks, storages
+from .state import State
+from .storages import Made
 
 _ASKED = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-Made = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and what makes the replacement
-
-
-@contextmanager
-def modes(state: State) -> Iterator[None]:
-    """Watch what the calling thread does."""
-    with ExitStack() as stack:
-        if state.fake is not None:
-            stack.enter_context(state.fake.mode)
-        stack.enter_context(Dispatch(state))
-        stack.enter_context(Functions(state, moves.ANSWERS, {**moves.CALLS, **readings.CALLS}))
-        yield
 
 
 @contextmanager
 def patched(state: State) -> Iterator[None]:
     """Replace what must know of pretended devices; put everything back at the end, whatever happened."""
     with ExitStack() as stack:
-        for owner, name, make in [
-            *_python_bodies(),
-            *_devices(state),
-            *_threads(state),
-            *_hooks(state),
-            *_compiled(state),
-        ]:
+        for owner, name, make in [*_python_bodies(), *storages.changes(state), *callbacks.changes(state)]:
             if hasattr(owner, name):
                 stack.callback(Patch(owner, name, make).undo)
         if state.fake is not None:
@@ -80,107 +59,11 @@ def _by_subclass(*args: Any) -> bool:
 _PLAIN = (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
 
 
-def _devices(state: State) -> Iterator[Made]:
-    """Where torch's own code asks C++ for the device of a tensor, or writes it down."""
-    tags = state.tags
-
-    def grouped(original: Any) -> Any:
-        def group(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-            groups = {}
-            for (device, dtype), held in original(*args, **kwargs).items():
-                groups[tags.first(held[0][0]) or device, dtype] = held
-            return groups
-
-        return group
-
-    def located(original: Any) -> Any:
-        def location_tag(storage: Any) -> Any:
-            device = tags.of_storage(storage)
-            if device is None:
-                return original(storage)
-            state.wait("save", "copies from the GPU", "D2H", storage.nbytes())
-            return str(device)
-
-        return location_tag
-
-    def restored(original: Any) -> Any:
-        def default_restore_location(storage: Any, location: Any) -> Any:
-            device = as_cuda(location)
-            if device is None:
-                return original(storage, location)
-            state.wait("load", "copies to the GPU from memory that is not pinned", "H2D", storage.nbytes())
-            tags.put_storage(storage, device)
-            return storage
-
-        return default_restore_location
-
-    def downloaded(original: Any) -> Any:
-        def cpu(storage: Any) -> Any:
-            if tags.of_storage(storage) is None:
-                return original(storage)
-            state.wait("cpu", "copies from the GPU", "D2H", storage.nbytes())
-            return storage.clone()
-
-        return cpu
-
-    yield torch.UntypedStorage, "cpu", downloaded
-    yield torch._C, "_group_tensors_by_device_and_dtype", grouped
-    yield torch.serialization, "location_tag", located
-    yield torch.serialization, "default_restore_location", restored
+def _scripted_as_builtin(function: Any) -> None:
+    """Let TorchScript take ``function`` for those whose place it takes."""
+    register = getattr(torch.jit._builtins, "_register_builtin", None)
+    if register is not None:
+        register(function, "aten::has_torch_function")
 
 
-def _threads(state: State) -> Iterator[Made]:
-    """Threads that start during the run are watched too."""
-
-    def starting(original: Any) -> Any:
-        @wraps(original)
-        def start(thread: threading.Thread) -> None:
-            run = thread.run
-
-            def watched() -> None:
-                with suppress(AttributeError):
-                    del thread.run
-                with modes(state):
-                    run()
-
-            thread.run = watched  # type: ignore[method-assign]
-            original(thread)
-
-        return start
-
-    yield threading.Thread, "start", starting
-
-
-def _hooks(state: State) -> Iterator[Made]:
-    """Hooks of saved tensors run inside of C++ calls, where the function mode is off."""
-
-    def watched(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def run(value: Any) -> Any:
-            functions = state.here.functions
-            with functions.reentered() if functions is not None else nullcontext():
-                return hook(value)
-
-        return run
-
-    def made(original: Any) -> Any:
-        def __init__(self: Any, pack_hook: Any, unpack_hook: Any) -> None:  # noqa: N807
-            original(self, watched(pack_hook), watched(unpack_hook))
-
-        return __init__
-
-    yield torch.autograd.graph.saved_tensors_hooks, "__init__", made
-
-
-def _compiled(state: State) -> Iterator[Made]:
-    """Say that compiled functions run eagerly."""
-    from torch._dynamo import eval_frame
-
-    def eager(original: Any) -> Any:
-        def callback_from_stance(callback: Any) -> Any:
-            if callback not in (None, False):
-                state.uncovered("a compiled function ran eagerly: what its compiled code does was not looked at")
-            return original(callback)
-
-        return callback_from_stance
-
-    yield eval_frame, "_callback_from_stance", eager
+_scripted_as_builtin(_by_subclass)

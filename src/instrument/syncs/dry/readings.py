@@ -60,7 +60,8 @@ def _reduce(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, A
 def _deepcopy(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source = args[0]
     tag = mode.tags.get(source)
-    out = mode.unwatched(func, *args, **kwargs)
+    fake = mode.state.fake
+    out = mode.unwatched(func, *args, **kwargs) if fake is None else fake.copied(source, args[1])
     mode.tags.put(out, tag)
     if out.grad is not None:
         mode.tags.put(out.grad, mode.tags.get(source.grad))
@@ -88,6 +89,12 @@ def _check(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, An
 def _unchecked(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A function that checks values on the CPU alone."""
     return mode.unwatched(mode.placed, func, args, kwargs)
+
+
+def _pack_padded(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if mode.tags.device(args[1]) is not None:
+        raise RuntimeError("'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor")
+    return mode.placed(func, args, kwargs)
 
 
 def _one_hot(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -129,6 +136,7 @@ CALLS: dict[Any, Handler] = {
     T.backward: _backward,
     torch.sparse_coo_tensor: _sparse,
     torch._C._nn.cross_entropy_loss: _cross_entropy,
+    torch._VF._pack_padded_sequence: _pack_padded,
     torch._VF._pad_packed_sequence: _pad_packed,
     torch.nn.functional.one_hot: _one_hot,
     **{getattr(owner, name): _check for owner in (torch, T) for name in _CHECKS},

@@ -66,6 +66,18 @@ WAITS = {
 # The results that are on the GPU, where not all are
 OUTPUTS = {"_pack_padded_sequence": (0,)}
 
+# Operators that take tensors of the CPU beside those of a GPU
+_APART = (
+    "set_",
+    "_pack_padded_sequence",
+    "_pad_packed_sequence",
+    "lstm",
+    "gru",
+    "rnn_tanh",
+    "rnn_relu",
+    "_to_copy",
+)
+
 # Functions whose kernels for the CPU read values that those for CUDA leave alone
 CPU_CHECKS = ("quantile", "nanquantile")
 
@@ -173,6 +185,10 @@ def copied(state: State, target: Any, source: Any, non_blocking: bool) -> None:
     up, down = to not in (None, PINNED), fro not in (None, PINNED)
     if up == down or not source.numel():
         return
+    node = torch._C._current_autograd_node()
+    if node is not None and node.name() == "torch::autograd::AccumulateGrad":
+        state.tags.put([target, source], to if up else fro)  # a bucket that C++ made for gradients
+        return
     host = fro if up else to
     moved(state, "copy_", up, host is PINNED and dense(target, source), non_blocking, size_of(source))
 
@@ -276,12 +292,16 @@ class Rule:
         check: notes its waits; None where it has none.
         outputs: which of its results are on the GPU; None for all.
         creates: it takes no tensors.
+        name: without namespace and overload.
+        together: all its tensors have to be on one device.
         writes: all that it returns is written in place, and stays where it is.
     """
 
     check: Check | None
     outputs: tuple[int, ...] | None
+    name: str
     creates: bool
+    together: bool
     writes: bool
 
 
@@ -299,4 +319,7 @@ def rule_of(func: Any) -> Rule:
 
     takes = any("Tensor" in str(argument.type) for argument in func._schema.arguments if not argument.is_out)
     written = [result.alias_info is not None and result.alias_info.is_write for result in func._schema.returns]
-    return Rule(check, OUTPUTS.get(name), creates=not takes, writes=bool(written) and all(written))
+    return Rule(
+        check, OUTPUTS.get(name), name, creates=not takes, together=namespace == "aten" and name not in _APART,
+        writes=bool(written) and all(written),
+    )  # fmt: skip

@@ -36,10 +36,11 @@ class Here:
         inputs: the arguments of the innermost torch function; what it creates goes where they are.
         quiet: greater than 0 where a wait is only the CPU's.
         functions: the thread's function mode.
+        foreign: greater than 0 where a FakeTensorMode of the program's looks at tensors.
         depth: greater than 0 inside of torch, where devices are the real ones.
     """
 
-    __slots__ = ("call", "depth", "functions", "inputs", "quiet", "waited")
+    __slots__ = ("call", "depth", "foreign", "functions", "inputs", "quiet", "waited")
 
     def __init__(self) -> None:
         self.call = ""
@@ -48,6 +49,7 @@ class Here:
         self.quiet = 0
         self.depth = 0
         self.functions: Any = None
+        self.foreign = 0
 
 
 class State:

@@ -11,6 +11,8 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 PINNED = "pinned"
 _TENSOR = torch.Tensor
@@ -18,6 +20,7 @@ _storage = torch.Tensor.untyped_storage
 
 
 _RUNS = count()
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 class Tags:
@@ -34,7 +37,7 @@ class Tags:
     def get(self, tensor: Any) -> Any:
         """Return the device ``tensor`` pretends to be on, `PINNED`, or None for one in plain memory."""
         try:
-            return getattr(_storage(tensor), self._key, None)
+            return getattr(_storage(_whole(tensor)), self._key, None)
         except (NotImplementedError, RuntimeError):
             return getattr(_holder(tensor), self._key, None)
 
@@ -47,6 +50,9 @@ class Tags:
         """Tag every tensor in ``value``, also in lists, tuples and dictionaries; None takes tags off."""
         self.used = self.used or (tag is not None and tag is not PINNED)
         for tensor in tensors(value):
+            if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+                self.put([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]], tag)
+                continue
             try:
                 setattr(_storage(tensor), self._key, tag)
             except (NotImplementedError, RuntimeError):
@@ -86,6 +92,13 @@ def tensors(value: Any) -> Iterator[Any]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors(item)
+
+
+def _whole(tensor: Any) -> Any:
+    """Return a tensor with memory: ``tensor``, or the first that it is made of."""
+    while type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+        tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
+    return tensor
 
 
 def _holder(tensor: Any) -> Any:

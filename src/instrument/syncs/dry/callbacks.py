@@ -1,0 +1,163 @@
+"""Code that runs where the modes are off: on other threads, in hooks, in what was compiled or traced."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import multiprocessing.process
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from functools import wraps
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data._utils import worker
+
+from .modes import modes
+from .state import State
+from .storages import Made
+
+_WORKER_LOOP = worker._worker_loop
+
+
+def changes(state: State) -> Iterator[Made]:
+    """Return what has such code watched, or says that it is not."""
+    yield from _threads(state)
+    yield from _processes(state)
+    yield from _hooks(state)
+    yield from _traced(state)
+    yield from _compiled(state)
+
+
+def _threads(state: State) -> Iterator[Made]:
+    """Threads that start during the run are watched too."""
+
+    def starting(original: Any) -> Any:
+        @wraps(original)
+        def start(thread: threading.Thread) -> None:
+            run = thread.run
+
+            def watched() -> None:
+                with suppress(AttributeError):
+                    del thread.run
+                with modes(state):
+                    run()
+
+            thread.run = watched  # type: ignore[method-assign]
+            original(thread)
+
+        return start
+
+    def working(original: Any) -> Any:
+        def run(item: Any) -> None:
+            with nullcontext() if state.here.functions is not None else modes(state):
+                original(item)
+
+        return run
+
+    yield threading.Thread, "start", starting
+    yield concurrent.futures.thread._WorkItem, "run", working
+
+
+def worker_loop(*args: Any) -> Any:
+    """The loop of a DataLoader's worker, which works on the CPU: there, nothing is pretended."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return _WORKER_LOOP(*args)
+
+
+def _processes(state: State) -> Iterator[Made]:
+    """Say that other processes are not watched; but for the workers of a DataLoader."""
+
+    def starting(original: Any) -> Any:
+        def start(process: Any) -> None:
+            if process._target is not worker_loop:
+                state.uncovered("what another process does was not looked at")
+            original(process)
+
+        return start
+
+    yield worker, "_worker_loop", lambda original: worker_loop
+    yield multiprocessing.process.BaseProcess, "start", starting
+
+
+def _hooks(state: State) -> Iterator[Made]:
+    """Hooks of saved tensors run inside of C++ calls, where the function mode is off."""
+
+    def watched(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(value: Any) -> Any:
+            functions = state.here.functions
+            with functions.reentered() if functions is not None else nullcontext():
+                return hook(value)
+
+        return run
+
+    def made(original: Any) -> Any:
+        def __init__(self: Any, pack_hook: Any, unpack_hook: Any) -> None:  # noqa: N807
+            original(self, watched(pack_hook), watched(unpack_hook))
+
+        return __init__
+
+    yield torch.autograd.graph.saved_tensors_hooks, "__init__", made
+
+
+def _traced(state: State) -> Iterator[Made]:
+    """FakeTensorMode and TorchScript of the program's ask C++ for devices: there, tensors are where they are."""
+
+    def is_ours(mode: Any) -> bool:
+        return state.fake is not None and mode is state.fake.mode
+
+    def entered(original: Any) -> Any:
+        def enter(mode: Any) -> Any:
+            if not is_ours(mode):
+                state.uncovered("what runs under FakeTensorMode, as torch.export does, was not looked at")
+                state.here.foreign += 1
+            return original(mode)
+
+        return enter
+
+    def left(original: Any) -> Any:
+        def leave(mode: Any, *error: Any) -> Any:
+            state.here.foreign -= not is_ours(mode)
+            return original(mode, *error)
+
+        return leave
+
+    def converted(original: Any) -> Any:
+        def from_tensor(mode: Any, *args: Any, **kwargs: Any) -> Any:
+            state.here.foreign += 1
+            try:
+                return original(mode, *args, **kwargs)
+            finally:
+                state.here.foreign -= 1
+
+        return from_tensor
+
+    def scripted(original: Any) -> Any:
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            state.uncovered("what a scripted function does with devices was not looked at")
+            return original(function, *args, **kwargs)
+
+        return call
+
+    yield FakeTensorMode, "__enter__", entered
+    yield FakeTensorMode, "__exit__", left
+    yield FakeTensorMode, "from_tensor", converted
+    yield torch._C.ScriptFunction, "__call__", scripted
+    yield torch._C.ScriptMethod, "__call__", scripted
+
+
+def _compiled(state: State) -> Iterator[Made]:
+    """Say that compiled functions run eagerly."""
+    from torch._dynamo import eval_frame
+
+    def eager(original: Any) -> Any:
+        def callback_from_stance(callback: Any) -> Any:
+            if callback not in (None, False):
+                state.uncovered("a compiled function ran eagerly: what its compiled code does was not looked at")
+            return original(callback)
+
+        return callback_from_stance
+
+    yield eval_frame, "_callback_from_stance", eager

@@ -1,0 +1,23 @@
+"""What watches a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from . import moves, readings
+from .dispatch import Dispatch
+from .functions import Functions
+from .state import State
+
+
+@contextmanager
+def modes(state: State) -> Iterator[None]:
+    """Watch what the calling thread does."""
+    with ExitStack() as stack:
+        if state.fake is not None:
+            stack.enter_context(state.fake.mode)
+        stack.callback(setattr, state.here, "functions", None)
+        stack.enter_context(Dispatch(state))
+        stack.enter_context(Functions(state, moves.ANSWERS, {**moves.CALLS, **readings.CALLS}))
+        yield

@@ -1,0 +1,181 @@
+"""One dry run, from its start to its report."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ...guard import uninterrupted
+from ...patch import Patch
+from ...regions.live import live
+from ...regions.path import RegionPath
+from .. import sites
+from ..finding import NOT_COVERED, Event
+from ..recorder import Recorder
+from ..report import SyncReport
+from .cuda import PretendedCuda
+from .fake import Fake
+from .modes import modes
+from .patches import patched
+from .state import State, as_cuda
+from .tags import tensors
+
+_COVERAGE = (
+    "a dry run: tensors on the GPU were on the CPU, so waits have no times; what libraries do outside of torch, "
+    "and in CUDA code of their own, was not looked at; autocast changed no types"
+)
+_FAKE = "tensors had no data: branches on values, and code that asks whether it is traced, may go the other way"
+_NOWHERE = (
+    'nothing was on a GPU: build the model inside of the step with device="cuda", '
+    "or name what is on the GPU: dry_run(step, on_gpu=[model, optimizer])"
+)
+
+
+class Run:
+    """One dry run, from its start to its report."""
+
+    def __init__(self, path: RegionPath, fake: bool) -> None:
+        self.state = State(Recorder(path.names), Fake() if fake else None)
+        self.error: BaseException | None = None
+        self._optimizer: Any = None
+        self._stepped = 0
+        self._built = False
+        pools = concurrent.futures.thread._threads_queues  # what these are given to do is watched
+        known = {threading.current_thread(), threading.main_thread(), *pools}
+        self._before = sorted({thread.name for thread in threading.enumerate() if thread not in known})
+
+    def place(self, on_gpu: Iterable[Any]) -> None:
+        """Take tensors that exist already for being on the GPU."""
+        device = as_cuda("cuda")
+        single = isinstance(on_gpu, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor))
+        for value in [on_gpu] if single else on_gpu:
+            if isinstance(value, torch.nn.Module):
+                held: Any = [*value.parameters(), *value.buffers()]
+            elif isinstance(value, torch.optim.Optimizer):
+                held = [t for state in value.state.values() for t in tensors(state) if t.dim()]
+                held += [t for group in value.param_groups for t in group["params"]]
+            else:
+                held = value
+            found = list(tensors(held))
+            if not found and not isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
+                raise TypeError(f'"on_gpu" must hold modules, optimizers and tensors: {value!r}')
+            self.state.tags.put(found + [t.grad for t in found if t.is_leaf and t.grad is not None], device)
+
+    def carry_out(self, step: Callable[[], Any]) -> Any:
+        """Call ``step``; keep what ended it early."""
+        try:
+            return step()
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                self._ended(error)
+        except Exception as error:
+            self._ended(error)
+
+    def _ended(self, error: BaseException) -> None:
+        self.error = error
+        traceback = error.__traceback__
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        place = sites.locate(traceback.tb_frame if traceback else None)
+        text = f"the step ended here with {type(error).__name__}"
+        self.state.recorder.add(Event(NOT_COVERED, text, place.site, place.via, step=self.state.recorder.step))
+
+    def built(self) -> None:
+        """An optimizer is made: what came before was not yet a step."""
+        recorder = self.state.recorder
+        if recorder.step is None:
+            recorder.step, self._built = 0, True
+
+    def stepped(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer stepped; the first one tells the steps."""
+        if self._optimizer is None:
+            self._optimizer = optimizer
+        if self._optimizer is optimizer:
+            self._stepped += 1
+            self.state.recorder.step = self._stepped
+
+    def _settled(self, seen: Counter[int | None], steps: int) -> Counter[int | None]:
+        """Return where waits were.
+
+        The first optimizer tells the steps, which begin before it and end after it. So what came before its first
+        step and what came after its last one make one step together, as far as the others have as many waits:
+        the rest is not of a step, but of preparations, or of an evaluation at the end. Without an optimizer all
+        is one step.
+        """
+        settled = Counter({step: waits for step, waits in seen.items() if step is None or 0 < step < steps})
+        ends = seen[0] + seen[steps] if steps > 1 else seen.total() - seen[None]
+        if not self._built:
+            ends += settled.pop(None, 0)
+        usual = max((waits for step, waits in settled.items() if step is not None), default=0)
+        first = ends if steps == 1 else min(ends, usual)
+        settled.update({0: first, None: ends - first})
+        return +settled
+
+    def report(self) -> SyncReport:
+        """Return what was found."""
+        recorder = self.state.recorder
+        steps = max(self._stepped, 1)
+        for found in recorder.findings:
+            found.steps = self._settled(found.steps, steps)
+        blind = "" if self.state.tags.used or self.error is not None else _NOWHERE
+        coverage = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
+        if self._before:
+            coverage.append(f"threads that ran before were not watched: {', '.join(self._before)}")
+        return SyncReport(
+            "dry run", recorder.findings, steps, coverage, error=self.error, dropped=recorder.dropped, blind=blind
+        )
+
+
+active = False
+
+
+@contextlib.contextmanager
+def running(fake: bool) -> Iterator[Run]:
+    """Pretend that there is a GPU, and watch."""
+    if active:
+        raise RuntimeError("a dry run is running already: this one would see its pretended GPU")
+    stack = contextlib.ExitStack()
+    try:
+        with uninterrupted():
+            run = _set_up(stack, fake)
+        yield run
+    finally:
+        with uninterrupted():
+            stack.close()
+
+
+def _set_up(stack: contextlib.ExitStack, fake: bool) -> Run:
+    _set_active(True)
+    stack.callback(_set_active, False)
+    path = RegionPath()
+    live.add(path)
+    stack.callback(live.remove, path)
+    run = Run(path, fake)
+    cuda = PretendedCuda(run.state)
+    stack.callback(cuda.undo)
+    cuda.install()
+    stack.enter_context(patched(run.state))
+    stack.callback(register_optimizer_step_post_hook(run.stepped).remove)
+    stack.callback(Patch(torch.optim.Optimizer, "__init__", lambda original: _noting(original, run)).undo)
+    stack.enter_context(modes(run.state))
+    return run
+
+
+def _set_active(value: bool) -> None:
+    global active
+    active = value
+
+
+def _noting(original: Any, run: Run) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        run.built()
+
+    return __init__
