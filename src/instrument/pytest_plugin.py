@@ -114,13 +114,13 @@ class _Body:
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
-        self.error: Exception | None = None
+        self.error: Exception | SystemExit | None = None
         self._traceback: TracebackType | None = None
 
     def __call__(self) -> None:
         try:
             self._function()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.error, self._traceback = error, error.__traceback__
             raise
 
@@ -171,4 +171,7 @@ def _arguments(marker: pytest.Mark) -> tuple[int, bool]:
     most = given.get("max", 0)
     if not isinstance(most, int) or isinstance(most, bool) or most < 0:
         _refuse(f'@pytest.mark.syncs: "max" must be an int >= 0: {most!r}')
-    return most, bool(given.get("fake", False))
+    fake = given.get("fake", False)
+    if not isinstance(fake, bool):
+        _refuse(f'@pytest.mark.syncs: "fake" must be True or False: {fake!r}')
+    return most, fake

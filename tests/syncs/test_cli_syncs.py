@@ -138,8 +138,8 @@ def test_errors_of_the_script() -> None:
         (["train.py::clean", "--baseline", "missing"], "cannot read missing: No such file"),
         (["train.py::clean", "--allowlist", "train.py"], "cannot read train.py, line 1: no fingerprint"),
         (["train.py::clean", "--write-baseline", "train.py"], "cannot read train.py, line 1: no fingerprint"),
-        (["train.py::clean", "--sarif", "missing/x"], "cannot read missing/x: No such file"),
-        (["train.py::clean", "--write-baseline", "missing/x"], "cannot read missing/x: No such file"),
+        (["train.py::clean", "--sarif", "missing/x"], "cannot write missing/x: there is no folder"),
+        (["train.py::clean", "--write-baseline", "missing/x"], "cannot write missing/x: there is no folder"),
         ([str(TRACE), "--", "--lr"], "takes no arguments: --lr"),
     ],
 )
@@ -147,7 +147,7 @@ def test_usage(args: list[str], message: str) -> None:
     """What cannot be read or called is said in one sentence, and the exit code tells it from findings."""
     code, _, err = command(*args)
     assert 2 == code
-    assert message.replace("cannot read missing/x", "missing/x") in err
+    assert message in err
     assert 1 == len(err.splitlines())
 
 

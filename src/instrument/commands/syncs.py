@@ -96,7 +96,7 @@ def syncs(
 
 
 def _look(target: str, fake: bool, arguments: list[str]) -> Iterator[tuple[str, SyncReport]]:
-    file, separator, function = target.rpartition("::")
+    file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
     if separator or target.endswith(".py"):
         from ..syncs.dry.run import dry_run_file
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..traces.read import read_trace
 from ..traces.trace import Trace
+from .comments import allowed_at
 from .context import Around, Program
 from .finding import Direction, Event, Finding
-from .policy import allowed_at
 from .recorder import Recorder
 from .report import SyncReport
 from .waits import COPY, EXPLICIT, FREE, Wait, direction, find

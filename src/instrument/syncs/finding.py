@@ -68,7 +68,7 @@ class Event:
         thread: the name of the thread.
         backward: the autograd node that ran.
         allowed: why it is allowed; None where it is not.
-        forbidden: it is inside `no_syncs`.
+        forbidden: it is inside `no_syncs`, or, where it is not covered, would not run on a GPU.
     """
 
     op: str
@@ -88,6 +88,7 @@ class Event:
 
 
 NOT_COVERED = "not covered"
+_LONGEST = 500  # characters of an error's message
 
 
 @dataclass
@@ -181,3 +182,13 @@ class Finding:
 
 def _sum(one: int | None, other: int | None) -> int | None:
     return one if other is None else other if one is None else one + other
+
+
+def error_text(error: BaseException) -> str:
+    """Return the class and the message of ``error`` in one line."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # of the program's own class
+        message = "(no message)"
+    cut = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
+    return f"{type(error).__name__}: {cut}".strip(": ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import ParamSpec, TypeVar
@@ -97,9 +96,7 @@ class NoSyncs:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return ``function`` with each call of it in a block of its own."""
-        kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-        if not callable(function) or any(is_kind(function) for is_kind in kinds):
-            raise TypeError(f"no_syncs decorates plain functions; inside others, use it in a with: {function!r}")
+        policy.plain(function, "no_syncs")
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

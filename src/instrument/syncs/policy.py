@@ -1,21 +1,21 @@
-"""What is allowed to wait, and where nothing may: `allow_sync`, `no_syncs`, and comments at lines."""
+"""What is allowed to wait, and where nothing may: `allow_sync` and `no_syncs`."""
 
 from __future__ import annotations
 
 import contextlib
-import linecache
-import re
-from collections.abc import Iterator
-from contextvars import ContextVar
+import inspect
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar, Token
+from typing import Any, TypeVar
 
-from .finding import Site
+F = TypeVar("F", bound=Callable[..., Any])
 
-_COMMENT = re.compile(r"#\s*instrument:\s*allow-sync\b[\s:,-]*(.*)")
+
 _allowed: ContextVar[str | None] = ContextVar("allowed", default=None)
 _forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
 
 
-def allow_sync(reason: str) -> contextlib.AbstractContextManager[None]:
+def allow_sync(reason: str) -> Allowing:
     """Allow the CPU to wait for the GPU in this block; what waits there is listed, and counts for nothing.
 
     It decorates functions, too.
@@ -34,16 +34,36 @@ def allow_sync(reason: str) -> contextlib.AbstractContextManager[None]:
         raise TypeError(f'"reason" must be a string: {reason!r}')
     if not reason.strip():
         raise ValueError(f'"reason" must say why: {reason!r}')
-    return _allowing(reason)
+    return Allowing(reason)
 
 
-@contextlib.contextmanager
-def _allowing(reason: str) -> Iterator[None]:
-    token = _allowed.set(reason)
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
+class Allowing(contextlib.ContextDecorator):
+    """Made by `allow_sync`; for `with` and as a decorator."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+        self._tokens: list[Token[str | None]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(_allowed.set(self._reason))
+
+    def __exit__(self, *_: object) -> None:
+        _allowed.reset(self._tokens.pop())
+
+    def _recreate_cm(self) -> Allowing:  # of ContextDecorator: each call of a function has its own
+        return Allowing(self._reason)
+
+    def __call__(self, function: F) -> F:
+        """Return ``function`` with each call of it in a block of its own."""
+        plain(function, "allow_sync")
+        return super().__call__(function)
+
+
+def plain(function: object, name: str) -> None:
+    """Raise ``TypeError`` for what a decorator cannot surround: the code of it runs after the call."""
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if not callable(function) or any(is_kind(function) for is_kind in kinds):
+        raise TypeError(f"{name} decorates plain functions; inside others, use it in a with: {function!r}")
 
 
 @contextlib.contextmanager
@@ -65,17 +85,3 @@ def allowed_here() -> str | None:
 def forbidden_here() -> bool:
     """Tell whether the caller is inside `forbidding` and not allowed again."""
     return _forbidden.get() and _allowed.get() is None
-
-
-def allowed_at(site: Site | None) -> str | None:
-    """Return the reason of ``# instrument: allow-sync REASON`` at the line of ``site``, or None.
-
-    The comment may stand at the end of the line, or alone on the line above.
-    """
-    if site is None or not site.line:
-        return None
-    found = _COMMENT.search(linecache.getline(site.file, site.line))
-    above = linecache.getline(site.file, site.line - 1).strip() if site.line > 1 else ""
-    if found is None and above.startswith("#"):
-        found = _COMMENT.match(above)
-    return None if found is None else found.group(1).strip() or "a comment at the line"

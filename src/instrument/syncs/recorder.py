@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from .. import compat
-from . import policy, sites
+from . import comments, policy, sites
 from .finding import NOT_COVERED, Event, Finding, Site
 
 Key = tuple[Site | None, Site | None, str, str | None, bool]
@@ -42,7 +42,7 @@ class Recorder:
             more: further attributes of the event.
         """
         place = sites.locate(frame)
-        allowed = policy.allowed_here() or policy.allowed_at(place.site)
+        allowed = policy.allowed_here() or comments.allowed_at(place.site)
         forbidden = allowed is None and policy.forbidden_here()
         return Event(
             op, cause, place.site, place.via, region=self.path(), step=self.step, allowed=allowed,

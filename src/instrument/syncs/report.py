@@ -42,6 +42,9 @@ class SyncReport(Results):
         forbidden = sum(found.count for found in self.syncs if found.forbidden)
         if forbidden:
             return f"waits for the GPU inside no_syncs: {forbidden}"
+        wrong = next((found for found in self.not_covered if found.forbidden), None)
+        if wrong is not None:
+            return f"would not run on a GPU: {wrong.cause} ({wrong.site or wrong.via})"
         waits = self.most(*self.syncs) + self.dropped
         if waits > most:
             return f"waits for the GPU{' in a step' * (self.steps > 0)}: {waits}, more than {most}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .finding import Finding, Severity, Source
+from .finding import Finding, Severity, Source, error_text
 
-_LONGEST = 500  # characters of an error's message
 _UNTIMED = {
     "dry run": "a dry run has no GPU to wait for",
     "live": "neither start nor end of the wait could be seen",
@@ -64,14 +63,7 @@ class Results:
     @property
     def ended(self) -> str | None:
         """What ended the run before its end, in one line; None where nothing did."""
-        if self.error is None:
-            return None
-        try:
-            message = " ".join(str(self.error).split())
-        except Exception:  # of the program's own class
-            message = "(no message)"
-        cut = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
-        return f"{type(self.error).__name__}: {cut}".strip(": ")
+        return None if self.error is None else error_text(self.error)
 
     @property
     def finished(self) -> bool:

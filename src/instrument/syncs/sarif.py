@@ -56,7 +56,7 @@ def to_sarif(several: Sequence[Results]) -> str:
             told.append(_notification(f"the run did not come to its end: {one.ended}", "error"))
     run = {
         "tool": {"driver": {"name": "instrument", "rules": list(rules.values())}},
-        "originalUriBaseIds": {_BASE: {"uri": root.as_uri().rstrip("/") + "/"}},
+        "originalUriBaseIds": {_BASE: {"uri": f"{root.as_uri()}/".replace("////", "///")}},
         "invocations": [
             {
                 "executionSuccessful": all(one.finished and not one.blind for one in several),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures.thread
+import inspect
 import multiprocessing.process
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +30,7 @@ def changes(state: State) -> Iterator[Made]:
     """Return what has such code watched, or says that it is not."""
     yield from _threads(state)
     yield from _processes(state)
+    yield from _collectives(state)
     yield from _hooks(state)
     yield from _traced(state)
     yield from _compiled(state)
@@ -82,6 +87,29 @@ def _processes(state: State) -> Iterator[Made]:
     yield multiprocessing.process.BaseProcess, "start", starting
 
 
+def _collectives(state: State) -> Iterator[Made]:
+    """Run the collectives of NCCL, which needs GPUs, on gloo."""
+
+    def substituted(original: Any) -> Any:
+        signature = inspect.signature(original)
+
+        @wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            if "nccl" in str(given.arguments.get("backend") or "").lower():
+                state.uncovered("collectives ran on gloo instead of nccl")
+                given.arguments["backend"] = "gloo"
+            return original(*given.args, **given.kwargs)
+
+        return make
+
+    if torch.distributed.is_available():
+        for owner in (torch.distributed, torch.distributed.distributed_c10d):
+            yield owner, "init_process_group", substituted
+            yield owner, "new_group", substituted
+            yield owner, "is_nccl_available", lambda original: lambda: True
+
+
 def _hooks(state: State) -> Iterator[Made]:
     """Hooks of saved tensors run inside of C++ calls, where the function mode is off."""
 
@@ -111,7 +139,8 @@ def _traced(state: State) -> Iterator[Made]:
     def entered(original: Any) -> Any:
         def enter(mode: Any) -> Any:
             if not is_ours(mode):
-                state.uncovered("what runs under FakeTensorMode, as torch.export does, was not looked at")
+                if not _for_shapes(sys._getframe(1)):
+                    state.uncovered("what runs under FakeTensorMode, as torch.export does, was not looked at")
                 state.here.foreign += 1
             return original(mode)
 
@@ -146,6 +175,17 @@ def _traced(state: State) -> Iterator[Made]:
     yield FakeTensorMode, "from_tensor", converted
     yield torch._C.ScriptFunction, "__call__", scripted
     yield torch._C.ScriptMethod, "__call__", scripted
+
+
+def _for_shapes(frame: FrameType | None) -> bool:
+    """Tell whether it is DTensor that asks, for the shape of a result alone."""
+    for _ in range(30):
+        if frame is None:
+            break
+        if f"torch{os.sep}distributed{os.sep}" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _compiled(state: State) -> Iterator[Made]:

@@ -46,7 +46,9 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]
             if rule.check is not None:
                 rule.check(state, func, args, kwargs)
             elif rule.together and not here.quiet and self._apart(args):
-                state.uncovered(f"{rule.name} takes tensors of the CPU and of the GPU: there, torch would raise")
+                state.uncovered(
+                    f"{rule.name} takes tensors of the CPU and of the GPU: there, it raises", fails=True
+                )
         here.depth += 1
         try:
             fake = state.fake

@@ -112,6 +112,8 @@ class Fake:
         if tensor.constant is not None:
             return tensor.constant
         notes = _notes(tensor)
+        if "value" in notes:
+            return torch.full(tuple(tensor.shape), notes["value"], dtype=tensor.dtype)
         data = torch.rand(
             tuple(tensor.shape), generator=self._random.manual_seed(notes.setdefault("seed", next(self._seeds)))
         )
@@ -131,7 +133,11 @@ class Fake:
             return memo[id(tensor)]
         if not tensor.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
-        out = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        out = tensor.detach().clone()
+        if isinstance(tensor, torch.nn.Parameter):
+            out = torch.nn.Parameter(out, tensor.requires_grad)
+        elif tensor.requires_grad:
+            out.requires_grad_()
         _notes(out).update(_notes(tensor))
         if tensor.grad is not None:
             out.grad = tensor.grad.detach().clone()

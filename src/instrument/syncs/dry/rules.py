@@ -185,9 +185,8 @@ def copied(state: State, target: Any, source: Any, non_blocking: bool) -> None:
     up, down = to not in (None, PINNED), fro not in (None, PINNED)
     if up == down or not source.numel():
         return
-    node = torch._C._current_autograd_node()
-    if node is not None and node.name() == "torch::autograd::AccumulateGrad":
-        state.tags.put([target, source], to if up else fro)  # a bucket that C++ made for gradients
+    if not state.here.call and torch._C._current_graph_task_id() != -1:
+        state.tags.put([target, source], to if up else fro)  # a bucket of DistributedDataParallel's, of C++
         return
     host = fro if up else to
     moved(state, "copy_", up, host is PINNED and dense(target, source), non_blocking, size_of(source))
@@ -321,5 +320,5 @@ def rule_of(func: Any) -> Rule:
     written = [result.alias_info is not None and result.alias_info.is_write for result in func._schema.returns]
     return Rule(
         check, OUTPUTS.get(name), name, creates=not takes, together=namespace == "aten" and name not in _APART,
-        writes=bool(written) and all(written),
+        writes=bool(written) and all(written) and name.endswith("_"),
     )  # fmt: skip

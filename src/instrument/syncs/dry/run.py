@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..finding import error_text
 from ..report import SyncReport
 from .session import running
 
@@ -64,7 +65,7 @@ def dry_run_file(path: Path, function: str | None, *, fake: bool = False, args: 
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     before = sys.argv, list(sys.path), sys.modules.get(path.stem)
-    sys.argv, sys.path[:0] = [str(path), *args], [str(path.parent.resolve())]
+    sys.argv, sys.path[:0] = [str(path), *args], [str(path.parent.resolve()), str(Path.cwd())]
     try:
         with running(fake) as run:
             if function is None:
@@ -93,7 +94,10 @@ def _function(path: Path, name: str) -> Callable[[], object]:
         raise _UsageError(ValueError(f"{path} is no Python file"))
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        raise _UsageError(ValueError(f"cannot import {path}: {error_text(error)}")) from None
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -115,7 +119,7 @@ def _check(step: Any, what: str) -> None:
     with contextlib.suppress(ValueError):  # built-in functions have no signature
         needed = [p.name for p in inspect.signature(step).parameters.values() if _needed(p)]
         if needed:
-            raise TypeError(f"{what} must need no arguments, and needs {', '.join(needed)}: {step!r}")
+            raise TypeError(f"{what} needs arguments: {', '.join(needed)}")
 
 
 def _needed(parameter: inspect.Parameter) -> bool:

@@ -17,7 +17,7 @@ from ...patch import Patch
 from ...regions.live import live
 from ...regions.path import RegionPath
 from .. import sites
-from ..finding import NOT_COVERED, Event
+from ..finding import NOT_COVERED, Event, error_text
 from ..recorder import Recorder
 from ..report import SyncReport
 from .cuda import PretendedCuda
@@ -84,7 +84,7 @@ class Run:
         while traceback is not None and traceback.tb_next is not None:
             traceback = traceback.tb_next
         place = sites.locate(traceback.tb_frame if traceback else None)
-        text = f"the step ended here with {type(error).__name__}"
+        text = f"the step ended here with {error_text(error)}"
         self.state.recorder.add(Event(NOT_COVERED, text, place.site, place.via, step=self.state.recorder.step))
 
     def built(self) -> None:

@@ -85,9 +85,11 @@ class State:
         event = self.recorder.note(NAMES.get(op, op), cause, frame, direction=direction, bytes=size)
         self.recorder.add(event)
 
-    def uncovered(self, why: str) -> None:
-        """Note something that cannot be carried out."""
-        self.recorder.add(self.recorder.note(NOT_COVERED, why, sys._getframe(1)))
+    def uncovered(self, why: str, *, fails: bool = False) -> None:
+        """Note something that cannot be carried out; with ``fails``, on a GPU neither."""
+        event = self.recorder.note(NOT_COVERED, why, sys._getframe(1))
+        event.forbidden = fails
+        self.recorder.add(event)
 
 
 def _flushes(frame: FrameType | None) -> bool:
