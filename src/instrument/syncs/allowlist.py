@@ -20,7 +20,7 @@ _HEAD = """\
 # Known waits of the CPU for the GPU, for `instrument syncs --baseline` and `--allowlist`. A line for each:
 # fingerprint, most times in a step (or *), why  # where
 """
-_LINE = re.compile(r"([0-9a-f]{16})\s+(\d+|\*)(?:\s+(.*))?")
+_LINE = re.compile(r"([0-9a-f]{16})\s+(\d{1,9}|\*)(?:\s+(.*))?")
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class Known:
         """
         known = cls()
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise ValueError(f"cannot read {path}: it is no text") from None
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
-            content, _, where = line.partition(" # ")
+            content, _, where = re.sub(r"\s#\s", " # ", line).partition(" # ")
             match = _LINE.fullmatch(content.strip())
             if match is None:
                 raise ValueError(f"cannot read {path}, line {number}: no fingerprint, number and reason: {line!r}")
@@ -103,7 +103,10 @@ class Known:
             + (f"  # {entry.where}" if entry.where else "")
             for entry in entries
         ]
-        Path(path).write_text(_HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
+        path = Path(path)
+        partial = path.with_name(f"{path.name}.partial")  # an interrupt leaves the old file whole
+        partial.write_text(_HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
+        partial.replace(path)
 
     def allow(self, results: Results, name: str) -> list[tuple[str, int, int]]:
         """Allow, in ``results``, what is known and no more often in a step than it says, but inside `no_syncs`.

@@ -32,6 +32,7 @@ class SyncDetector(Listener):
         self._path = RegionPath()
         self._optimizer: OptimizerSteps | None = None  # tells the steps, until the program does
         self._told = False  # it did
+        self._starts = 0
         self._running = False
         self._armed = False
         self._why: str | None = "not started"  # nothing is looked for
@@ -55,8 +56,9 @@ class SyncDetector(Listener):
         )
 
     def start(self) -> None:
-        """Begin, with nothing found."""
-        if self._running:
+        """Begin, with nothing found; inside of itself it goes on, until the outermost `stop`."""
+        self._starts += 1
+        if self._starts > 1:
             return
         self._path = RegionPath()
         self.recorder = Recorder(self._path.names)
@@ -81,7 +83,7 @@ class SyncDetector(Listener):
         Raises:
             SyncError: for a wait that could not be raised where it happened, at level "error".
         """
-        if self._running:
+        if self._last() and self._running:
             self._end()
             self.speak()
 
@@ -103,8 +105,12 @@ class SyncDetector(Listener):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.stop()
-        elif self._running:  # nothing may hide that error
+        elif self._last() and self._running:  # nothing may hide that error
             self._end()
+
+    def _last(self) -> bool:
+        self._starts = max(self._starts - 1, 0)
+        return not self._starts
 
     def judge(self, event: Event, thread: int) -> None:
         """Take note of ``event`` where the level says so, or a budget is exceeded."""

@@ -128,7 +128,7 @@ def no_syncs() -> NoSyncs:
     """Raise where the CPU waits for the GPU in this block, or function, but for an `allow_sync` further in.
 
     A wait that is asked for is not begun; for another one the error comes when the call that waited returns.
-    Without a GPU nothing is checked.
+    Without a GPU nothing is checked, nor are threads that start in the block.
 
     Raises:
         SyncError: naming the line.

@@ -7,6 +7,7 @@ at their front.
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
 import warnings
@@ -46,20 +47,40 @@ class _Filters(list[Any]):
         self._order()
         return list(self)
 
+    def _theirs(self, index: SupportsIndex | slice) -> SupportsIndex | slice:
+        """Return where what others take for ``index`` is: ours do not count for them."""
+        if isinstance(index, slice):
+            return index
+        number = operator.index(index)
+        return number + len(self._ours) if number >= 0 else number
+
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
+        found = super().__getitem__(self._theirs(index))
         return _Filters(found, self._copies) if isinstance(index, slice) and self._ours else found
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(index, value)
+        super().__setitem__(self._theirs(index), value)
         self._order()
 
     def __delitem__(self, index: SupportsIndex | slice) -> None:
-        super().__delitem__(index)
+        super().__delitem__(self._theirs(index))
+        self._order()
+
+    def pop(self, index: SupportsIndex = -1) -> Any:
+        found = super().pop(self._theirs(index))  # type: ignore[arg-type]
+        self._order()
+        return found
+
+    def reverse(self) -> None:
+        super().reverse()
+        self._order()
+
+    def sort(self, **how: Any) -> None:
+        super().sort(**how)
         self._order()
 
     def insert(self, index: SupportsIndex, value: Any) -> None:
-        super().insert(index, value)
+        super().insert(self._theirs(index), value)  # type: ignore[arg-type]
         self._order()
 
     def clear(self) -> None:

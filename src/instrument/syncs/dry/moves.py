@@ -178,6 +178,17 @@ def _real_device(tensor: torch.Tensor) -> torch.device:
     return T.device.__get__(tensor)
 
 
+def _new(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The old `Tensor.new`, of sizes or of data."""
+    out = mode.unwatched(mode.placed, func, args, kwargs)
+    device = mode.tags.device(args[0])
+    if device is not None:
+        if len(args) > 1 and not isinstance(args[1], (int, T)):
+            moved(mode.state, "new", True, False, False, size_of(out))
+        mode.tags.put(out, device)
+    return out
+
+
 def _share_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Memory of a GPU is shared as it is."""
     return args[0] if mode.tags.device(args[0]) is not None else mode.placed(func, args, kwargs)
@@ -209,4 +220,5 @@ CALLS: dict[Any, Handler] = {
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
     T.new_tensor: _from_data,
+    T.new: _new,
 }

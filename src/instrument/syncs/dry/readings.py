@@ -40,12 +40,10 @@ def _read(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any
 
 
 def _format(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    fake = mode.state.fake
-    if fake is None:
-        return mode.placed(func, args, kwargs)
     if mode.tags.device(args[0]) is not None:
         mode.state.wait("format", "reads a value back from the GPU")
-    return fake.answer(func, *args, **kwargs)
+    fake = mode.state.fake
+    return mode.unwatched(func, *args, **kwargs) if fake is None else fake.answer(func, *args, **kwargs)
 
 
 def _reduce(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

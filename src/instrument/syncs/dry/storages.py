@@ -47,12 +47,19 @@ def changes(state: State) -> Iterator[Made]:
 
         return default_restore_location
 
+    def cloned(storage: Any) -> Any:
+        state.here.quiet += 1
+        try:
+            return storage.clone()
+        finally:
+            state.here.quiet -= 1
+
     def downloaded(original: Any) -> Any:
         def cpu(storage: Any) -> Any:
             if tags.of_storage(storage) is None:
                 return original(storage)
             state.wait("cpu", "copies from the GPU", "D2H", storage.nbytes())
-            return storage.clone()
+            return cloned(storage)
 
         return cpu
 
@@ -61,7 +68,7 @@ def changes(state: State) -> Iterator[Made]:
             if tags.of_storage(storage) is not None:
                 return storage
             state.wait("cuda", "copies to the GPU from memory that is not pinned", "H2D", storage.nbytes())
-            out = storage.clone()
+            out = cloned(storage)
             tags.put_storage(out, as_cuda("cuda"))
             return out
 
