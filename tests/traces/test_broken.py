@@ -314,3 +314,12 @@ def test_damaged_metadata(tmp_path: Path, tail: bytes, expected: dict[str, Any])
     check(trace, EVENTS[:1])
     assert expected == trace.metadata
     assert any("metadata" in reason for reason in trace.lost.reasons)
+
+
+def test_a_duration_beyond_all_times(tmp_path: Path) -> None:
+    """An event that needs no time is lost for an impossible duration, and no other one with it."""
+    odd = b'{"ph": "M", "name": "process_name", "dur": 1e308, "pid": 1, "args": {"name": "x"}}'
+    trace = read_kineto(write(tmp_path, joined([*LINES, odd])))
+    assert 1 == trace.lost.events
+    whole = read_kineto(write(tmp_path, joined(LINES)))
+    assert [len(whole.operators), len(whole.gpu)] == [len(trace.operators), len(trace.gpu)]

@@ -161,7 +161,8 @@ def _event(trace: Trace, program: Program, waits: list[Wait], here: Around) -> E
     op = here.op or ("copy_" if copies or COPY in kinds else "synchronize" if EXPLICIT in kinds else "free")
     told: Direction | None = "D2H" if op in ("item", "bool") else None
     towards = next((way for name in names if (way := direction(name))), told)
-    cause = ", ".join(dict.fromkeys(wait.call for wait in waits))
+    longest = sorted(waits, key=lambda wait: -wait.blocked_ns)
+    cause = ", ".join(dict.fromkeys(wait.call for wait in longest))
     cause += f": {names[0]}" if names else " while the GPU worked" if kinds == {FREE} else ""
     idle = [wait.idle_ns for wait in waits if wait.idle_ns is not None]
     return Event(

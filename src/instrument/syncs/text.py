@@ -61,6 +61,8 @@ def headline(results: Results) -> str:
         return f"No line makes the CPU wait for the GPU ({looked})"
     total = count(sum(map(results.per_step, syncs)))
     waits = f"{total} wait{'s' * (total != '1')}{' in a step' if results.steps else ''}"
+    most = count(results.most(*syncs))
+    waits += f", {most} at most" if results.steps and most != total else ""
     lines = f"{len(syncs)} lines make" if len(syncs) > 1 else "1 line makes"
     return f"{lines} the CPU wait for the GPU: {waits} ({looked})"
 
@@ -80,7 +82,8 @@ def _block(results: Results, found: Finding, width: int) -> Iterator[Text]:
     about = [f"region {'/'.join(found.region)}"] if found.region else []
     if found.via and found.site:
         others = f", and {count(len(found.vias) - 1)} more lines" if len(found.vias) > 1 else ""
-        about.append(f"via {portable(found.via.file)}:{found.via.line} in {found.via.function}{others}")
+        line = f":{found.via.line}" if found.via.line else ""
+        about.append(f"via {portable(found.via.file)}{line} in {found.via.function}{others}")
     about += [f"backward of {found.backward}"] if found.backward else []
     about += [f"thread {found.thread}"] if found.thread not in ("", "MainThread") else []
     if about:

@@ -68,7 +68,7 @@ class Event(Struct, gc=False):
     def in_time(self) -> bool:
         """Tell whether it has a time, if it needs one, and its times fit into 64 bits of ns."""
         if math.isnan(self.ts):
-            return self.ph not in _TIMED
+            return self.ph not in _TIMED and abs(self.dur) < _LATEST_US
         return abs(self.ts) < _LATEST_US and abs(self.dur) < _LATEST_US
 
 

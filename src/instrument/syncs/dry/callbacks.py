@@ -139,8 +139,11 @@ def _traced(state: State) -> Iterator[Made]:
     def entered(original: Any) -> Any:
         def enter(mode: Any) -> Any:
             if not is_ours(mode):
-                if not _for_shapes(sys._getframe(1)):
+                shapes = _for_shapes(sys._getframe(1))
+                if not shapes:
                     state.uncovered("what runs under FakeTensorMode, as torch.export does, was not looked at")
+                if not shapes and state.fake is not None:  # C++ would end the process
+                    raise RuntimeError("no FakeTensorMode of the program's can run where tensors have no data")
                 state.here.foreign += 1
             return original(mode)
 

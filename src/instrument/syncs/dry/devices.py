@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from typing import Any
@@ -58,6 +59,7 @@ class Devices:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self._process = os.getpid()  # a GPU does not outlive a fork
         self._here = threading.local()
 
     @property
@@ -97,7 +99,7 @@ class Devices:
         """Return the functions of ``torch._C`` about devices."""
         return {
             "_cuda_init": lambda: None,
-            "_cuda_isInBadFork": lambda: False,
+            "_cuda_isInBadFork": lambda: os.getpid() != self._process,
             "_cuda_hasPrimaryContext": lambda index: True,
             "_cuda_getDeviceCount": lambda: self.count,
             "_cuda_getDevice": lambda: self.current,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -22,6 +23,8 @@ _KNOWN = ("aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "pro
 class Dispatch(TorchDispatchMode):  # type: ignore[misc]
     """Sees each operator that one thread runs, forward and backward."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, state: State) -> None:
         super().__init__()
         self._state = state
@@ -35,6 +38,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]
         if types and not _OWN.issuperset(types):
             return NotImplemented  # a subclass of tensors goes first, and what it does comes back here
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._whole(func, args, kwargs)
         rule = _RULES.get(func)
         if rule is None:
             rule = _RULES[func] = rule_of(func)
@@ -62,6 +67,15 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]
                 self._tag(rule, out, device)
             if func.namespace not in _KNOWN:
                 state.uncovered(f"what the operator {func._schema.name} does inside was not looked at")
+        return out
+
+    def _whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run an operator made of others, as flex_attention, whose parts do not come back here."""
+        device = self._first(args)
+        out = func(*args, **kwargs)
+        if device is not None:
+            self._state.tags.put(out, device)
+            self._state.uncovered(f"what the operator {func.name()} does inside was not looked at")
         return out
 
     def _apart(self, values: Sequence[Any]) -> bool:

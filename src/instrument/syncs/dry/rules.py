@@ -138,6 +138,12 @@ def _searchsorted(state: State, func: Any, args: Sequence[Any], kwargs: dict[str
         state.wait("searchsorted", _CHECK)
 
 
+def _mode(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
+    if args[0].dim() and args[0].shape[dim] > 2048:  # what fits into one block is sorted there
+        state.wait("mode", _VALUE)
+
+
 def _segment_reduce(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if not kwargs.get("unsafe", False):
         state.wait("segment_reduce", _CHECK)
@@ -266,6 +272,7 @@ CHECKS: dict[str, Check] = {
     "nanmedian": _nanmedian,
     "searchsorted": _searchsorted,
     "segment_reduce": _segment_reduce,
+    "mode": _mode,
     "ones": _in_node("ProdBackward"),
     "max": _in_node("CumprodBackward"),
     "_foreach_copy_": _foreach_copy,

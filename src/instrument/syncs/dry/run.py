@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import os
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from ..finding import error_text
 from ..report import SyncReport
+from ..roots import INSTALLED
 from .session import running
 
 
@@ -64,7 +66,7 @@ def dry_run_file(path: Path, function: str | None, *, fake: bool = False, args: 
     """
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    before = sys.argv, list(sys.path), sys.modules.get(path.stem)
+    before = sys.argv, list(sys.path), dict(sys.modules)
     sys.argv, sys.path[:0] = [str(path), *args], [str(path.parent.resolve()), str(Path.cwd())]
     try:
         with running(fake) as run:
@@ -80,8 +82,17 @@ def dry_run_file(path: Path, function: str | None, *, fake: bool = False, args: 
         return run.report()
     finally:
         sys.argv, sys.path[:] = before[:2]
-        if before[2] is None:
-            sys.modules.pop(path.stem, None)
+        _forget(before[2], path.parent.resolve())
+
+
+def _forget(before: dict[str, Any], folder: Path) -> None:
+    """Take the script's own modules out again: another one may have others of the same names."""
+    ours = __name__.partition(".")[0]
+    for name, module in list(sys.modules.items()):
+        file = str(getattr(module, "__file__", None) or os.devnull)
+        own = Path(file).is_relative_to(folder) and not any(part in file for part in INSTALLED)
+        if own and name not in before and name.partition(".")[0] != ours:
+            del sys.modules[name]
 
 
 class _UsageError(Exception):

@@ -34,7 +34,7 @@ _COVERAGE = (
 _FAKE = "tensors had no data: branches on values, and code that asks whether it is traced, may go the other way"
 _NOWHERE = (
     'nothing was on a GPU: build the model inside of the step with device="cuda", '
-    "or name what is on the GPU: dry_run(step, on_gpu=[model, optimizer])"
+    "or name what is on the GPU already by on_gpu=[model, optimizer]"
 )
 
 
@@ -147,8 +147,11 @@ def running(fake: bool) -> Iterator[Run]:
             run = _set_up(stack, fake)
         yield run
     finally:
-        with uninterrupted():
-            stack.close()
+        try:
+            with uninterrupted():
+                stack.close()
+        finally:
+            stack.close()  # where it was interrupted before it began
 
 
 def _set_up(stack: contextlib.ExitStack, fake: bool) -> Run:
