@@ -10,8 +10,8 @@ from torch.utils import _device
 from torch.utils._pytree import tree_map_only
 from torch.utils.dlpack import DLDeviceType
 
+from .copies import dense, moved
 from .functions import CPU, Functions, Handler
-from .rules import dense, moved
 from .state import as_cuda, size_of
 from .tags import PINNED, tensors
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _device
 
 from ...patch import Patch
-from . import callbacks, storages
+from . import callbacks, storages, without_data
 from .state import State
 from .storages import Made
 
@@ -25,7 +25,7 @@ def patched(state: State) -> Iterator[None]:
             if hasattr(owner, name):
                 stack.callback(Patch(owner, name, make).undo)
         if state.fake is not None:
-            for patch in state.fake.patches(state):
+            for patch in without_data.patches(state.fake, state):
                 stack.callback(patch().undo)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(_reset_default_device, _device.CURRENT_DEVICE)

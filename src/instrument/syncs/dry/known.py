@@ -1,0 +1,97 @@
+"""What is known of tensors without data, all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .tags import tensors
+
+_FILLS = {"full": 1, "fill_": 1, "zeros": 0.0, "zero_": 0.0, "ones": 1.0, "scalar_tensor": 0, "zeros_like": 0.0}
+_NONE = ("isnan", "isinf", "isposinf", "isneginf")
+_PAIRS = ("logical_or", "bitwise_or", "logical_and", "bitwise_and")
+_KEEPS = (
+    "_is_any_true",
+    "any",
+    "all",
+    "_is_all_true",
+    "view",
+    "detach",
+    "clone",
+    "_to_copy",
+    "expand",
+    "alias",
+    "squeeze",
+    "unsqueeze",
+    "select",
+    "slice",
+    "reshape",
+    "max",
+    "min",
+    "amax",
+    "amin",
+    "mean",
+)
+LEAVES = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")  # finds nothing
+
+
+def known_of(name: str, args: Sequence[Any]) -> Any:
+    """Return the value that all elements of the result have, if the data need not be known."""
+    if name in _FILLS:
+        place = _FILLS[name]
+        value = args[place] if isinstance(place, int) else place
+        return notes_of(value).get("value") if isinstance(value, torch.Tensor) else value
+    if name in _NONE or (name == "ne" and args[0] is args[1]):
+        return False
+    if not args:
+        return None
+    if isinstance(args[0], (list, tuple)):  # what is put together of equals
+        values = [notes_of(tensor).get("value") for tensor in tensors(list(args[0]))]
+        return values[0] if name in ("stack", "cat") and len({*values}) == 1 else None
+    value = notes_of(args[0]).get("value") if isinstance(args[0], torch.Tensor) else None
+    if name in _PAIRS and isinstance(args[1], torch.Tensor):
+        both = (value, notes_of(args[1]).get("value"))
+        decides = name in ("logical_or", "bitwise_or")  # True or anything is True
+        return decides if decides in both else None if None in both else not decides
+    if value is None:
+        return None
+    if name in ("logical_not", "bitwise_not"):
+        return not value
+    if name in ("sum", "count_nonzero"):
+        return value * args[0].numel() if len(args) == 1 or not value else None
+    return value if name in _KEEPS else None
+
+
+def notes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return what is known of the data of ``tensor``: "value" of all its elements, "seed" of random ones."""
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return {}
+    notes: dict[str, Any] | None = getattr(storage, "_instrument_data", None)
+    if notes is None:
+        notes = storage._instrument_data = {}
+    return notes
+
+
+def note(tensor: torch.Tensor, value: Any) -> None:
+    """Have all elements of ``tensor`` read as ``value``; None for data that is not known."""
+    notes = notes_of(tensor)
+    notes.clear()
+    if value is not None:
+        notes["value"] = value
+
+
+def kind_of(tensor: torch.Tensor) -> type:
+    """Return the type that Python has for an element that is no complex number."""
+    return (
+        bool
+        if tensor.dtype is torch.bool
+        else float
+        if tensor.is_floating_point()
+        else complex
+        if tensor.is_complex()
+        else int
+    )

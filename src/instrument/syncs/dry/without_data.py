@@ -1,0 +1,104 @@
+"""What else has to be replaced for tensors without data."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributions import constraints
+
+from ...patch import Patch
+from .fake import Fake
+from .state import State, as_cuda
+from .tags import Tags
+
+
+def patches(fake: Fake, state: State) -> list[Callable[[], Patch]]:
+    """Return what makes tensors without data answer as if they had some, outside of operators."""
+    mode, tags = fake.mode, state.tags
+
+    def device(original: Any) -> property:
+        def get(tensor: Any) -> Any:
+            if not state.here.depth and not mode.in_kernel_invocation:
+                found = tags.device(tensor)
+                if found is not None:
+                    return found
+            return original.fget(tensor)
+
+        return property(get, original.fset)
+
+    def applied(_: Any) -> Any:
+        return lambda module, fn, recurse=True: _apply(module, fn, recurse, tags)
+
+    def satisfied(original: Any) -> Any:
+        def check(constraint: Any, value: Any) -> Any:
+            out = original(constraint, value)
+            fake.know(out, True)
+            return out
+
+        return check
+
+    chosen = threading.local()  # the map_location of the load that runs
+
+    def rebuilt(_: Any) -> Any:
+        def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) -> Any:
+            data = getattr(storage, "_untyped_storage", storage)
+            saved = getattr(data, "_fake_device", None)  # where torch.load would have put it
+            where = getattr(chosen, "location", None)
+            where = where.get(str(saved), saved) if isinstance(where, dict) else where
+            device = as_cuda(saved if where is None else where if isinstance(where, (str, torch.device)) else None)
+            if device is not None:
+                state.wait("load", "copies to the GPU from memory that is not pinned", "H2D", data.nbytes())
+            out = torch.empty_strided(size, stride, dtype=storage.dtype)
+            tags.put(out, device if where is not None else device or tags.of_storage(data))
+            return out
+
+        return rebuild_tensor
+
+    def loaded(original: Any) -> Any:
+        @wraps(original)
+        def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            chosen.location = map_location
+            try:
+                return original(f, map_location, *args, **kwargs)
+            finally:
+                chosen.location = None
+
+        return load
+
+    kinds = [kind for kind in vars(constraints).values() if isinstance(kind, type) and "check" in vars(kind)]
+    return [
+        lambda: Patch(FakeTensor, "device", device),
+        lambda: Patch(FakeTensor, "tolist", lambda _: torch.Tensor.tolist),  # its own reads each element
+        lambda: Patch(torch.nn.Module, "_apply", applied),
+        lambda: Patch(torch._utils, "_rebuild_tensor", rebuilt),
+        lambda: Patch(torch, "load", loaded),
+        *[lambda kind=kind: Patch(kind, "check", satisfied) for kind in kinds],
+    ]
+
+
+def _apply(module: Any, fn: Callable[[Any], Any], recurse: bool, tags: Tags) -> Any:
+    """Do what `Module._apply` does, which exchanges tensors; that fails for those of FakeTensorMode."""
+    if recurse:
+        for child in module.children():
+            _apply(child, fn, recurse, tags)
+    for held in (module._parameters, module._buffers):
+        for name, tensor in held.items():
+            if tensor is None:
+                continue
+            with torch.no_grad():
+                out = fn(tensor)
+            if isinstance(tensor, FakeTensor) and _kind_of(out) == _kind_of(tensor):
+                tags.put(tensor, tags.get(out))
+            else:
+                is_parameter = isinstance(tensor, torch.nn.Parameter)
+                held[name] = torch.nn.Parameter(out, tensor.requires_grad) if is_parameter else out
+    return module
+
+
+def _kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, getattr(tensor, "fake_device", None)
