@@ -12,29 +12,10 @@ from torch import Tensor, nn
 
 import instrument
 
+from ..support.net import Net
 from .conftest import Heard, Listening
 
 pytestmark = pytest.mark.gpu
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(64, 64)
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.act(self.lin(x))
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = Block()
-        self.b = Block()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x))
 
 
 FORWARD = ["Net", ["a", ["a.lin"], ["a.act"]], ["b", ["b.lin"], ["b.act"]]]
@@ -47,7 +28,7 @@ BACKWARD = [
 
 def model_and_batch() -> tuple[Net, Tensor]:
     torch.manual_seed(0)
-    return Net().cuda(), torch.randn(32, 64).cuda()
+    return Net(64).cuda(), torch.randn(32, 64).cuda()
 
 
 def step(model: nn.Module, x: Tensor) -> Tensor:

@@ -29,27 +29,8 @@ from torch.utils.checkpoint import checkpoint
 import instrument
 from instrument.regions import live
 
+from ..support.net import Block, Net
 from .conftest import Heard, Listening
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(4, 4)
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.act(self.lin(x))
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = Block()
-        self.b = Block()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x))
 
 
 class Checkpointed(Net):

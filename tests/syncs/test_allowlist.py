@@ -194,3 +194,46 @@ def test_edited_by_hand(tmp_path: Path) -> None:
     assert [Entry("0123456789abcdef", 3, "see bug #12", "then"), Entry("fedcba9876543210", None)] == list(
         Known.read(path).entries.values()
     )
+
+
+def test_from_windows(tmp_path: Path) -> None:
+    """The mark that editors there put in front of a file is no part of its first line."""
+    path = tmp_path / "known"
+    path.write_bytes(b"\xef\xbb\xbf0123456789abcdef 1 why\r\n")
+    assert ["why"] == [entry.reason for entry in Known.read(path, reasons=True).entries.values()]
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\x0b", "\x0c", "\x85", "\x1c"])
+def test_reasons_of_one_line(tmp_path: Path, mark: str) -> None:
+    """Only the end of a line ends one, so that a reason stays whole."""
+    path = tmp_path / "known"
+    path.write_text(f"0123456789abcdef 1 one{mark}two\n", encoding="utf-8")
+    known = Known.read(path)
+    known.write(path)
+    assert [f"one{mark}two"] == [entry.reason for entry in Known.read(path).entries.values()]
+
+
+@pytest.mark.parametrize("line", [f"{'a' * 16} {'9' * 5000} why", f"{'a' * 16}\t1\t# where"])
+def test_lines_that_say_too_much_or_little(tmp_path: Path, line: str) -> None:
+    """A number that nobody counts to is refused with its line; where it was is no reason."""
+    path = tmp_path / "known"
+    path.write_text(f"{line}\n")
+    with pytest.raises(ValueError, match=f"cannot read {path}, line 1: "):
+        Known.read(path, reasons=True)
+
+
+def test_interrupted_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old file stays whole until the new one is."""
+    path = tmp_path / "known"
+    Known({"a" * 16: Entry("a" * 16, 1, "why")}).write(path)
+    before = path.read_text()
+    written = Path.write_text
+
+    def interrupted(file: Path, text: str, **how: str) -> int:
+        written(file, text[: len(text) // 2], **how)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Known({"b" * 16: Entry("b" * 16, 2, "another")}).write(path)
+    assert before == path.read_text()

@@ -44,6 +44,14 @@ def needs(batch):
     pass
 
 
+def mixes():
+    torch.ones(4, device="cuda") + torch.ones(4)
+
+
+async def coroutine():
+    pass
+
+
 def leaves():
     torch.ones(4, device="cuda").sum()
     sys.exit(3)
@@ -134,6 +142,8 @@ def test_errors_of_the_script() -> None:
         (["missing.py"], "missing.py"),
         (["train.py::nothing"], "no function nothing in train.py"),
         (["train.py::needs"], "needs arguments: batch"),
+        (["train.py::coroutine"], "must be a plain function without arguments"),
+        (["::step"], "a function is named as FILE.py::FUNCTION: ::step"),
         (["missing.json"], "cannot read missing.json: No such file"),
         (["train.py::clean", "--baseline", "missing"], "cannot read missing: No such file"),
         (["train.py::clean", "--allowlist", "train.py"], "cannot read train.py, line 1: no fingerprint"),
@@ -260,3 +270,53 @@ def test_process() -> None:
     assert 1 == result.returncode
     assert b"\x1b" not in result.stdout
     assert b"train.py:12 in step" in result.stdout
+
+
+def test_what_would_not_run() -> None:
+    """What a GPU would refuse fails, whatever --max says."""
+    code, out, err = command("train.py::mixes", "--max", "99")
+    assert 1 == code
+    assert "takes tensors of the CPU and of the GPU" in " ".join(out.split())
+    assert "train.py::mixes: would not run on a GPU" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import nowhere_at_all\ndef step(): ...\n", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("from . import other\ndef step(): ...\n", "ImportError: attempted relative import"),
+        ("def step(:\n", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_script_that_cannot_be_imported(train: Path, text: str, message: str) -> None:
+    """It is no finding, but something that cannot be read."""
+    train.write_text(text)
+    code, out, err = command("train.py::step")
+    assert (2, "") == (code, out)
+    assert f"cannot import train.py: {message}" in err
+
+
+def test_a_folder_with_colons(train: Path) -> None:
+    """A name of a file that has the colons is the file; before a function, the last ones count."""
+    folder = train.parent / "a::b"
+    folder.mkdir()
+    script(folder, "train.py", TRAIN)
+    assert 1 == command("a::b/train.py", "--", "x")[0]
+    code, out, _ = command("a::b/train.py::step")
+    assert (1, True) == (code, "a::b/train.py:12 in step" in out)
+
+
+def test_scripts_with_modules_of_one_name(train: Path) -> None:
+    """Of several targets each imports what is beside it."""
+    for name, body in (("a", "x.sum().item()"), ("b", "x.sum()")):
+        script(train.parent / name, "helper.py", f"def read(x):\n    return {body}\n")
+        script(
+            train.parent / name,
+            "run.py",
+            "import helper\nimport torch\ndef step():\n    helper.read(torch.ones(3, device='cuda'))\n",
+        )
+    code, out, err = command("a/run.py::step", "b/run.py::step")
+    assert 1 == code
+    assert "a/run.py::step: waits for the GPU" in err
+    assert "b/run.py::step: " not in err
+    assert "No line makes the CPU wait" in out.partition("b/run.py::step")[2]

@@ -737,3 +737,33 @@ def test_random_programs(program: list[tuple[Any, ...]], fake: bool) -> None:
     for each in report.syncs:
         found[each.op] += each.count
     assert {op: expected.count(op) for op in expected} == found
+
+
+@pytest.mark.parametrize(
+    ("budget", "exceeded"),
+    [
+        ({"train/forward": 2}, None),
+        ({"backward": 0}, None),
+        ({"forward": 1}, 'region "forward" waits 2 times, its budget is 1'),
+        (2, None),
+        (1, "a step waits 2 times, its budget is 1"),
+    ],
+)
+def test_a_budget(budget: int | dict[str, int], exceeded: str | None) -> None:
+    """What a step may wait in a region is counted anew in each step, and all that `assert_max` looks at."""
+
+    def train() -> None:
+        model = nn.Linear(4, 2, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            with instrument.annotate("train"), instrument.annotate("forward"):
+                loss = model(gpu(3, 4)).sum()
+                for _ in range(2 if step == 1 else 1):
+                    loss.item()
+            loss.backward()
+            optimizer.step()
+
+    report = dry_run(train, budget=budget)
+    assert exceeded is None or str(report.over()).startswith(exceeded)
+    assert (exceeded is None) == (report.over() is None)
+    assert report.over(1) is not None

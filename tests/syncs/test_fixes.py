@@ -128,3 +128,34 @@ def test_a_librarys_line_tells_more() -> None:
 def test_the_cause_tells(op: str, cause: str, word: str) -> None:
     """The words of live detection and of traces lead to the same suggestions as those of a dry run."""
     assert word in fix_of(finding(op, cause=cause, direction="H2D" if op == "to" else None)).text
+
+
+GPU_LINE = Site("/v/site-packages/transformers/masking_utils.py", 776, "create")
+
+
+@pytest.mark.parametrize(
+    ("op", "code", "more", "word"),
+    [
+        ("to", "x = batch.to(device)", {"cause": "copies to the GPU from pinned memory, blocking"}, "only non_bl"),
+        ("to", "noise = torch.zeros(4, 1).to(device)", {"cause": "copies to the GPU"}, "Create it on the GPU"),
+        ("cuda", "noise = torch.randn(4).cuda()", {"cause": "copies to the GPU"}, "Create it on the GPU"),
+        ("to", "x = rows(torch.zeros(4)).to(device)", {"cause": "copies to the GPU"}, "DataLoader"),
+        ("bool", "if torch.isnan(loss): raise ValueError", {}, "once in many steps"),
+        ("bool", "if not x.isfinite().all():", {}, "once in many steps"),
+        ("bool", "if loss > 10:", {}, "torch.where"),
+        ("bool", "out = model(**batch)", {"via": GPU_LINE}, "A line of a library waits"),
+        ("setitem", "loss.backward()", {"backward": "IndexBackward0"}, "How many elements are chosen"),
+    ],
+)
+def test_the_line_tells(
+    monkeypatch: pytest.MonkeyPatch, op: str, code: str, more: dict[str, Any], word: str
+) -> None:
+    """The code of the line, and who wrote it, lead to what can be done there."""
+    monkeypatch.setitem(linecache.cache, "/x/train.py", (len(code), None, [f"{code}\n"], "/x/train.py"))
+    up = "H2D" if op in ("to", "cuda") else None
+    assert word in fix_of(finding(op, direction=up, **more)).text
+
+
+def test_a_library_copies() -> None:
+    """A copy in a library is told as any copy is."""
+    assert "DataLoader" in fix_of(finding("to", direction="H2D", via=GPU_LINE)).text

@@ -481,3 +481,52 @@ def test_printing_is_one_wait(gpu: Gpu) -> None:
     assert [("format", line + 1, 1), ("format", line + 2, 1), ("print", line + 3, 1)] == shown(syncs.findings)
     assert all((found.blocked_ns or 0) >= 3 * 2_000_000 for found in syncs.findings)
     assert sum(found.blocked_ns or 0 for found in syncs.findings) < took
+
+
+FILTER = ("ignore", None, UserWarning, None, 0)
+CHANGES: dict[str, Callable[[list[Any]], Any]] = {
+    "pop": lambda filters: (filters.insert(0, FILTER), filters.pop(0)),
+    "del": lambda filters: (warnings.simplefilter("ignore", UserWarning), filters.__delitem__(0)),
+    "last": lambda filters: (filters.append(FILTER), filters.pop()),
+    "set": lambda filters: (filters.insert(0, FILTER), filters.__setitem__(0, FILTER), filters.pop(0)),
+    "reverse": lambda filters: (filters.reverse(), filters.reverse()),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_filters_by_their_index(gpu: Gpu, how: str) -> None:
+    """Others find their own filters where they put them, and take out what they put in."""
+    with warnings.catch_warnings():
+        before = list(warnings.filters)
+        with detect_syncs() as syncs:
+            CHANGES[how](warnings.filters)  # type: ignore[arg-type]
+            gpu.x.item()
+        assert before == list(warnings.filters)
+    assert [1] == [found.timed for found in syncs.findings]
+
+
+@pytest.mark.parametrize("how", ["reverse", "sort"])
+def test_filters_in_another_order(gpu: Gpu, how: str) -> None:
+    """A filter that makes errors of warnings never makes one of ours, wherever it comes to stand."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with detect_syncs() as syncs:
+            filters: Any = warnings.filters
+            filters.reverse() if how == "reverse" else filters.sort(key=str)
+            gpu.x.item()
+    assert [1] == [found.timed for found in syncs.findings]
+
+
+def test_one_inside_of_itself(gpu: Gpu) -> None:
+    """The same detector inside of its own block goes on until the outer one ends, also after an error."""
+    syncs = detect_syncs()
+    with syncs:
+        gpu.x.item()
+        with syncs:
+            gpu.x.cpu()
+        gpu.x.tolist()
+        with contextlib.suppress(ZeroDivisionError), syncs:
+            raise ZeroDivisionError
+        bool(gpu.x)
+    gpu.x.nonzero()
+    assert ["item", "cpu", "tolist", "bool"] == [op for op, _, _ in shown(syncs.findings)]

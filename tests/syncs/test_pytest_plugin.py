@@ -119,6 +119,21 @@ class TestUnit(unittest.TestCase):
         gpu()
 
 
+@pytest.mark.syncs(max=9)
+def test_exits():
+    gpu()
+    sys.exit(0)
+
+
+def test_exits_in_a_function(syncs):
+    syncs(lambda: sys.exit(0))
+
+
+@pytest.mark.syncs(fake="no")
+def test_wrong_fake():
+    pass
+
+
 def test_afterwards():
     assert not torch.cuda.is_available()
     assert seen == [True]
@@ -208,6 +223,9 @@ EXPECTED = {
     "test_method": "FAILED",
     "test_unit": "FAILED",
     "test_unit_clean": "PASSED",
+    "test_exits": "FAILED",
+    "test_exits_in_a_function": "FAILED",
+    "test_wrong_fake": "FAILED",
     "test_afterwards": "PASSED",
 }
 
@@ -258,6 +276,7 @@ def test_wrong_arguments(marked: tuple[Path, str]) -> None:
     assert "@pytest.mark.syncs takes max and fake: (), {'maximum': 1}" in failure(marked[1], "test_wrong_name")
     assert "hidden" not in marked[1]
     assert '@pytest.mark.syncs: "max" must be an int >= 0: -1' in failure(marked[1], "test_wrong_number")
+    assert "@pytest.mark.syncs: \"fake\" must be True or False: 'no'" in failure(marked[1], "test_wrong_fake")
     assert "no coroutines" in failure(marked[1], "test_coroutine")
 
 

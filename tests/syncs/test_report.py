@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from instrument.syncs.finding import NOT_COVERED, Site
+from instrument.syncs.finding import NOT_COVERED, Event, Site
 from instrument.syncs.report import SyncReport, render
 
 from .reports import finding, report, script
@@ -42,7 +42,8 @@ def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         shown(found)
         == """\
-3 lines make the CPU wait for the GPU: 2.5 waits in a step (live, 2 steps)
+3 lines make the CPU wait for the GPU: 2.5 waits in a step, 3 at most (live, 2
+steps)
 
 high    train.py:3 in step
     item: reads a value back from the GPU
@@ -258,6 +259,7 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "error": "ValueError: bad",
         "blind": "",
         "dropped": 0,
+        "exceeded": [],
         "coverage": ["a sentence"],
     }
     assert item == {
@@ -296,3 +298,37 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         unseen["fix"],
         unseen["untimed"],
     )
+
+
+def test_headline() -> None:
+    """Where steps differ, the headline has the mean, and the most that a step has, which is what fails."""
+    even = report(finding(steps=(0, 1)), finding("bool", 4, steps=(0, 1)), steps=2)
+    assert str(even).startswith("2 lines make the CPU wait for the GPU: 2 waits in a step (dry run")
+    uneven = report(finding(steps=(0, 1)), finding("bool", 4, steps=(1, 1, 1)), steps=2)
+    assert "GPU: 2.5 waits in a step, 4 at most (dry run" in str(uneven)
+    assert "waits for the GPU in a step: 4, more than 0" == uneven.over(0)
+
+
+def test_outside_of_steps() -> None:
+    """What is outside of steps needs no fix; a line that is in some of them does."""
+    text = shown(report(finding(steps=(None, None)), steps=2))
+    assert "2 outside of steps\n" in text
+    assert "Fix: Outside of the steps it costs little.\n" in text
+    assert "Keep the numbers" in shown(report(finding(steps=(None, 1)), steps=2))
+    assert "Keep the numbers" in shown(report(finding(steps=(None, None)), steps=0))
+
+
+def test_several_lines_of_a_library() -> None:
+    """The one with most is shown, and how many more there are."""
+    vias = [Site("/v/site-packages/lib/a.py", line, "f") for line in (1, 2, 2, 3)]
+    found = finding(via=vias[0])
+    for via in vias[1:]:
+        found.add(Event("item", "", found.site, via, step=0))
+    assert "via lib/a.py:2 in f, and 2 more lines" in shown(report(found))
+
+
+def test_what_would_not_run() -> None:
+    """What a GPU would refuse fails, whatever number of waits may be; what is only not covered does not."""
+    wrong = report(finding(NOT_COVERED, cause="takes tensors of both", forbidden=True))
+    assert "would not run on a GPU: takes tensors of both (/x/train.py:3)" == wrong.over(99)
+    assert report(finding(NOT_COVERED, cause="run eagerly")).over(0) is None

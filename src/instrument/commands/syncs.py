@@ -24,6 +24,7 @@ from .sentence import sentence
 
 Reports = list[tuple[str, SyncReport]]
 _ARGUMENTS = f"{__name__}.arguments"
+_NAMED = "a function is named as FILE.py::FUNCTION: {}"
 
 
 class WithArguments(TyperCommand):
@@ -40,7 +41,12 @@ def syncs(
     ctx: typer.Context,
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="Functions, scripts or traces.")],
     fake: Annotated[bool, typer.Option("--fake", help="Shapes only, for models too large to run.")] = False,
-    most: Annotated[int, typer.Option("--max", min=0, help="How often a step may wait.")] = 0,
+    most: Annotated[
+        int | None, typer.Option("--max", min=0, help="How often a step may wait; 0 without a budget.")
+    ] = None,
+    budget: Annotated[
+        list[str] | None, typer.Option(help="How often a step may wait in a region.", metavar="REGION=N")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything, exact, as JSON.")] = False,
     sarif: Annotated[Path | None, typer.Option(help="Write SARIF, for code scanning.", metavar="FILE")] = None,
     baseline: Annotated[
@@ -64,6 +70,7 @@ def syncs(
     try:
         known = Known.read(baseline) if baseline else None
         excused = Known.read(allowlist, reasons=True) if allowlist else None
+        budgets = _budgets(budget or [])
         before = Known.read(write_baseline) if write_baseline and write_baseline.exists() else known
         for file in (sarif, write_baseline):
             if file is not None and not file.absolute().parent.is_dir():
@@ -74,7 +81,7 @@ def syncs(
     for target in targets:
         try:
             with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-                reports += _look(target, fake, ctx.meta[_ARGUMENTS])
+                reports += _look(target, fake, budgets, ctx.meta[_ARGUMENTS])
         except (OSError, ValueError, TypeError) as error:
             raise _unusable(error) from None
     found = [report for _, report in reports]
@@ -95,18 +102,34 @@ def syncs(
         raise typer.Exit(1)
 
 
-def _look(target: str, fake: bool, arguments: list[str]) -> Iterator[tuple[str, SyncReport]]:
+def _budgets(given: list[str]) -> dict[str, int] | None:
+    budgets = {}
+    for text in given:
+        region, _, number = text.rpartition("=")
+        if not region or not number.isdecimal():
+            raise ValueError(f"a budget is written as REGION=N: {text}")
+        budgets[region] = int(number)
+    return budgets or None
+
+
+def _look(
+    target: str, fake: bool, budgets: dict[str, int] | None, args: list[str]
+) -> Iterator[tuple[str, SyncReport]]:
     file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
     if separator or target.endswith(".py"):
         from ..syncs.dry.run import dry_run_file
 
-        path = Path(file if separator else target)
-        if not ((separator and file) or target.endswith(".py")):
-            raise ValueError(f"a function is named as FILE.py::FUNCTION: {target}")
-        yield target, dry_run_file(path, function if separator else None, fake=fake, args=arguments)
+        if separator and not file:
+            raise ValueError(_NAMED.format(target))
+        path, called = Path(file if separator else target), function if separator else None
+        yield target, dry_run_file(path, called, fake=fake, args=args, budget=budgets)
         return
-    if arguments:
-        raise ValueError(f"{target} is a trace, which takes no arguments: {' '.join(arguments)}")
+    if ".py:" in target and not Path(target).exists():
+        raise ValueError(_NAMED.format(target))
+    if args:
+        raise ValueError(f"{target} is a trace, which takes no arguments: {' '.join(args)}")
+    if budgets:
+        raise ValueError(f"{target} is a trace, which takes no budget: {budgets}")
     from ..syncs.audit import audit_syncs
 
     trace = read_trace(target)
@@ -150,7 +173,7 @@ def _write(fresh: Known, path: Path, found: list[SyncReport]) -> None:
         typer.echo(f"instrument: {path} is not written: a run did not come to its end", err=True)
 
 
-def _failed(reports: Reports, most: int, written: bool) -> bool:
+def _failed(reports: Reports, most: int | None, written: bool) -> bool:
     """Say on standard error why the command fails, if it does."""
     failed = False
     for target, report in reports:

@@ -17,8 +17,10 @@ _WIDTH = 100  # where no terminal tells
 class SyncReport(Results):
     """Which lines make the CPU wait for the GPU; ``print`` it, or see `Results` for its parts."""
 
-    def assert_max(self, most: int = 0) -> None:
-        """Fail if a step waits more than ``most`` times, but for what is allowed.
+    def assert_max(self, most: int | None = None) -> None:
+        """Fail if a step waits more than ``most`` times, but for what is allowed, or exceeds its budget.
+
+        Without ``most`` no step may wait, or only as a budget says that was given.
 
         The step with the most waits counts; what is outside of steps does not, where there are any. Without
         steps, the whole run counts as one. It also fails where anything inside `no_syncs` waited, where the run
@@ -33,8 +35,10 @@ class SyncReport(Results):
         if reason is not None:
             raise AssertionError(f"{reason}\n\n{self}")
 
-    def over(self, most: int = 0) -> str | None:
+    def over(self, most: int | None = None) -> str | None:
         """Return why `assert_max` would fail, in a sentence; None where it would not."""
+        unlimited = most is None and self.budgeted
+        most = most or 0
         if not isinstance(most, int) or isinstance(most, bool):
             raise TypeError(f'"most" must be an int: {most!r}')
         if most < 0:
@@ -45,8 +49,10 @@ class SyncReport(Results):
         wrong = next((found for found in self.not_covered if found.forbidden), None)
         if wrong is not None:
             return f"would not run on a GPU: {wrong.cause} ({wrong.site or wrong.via})"
+        if self.exceeded:
+            return self.exceeded[0]
         waits = self.most(*self.syncs) + self.dropped
-        if waits > most:
+        if waits > most and not unlimited:
             return f"waits for the GPU{' in a step' * (self.steps > 0)}: {waits}, more than {most}"
         if self.blind:
             return f"nothing was looked at: {self.blind}"

@@ -27,6 +27,8 @@ class Results:
         dropped: waits at further lines than can be listed.
         blind: why nothing at all could be seen, in a sentence; empty where something could.
         listed: the fingerprints that an allowlist allowed.
+        budgeted: a budget was given, which says how much may wait.
+        exceeded: where it was exceeded, in sentences.
     """
 
     source: Source
@@ -37,6 +39,8 @@ class Results:
     dropped: int = 0
     blind: str = ""
     listed: set[str] = field(default_factory=set)
+    budgeted: bool = False
+    exceeded: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.sort()

@@ -23,7 +23,8 @@ def as_dict(results: Results) -> dict[str, Any]:
     ``source`` ("live", "dry run", "trace"), ``steps`` (looked at; 0: "in a step" is of the whole run),
     ``waits_per_step`` (not allowed, the greatest number in any one step), ``finished``, ``error`` (null, or what
     ended the run), ``blind`` (empty, or why nothing could be seen), ``dropped`` (waits at lines that are not
-    listed), ``coverage`` (sentences), and ``findings``, worst first, each with
+    listed), ``exceeded`` (sentences on the budget), ``coverage`` (sentences), and ``findings``, worst first, each
+    with
 
     - ``status`` ("sync", "allowed", "not covered"), ``severity`` ("high", "medium", "low"), ``op``, ``cause``;
     - ``site`` and ``via`` (null, or file, line, function, code), ``vias`` (line and count of each), ``thread``,
@@ -45,6 +46,7 @@ def as_dict(results: Results) -> dict[str, Any]:
         "error": results.ended,
         "blind": results.blind,
         "dropped": results.dropped,
+        "exceeded": results.exceeded,
         "coverage": results.coverage,
         "findings": [_finding(results, found) for found in results.findings],
     }

@@ -108,7 +108,7 @@ class Fake:
         elif tensor.requires_grad:
             out.requires_grad_()
         notes_of(out).update(notes_of(tensor))
-        if tensor.grad is not None:
+        if tensor.grad is not None and not isinstance(tensor, torch.nn.Parameter):
             out.grad = tensor.grad.detach().clone()
         memo[id(tensor)] = out
         return out

@@ -189,6 +189,10 @@ def _new(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     return out
 
 
+def _is_shared(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return mode.tags.device(args[0]) is not None or func(*args)
+
+
 def _share_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Memory of a GPU is shared as it is."""
     return args[0] if mode.tags.device(args[0]) is not None else mode.placed(func, args, kwargs)
@@ -207,6 +211,7 @@ ANSWERS: dict[Any, Handler] = {
     T.get_device: _get_device,
     torch.get_device: _get_device,
     T.is_pinned: _is_pinned,
+    T.is_shared: _is_shared,
 }
 CALLS: dict[Any, Handler] = {
     T.to: _to,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,11 +26,19 @@ def patched(state: State) -> Iterator[None]:
             if hasattr(owner, name):
                 stack.callback(Patch(owner, name, make).undo)
         if state.fake is not None:
+            # It logs 40 lines for each operator that is given what cannot be
+            log = logging.getLogger("torch._subclasses.fake_tensor")
+            stack.callback(log.removeFilter, _nothing)
+            log.addFilter(_nothing)
             for patch in without_data.patches(state.fake, state):
                 stack.callback(patch().undo)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(_reset_default_device, _device.CURRENT_DEVICE)
         yield
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _reset_default_device(before: Any) -> None:

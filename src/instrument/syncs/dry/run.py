@@ -8,17 +8,24 @@ import inspect
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..budget import Budget
 from ..finding import error_text
 from ..report import SyncReport
 from ..roots import INSTALLED
 from .session import running
 
 
-def dry_run(step: Callable[[], object], *, fake: bool = False, on_gpu: Iterable[Any] = ()) -> SyncReport:
+def dry_run(
+    step: Callable[[], object],
+    *,
+    fake: bool = False,
+    on_gpu: Iterable[Any] = (),
+    budget: int | Mapping[str, int] | None = None,
+) -> SyncReport:
     """Call ``step`` as if there were a GPU, and list where the CPU would wait for it.
 
     The step runs for real, on the CPU: what it trains is trained, what it writes is written. An error in it ends
@@ -30,6 +37,8 @@ def dry_run(step: Callable[[], object], *, fake: bool = False, on_gpu: Iterable[
         fake: run without data, for models that are too large for this machine. What the step creates then has
             shapes only.
         on_gpu: modules, optimizers and tensors that exist already and are to be taken for being on the GPU.
+        budget: waits that a step may make, in all or by regions, as in `detect_syncs`; a step lasts from a step
+            of the optimizer to the next. `SyncReport.assert_max` then fails for what exceeds it.
 
     Raises:
         TypeError: ``step`` cannot be called, or ``on_gpu`` holds something else.
@@ -45,19 +54,27 @@ def dry_run(step: Callable[[], object], *, fake: bool = False, on_gpu: Iterable[
         AssertionError: ...
     """
     _check(step, '"step"')
-    with running(fake) as run:
+    with running(fake, None if budget is None else Budget(budget)) as run:
         run.place(on_gpu)
         run.carry_out(step)
     return run.report()
 
 
-def dry_run_file(path: Path, function: str | None, *, fake: bool = False, args: Sequence[str] = ()) -> SyncReport:
+def dry_run_file(
+    path: Path,
+    function: str | None,
+    *,
+    fake: bool = False,
+    args: Sequence[str] = (),
+    budget: int | Mapping[str, int] | None = None,
+) -> SyncReport:
     """Run a script as if there were a GPU, or import it and call one function of it.
 
     Args:
         path: the script.
         function: what to call, without arguments; None runs the script as ``__main__``.
         fake: as in `dry_run`.
+        budget: as in `dry_run`.
         args: the arguments of the script.
 
     Raises:
@@ -69,13 +86,13 @@ def dry_run_file(path: Path, function: str | None, *, fake: bool = False, args: 
     before = sys.argv, list(sys.path), dict(sys.modules)
     sys.argv, sys.path[:0] = [str(path), *args], [str(path.parent.resolve()), str(Path.cwd())]
     try:
-        with running(fake) as run:
+        with running(fake, None if budget is None else Budget(budget)) as run:
             if function is None:
                 run.carry_out(lambda: runpy.run_path(str(path), run_name="__main__"))
             else:
                 step = run.carry_out(lambda: _function(path, function))
                 if run.error is None:
-                    run.state.recorder.clear()
+                    run.forget()
                     run.carry_out(step)
         if isinstance(run.error, _UsageError):
             raise run.error.args[0]

@@ -17,6 +17,7 @@ from ...patch import Patch
 from ...regions.live import live
 from ...regions.path import RegionPath
 from .. import sites
+from ..budget import Budget
 from ..finding import NOT_COVERED, Event, error_text
 from ..recorder import Recorder
 from ..report import SyncReport
@@ -41,8 +42,8 @@ _NOWHERE = (
 class Run:
     """One dry run, from its start to its report."""
 
-    def __init__(self, path: RegionPath, fake: bool) -> None:
-        self.state = State(Recorder(path.names), Fake() if fake else None)
+    def __init__(self, path: RegionPath, fake: bool, budget: Budget | None) -> None:
+        self.state = State(Recorder(path.names), Fake() if fake else None, budget)
         self.error: BaseException | None = None
         self._optimizer: Any = None
         self._stepped = 0
@@ -87,11 +88,19 @@ class Run:
         text = f"the step ended here with {error_text(error)}"
         self.state.recorder.add(Event(NOT_COVERED, text, place.site, place.via, step=self.state.recorder.step))
 
+    def forget(self) -> None:
+        """Forget what waited so far."""
+        self.state.recorder.clear()
+        self.state.exceeded.clear()
+        self._next_step()
+
     def built(self) -> None:
         """An optimizer is made: what came before was not yet a step."""
         recorder = self.state.recorder
         if recorder.step is None:
             recorder.step, self._built = 0, True
+            self._next_step()
+            self.state.exceeded.clear()
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer stepped; the first one tells the steps."""
@@ -100,6 +109,11 @@ class Run:
         if self._optimizer is optimizer:
             self._stepped += 1
             self.state.recorder.step = self._stepped
+            self._next_step()
+
+    def _next_step(self) -> None:
+        if self.state.budget is not None:
+            self.state.budget.next_step()
 
     def _settled(self, seen: Counter[int | None], steps: int) -> Counter[int | None]:
         """Return where waits were.
@@ -129,7 +143,15 @@ class Run:
         if self._before:
             coverage.append(f"threads that ran before were not watched: {', '.join(self._before)}")
         return SyncReport(
-            "dry run", recorder.findings, steps, coverage, error=self.error, dropped=recorder.dropped, blind=blind
+            "dry run",
+            recorder.findings,
+            steps,
+            coverage,
+            error=self.error,
+            dropped=recorder.dropped,
+            blind=blind,
+            budgeted=self.state.budget is not None,
+            exceeded=self.state.exceeded,
         )
 
 
@@ -137,14 +159,14 @@ active = False
 
 
 @contextlib.contextmanager
-def running(fake: bool) -> Iterator[Run]:
+def running(fake: bool, budget: Budget | None = None) -> Iterator[Run]:
     """Pretend that there is a GPU, and watch."""
     if active:
         raise RuntimeError("a dry run is running already: this one would see its pretended GPU")
     stack = contextlib.ExitStack()
     try:
         with uninterrupted():
-            run = _set_up(stack, fake)
+            run = _set_up(stack, fake, budget)
         yield run
     finally:
         try:
@@ -154,13 +176,13 @@ def running(fake: bool) -> Iterator[Run]:
             stack.close()  # where it was interrupted before it began
 
 
-def _set_up(stack: contextlib.ExitStack, fake: bool) -> Run:
+def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget | None) -> Run:
     _set_active(True)
     stack.callback(_set_active, False)
     path = RegionPath()
     live.add(path)
     stack.callback(live.remove, path)
-    run = Run(path, fake)
+    run = Run(path, fake, budget)
     cuda = PretendedCuda(run.state)
     stack.callback(cuda.undo)
     cuda.install()

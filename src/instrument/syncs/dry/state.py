@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
+from ..budget import Budget
 from ..finding import NOT_COVERED, Direction
 from ..recorder import Recorder
 from .tags import Tags
@@ -55,8 +56,10 @@ class Here:
 class State:
     """One dry run: its tags and findings, and what each of its threads is doing."""
 
-    def __init__(self, recorder: Recorder, fake: Any = None) -> None:
+    def __init__(self, recorder: Recorder, fake: Any = None, budget: Budget | None = None) -> None:
         self.recorder = recorder
+        self.budget = budget
+        self.exceeded: list[str] = []
         self.fake = fake  # the FakeTensorMode, or None
         self.tags = Tags()
         self._threads = threading.local()
@@ -84,6 +87,10 @@ class State:
             return
         event = self.recorder.note(NAMES.get(op, op), cause, frame, direction=direction, bytes=size)
         self.recorder.add(event)
+        if self.budget is not None and event.allowed is None:
+            said = self.budget.spend(event)[1]
+            if said is not None:
+                self.exceeded.append(f"{said}: {event.site or event.via}")
 
     def uncovered(self, why: str, *, fails: bool = False) -> None:
         """Note something that cannot be carried out; with ``fails``, on a GPU neither."""

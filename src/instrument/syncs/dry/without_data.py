@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import constraints
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...patch import Patch
 from .fake import Fake
@@ -70,6 +71,14 @@ def patches(fake: Fake, state: State) -> list[Callable[[], Patch]]:
 
         return load
 
+    def unpickled(original: Any) -> Any:
+        @wraps(original)  # pickles name it
+        def load_from_bytes(data: bytes) -> Any:
+            with _disable_current_modes():  # under FakeTensorMode, torch forgets where it was
+                return original(data)
+
+        return load_from_bytes
+
     kinds = [kind for kind in vars(constraints).values() if isinstance(kind, type) and "check" in vars(kind)]
     return [
         lambda: Patch(FakeTensor, "device", device),
@@ -77,6 +86,7 @@ def patches(fake: Fake, state: State) -> list[Callable[[], Patch]]:
         lambda: Patch(torch.nn.Module, "_apply", applied),
         lambda: Patch(torch._utils, "_rebuild_tensor", rebuilt),
         lambda: Patch(torch, "load", loaded),
+        lambda: Patch(torch.storage, "_load_from_bytes", unpickled),
         *[lambda kind=kind: Patch(kind, "check", satisfied) for kind in kinds],
     ]
 

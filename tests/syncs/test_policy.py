@@ -1,0 +1,162 @@
+"""`allow_sync` and `no_syncs` decide on the thread and in the block where a wait happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from instrument import allow_sync, dry_run, no_syncs
+from instrument.syncs.policy import allowed_here, forbidden_here, forbidding
+
+dry = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+
+
+def test_innermost() -> None:
+    """The innermost block decides, and each ends where it began, also by an exception."""
+    assert (None, False) == (allowed_here(), forbidden_here())
+    with allow_sync("outer"):
+        with pytest.raises(ZeroDivisionError), allow_sync("inner"):
+            assert "inner" == allowed_here()
+            raise ZeroDivisionError
+        with forbidding():
+            assert (None, True) == (allowed_here(), forbidden_here())
+            with allow_sync("again"):
+                assert ("again", False) == (allowed_here(), forbidden_here())
+            assert (None, True) == (allowed_here(), forbidden_here())
+        assert ("outer", False) == (allowed_here(), forbidden_here())
+    assert (None, False) == (allowed_here(), forbidden_here())
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [("", ValueError), (" \n", ValueError), (None, TypeError), (3, TypeError), (print, TypeError)],
+)
+def test_it_must_say_why(reason: Any, error: type[Exception]) -> None:
+    """A reason that says nothing is refused; so is a decorator without one."""
+    with pytest.raises(error, match='"reason" must '):
+        allow_sync(reason)
+    with pytest.raises(TypeError):
+        allow_sync()  # type: ignore[call-arg]
+
+
+def test_decorators_without_brackets() -> None:
+    """Without brackets both are refused where the function is defined, not when it is called."""
+    with pytest.raises(TypeError, match='"reason" must be a string: <function'):
+
+        @allow_sync  # type: ignore[arg-type]
+        def step() -> None: ...
+
+    with pytest.raises(TypeError):
+
+        @no_syncs  # type: ignore[call-arg]
+        def other() -> None: ...
+
+
+def generator() -> Iterator[None]:
+    yield
+
+
+async def coroutine() -> None: ...
+
+
+async def both() -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("function", [generator, coroutine, both, "text"])
+def test_what_runs_after_the_call(function: Any) -> None:
+    """Code that runs when the call is over is not in its block, so that they decorate none of it."""
+    for name, decorate in (("allow_sync", allow_sync("why")), ("no_syncs", no_syncs())):
+        with pytest.raises(TypeError, match=f"{name} decorates plain functions; inside others, use it in a with"):
+            decorate(function)
+
+
+def test_decorated() -> None:
+    """Each call has a block of its own, also inside of itself, and the function is still itself."""
+
+    @allow_sync("why")
+    def count(left: int, *, by: int = 1) -> list[str | None]:
+        """Counts."""
+        return [allowed_here()] + (count(left - by, by=by) if left else [])
+
+    assert ["why"] * 3 == count(2, by=1)
+    assert ("count", "Counts.") == (count.__name__, count.__doc__)
+    assert allowed_here() is None
+    method = allow_sync("partial")(functools.partial(lambda one: (one, allowed_here()), 1))
+    assert (1, "partial") == method()
+
+
+def test_one_block_twice() -> None:
+    """One that is kept may be entered again, inside of itself too."""
+    allowing = allow_sync("why")
+    for _ in range(2):
+        with allowing, allowing:
+            assert "why" == allowed_here()
+        assert allowed_here() is None
+
+
+def test_other_threads_and_contexts() -> None:
+    """What holds here holds on no other thread, but in a context that is copied."""
+    seen: list[Any] = []
+    with allow_sync("here"):
+        thread = threading.Thread(target=lambda: seen.append(allowed_here()))
+        thread.start()
+        thread.join()
+        copied = contextvars.copy_context()
+    seen.append(copied.run(allowed_here))
+    assert [None, "here"] == seen
+
+
+def test_tasks_do_not_mix() -> None:
+    """Of two coroutines that run in turn each has its own."""
+
+    async def task(reason: str) -> str | None:
+        with allow_sync(reason):
+            await asyncio.sleep(0)
+            return allowed_here()
+
+    async def main() -> list[str | None]:
+        return list(await asyncio.gather(*(task(reason) for reason in "abc")))
+
+    assert ["a", "b", "c"] == asyncio.run(main())
+
+
+@dry
+def test_in_a_dry_run() -> None:
+    """Inside `no_syncs` what is further in allows, and what is around does not."""
+
+    @allow_sync("all of it")
+    def step() -> None:
+        value = torch.ones(2, device="cuda")
+        value.cpu()
+        with no_syncs():
+            with allow_sync("further in"):
+                value.tolist()
+            value.sum().item()
+
+    report = dry_run(step)
+    assert {"cpu": "all of it", "tolist": "further in"} == {found.op: found.allowed for found in report.allowed}
+    assert [("item", True)] == [(found.op, found.forbidden) for found in report.syncs]
+    with pytest.raises(AssertionError, match="inside no_syncs: 1"):
+        report.assert_max(9)
+
+
+@dry
+def test_a_comment_inside_of_no_syncs() -> None:
+    """A comment is further in than any block, and still allows; what has none is forbidden."""
+
+    @no_syncs()
+    def step() -> None:
+        value = torch.ones(2, device="cuda")
+        value.cpu()  # instrument: allow-sync this one
+        value.sum().item()
+
+    with pytest.raises(AssertionError, match="inside no_syncs: 1"):
+        dry_run(step).assert_max(9)
