@@ -133,13 +133,12 @@ def test_workers_of_a_dataloader(fake: bool, capfd: pytest.CaptureFixture[str]) 
 
 
 DISTRIBUTED = """
-import json, sys, warnings
+import json, warnings
 import torch, torch.distributed as dist
 from torch import nn
 import instrument
 
 warnings.simplefilter("ignore")
-fake = sys.argv[1:] == ["fake"]
 
 def step():
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
@@ -312,12 +311,15 @@ class Scaled(torch.Tensor):
         def unwrap(value: Any) -> Any:
             return torch.utils._pytree.tree_map_only(cls, lambda one: one.inner, value)
 
+        if func is torch.ops.aten.abs.default:
+            args[0].inner.nonzero()
         out = func(*unwrap(args), **unwrap(kwargs or {}))
         return cls(out) if isinstance(out, torch.Tensor) else out
 
 
-def test_wrappers_of_tensors() -> None:
-    """What a tensor wraps is on the GPU, and what is computed with it."""
+@both
+def test_wrappers_of_tensors(fake: bool) -> None:
+    """What a tensor wraps is on the GPU, and what is computed with it; what its class does inside is seen."""
 
     def step() -> None:
         value = Scaled(gpu(3))
@@ -326,9 +328,11 @@ def test_wrappers_of_tensors() -> None:
         assert isinstance(out, Scaled)
         assert out.is_cuda
         assert out.inner.is_cuda
+        value.abs()
         out.sum().item()
 
-    assert {"item": 1} == ops(finished(step))
+    report = finished(step, fake=fake)
+    assert [("abs", 1, "value.abs()"), ("item", 1, "out.sum().item()")] == listed(report)
 
 
 class Passing(TorchFunctionMode):
@@ -681,7 +685,10 @@ def test_sarif_of_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 class Interrupting:
     """Sends Ctrl-C at the n-th line that runs in the files that set a dry run up and end it."""
 
-    FILES = ("dry/session.py", "dry/cuda.py", "dry/patches.py", "dry/modes.py", "dry/storages.py", "/patch.py")
+    FILES = (
+        "dry/session.py", "dry/cuda.py", "dry/patches.py", "dry/modes.py", "dry/storages.py", "/patch.py",
+        "/guard.py",
+    )  # fmt: skip
 
     def __init__(self, at: int) -> None:
         self._left = at
