@@ -237,3 +237,11 @@ def test_interrupted_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(KeyboardInterrupt):
         Known({"b" * 16: Entry("b" * 16, 2, "another")}).write(path)
     assert before == path.read_text()
+
+
+def test_a_reason_is_more_than_the_sign(tmp_path: Path) -> None:
+    """A line that ends with the sign of what follows has no reason."""
+    path = tmp_path / "known"
+    path.write_text("0123456789abcdef 1 #\n")
+    with pytest.raises(ValueError, match="line 1: it must say why"):
+        Known.read(path, reasons=True)

@@ -70,7 +70,7 @@ class Known:
         for number, line in enumerate(text.split("\n"), 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
-            content, _, where = re.sub(r"\s#\s", " # ", line).partition(" # ")
+            content, _, where = re.sub(r"\s#(\s|$)", " # ", line).partition(" # ")
             match = _LINE.fullmatch(content.strip())
             if match is None:
                 raise ValueError(f"cannot read {path}, line {number}: no fingerprint, number and reason: {line!r}")
