@@ -332,3 +332,14 @@ def test_what_would_not_run() -> None:
     wrong = report(finding(NOT_COVERED, cause="takes tensors of both", forbidden=True))
     assert "would not run on a GPU: takes tensors of both (/x/train.py:3)" == wrong.over(99)
     assert report(finding(NOT_COVERED, cause="run eagerly")).over(0) is None
+
+
+def test_a_thread_by_any_name(tmp_path: Path) -> None:
+    """Some profilers name a thread "thread 7"; the word is there once, and what is not idle is not told."""
+    lines = str(
+        report(finding(thread="thread 7 (python)", blocked_ns=5, idle_ns=0), finding(thread="pt_autograd_0"))
+    )
+    assert "thread 7 (python)" in lines
+    assert "thread thread" not in lines
+    assert "thread pt_autograd_0" in lines
+    assert "idle" not in lines

@@ -85,7 +85,7 @@ def _block(results: Results, found: Finding, width: int) -> Iterator[Text]:
         line = f":{found.via.line}" if found.via.line else ""
         about.append(f"via {portable(found.via.file)}{line} in {found.via.function}{others}")
     about += [f"backward of {found.backward}"] if found.backward else []
-    about += [f"thread {found.thread}"] if found.thread not in ("", "MainThread") else []
+    about += [_thread(found)] if found.thread not in ("", "MainThread") else []
     if about:
         yield from _prose(", ".join(about), width)
     site = found.site or found.via
@@ -103,7 +103,12 @@ def _where(found: Finding) -> str:
         return f"{found.site} in {found.site.function}"
     if found.via is not None:
         return f"{found.via} in {found.via.function}, called by no line of yours"
-    return f"no line of Python, thread {found.thread or '?'}"
+    return f"no line of Python, {_thread(found)}"
+
+
+def _thread(found: Finding) -> str:
+    name = found.thread or "?"
+    return name if name.startswith("thread ") else f"thread {name}"  # some profilers call them so
 
 
 def _short(results: Results, found: Finding) -> str:
@@ -133,7 +138,7 @@ def _blocked(results: Results, found: Finding) -> str:
         return f"; time unknown: {results.why_untimed(found)}"
     each = f", {duration(found.blocked_ns / found.timed)} each" if found.timed > 1 else ""
     timed = f" ({count(found.timed)} of {count(found.count)} timed)" if found.timed < found.count else ""
-    idle = f"; then {duration(found.idle_ns)} of idle GPU" if found.idle_ns is not None else ""
+    idle = f"; then {duration(found.idle_ns)} of idle GPU" if found.idle_ns else ""
     return f"; blocked {duration(found.blocked_ns)}{each}{timed}{idle}"
 
 
