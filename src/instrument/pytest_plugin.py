@@ -78,14 +78,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         yield
         return
     most, fake = _arguments(marker)
-    test = getattr(item, "obj", None)
-    if not callable(test) or inspect.iscoroutinefunction(test):
+    if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
         _refuse(f"the marker syncs is for functions that are no coroutines: {item.nodeid}")
-    item.obj = functools.wraps(test)(functools.partial(_run, item, test, most, fake))  # type: ignore[attr-defined]
+    test = item.obj
+    item.obj = functools.wraps(test)(functools.partial(_run, item, test, most, fake))
     try:
         yield
     finally:
-        item.obj = test  # type: ignore[attr-defined]
+        item.obj = test
 
 
 def _run(item: pytest.Item, test: Callable[..., Any], most: int, fake: bool, *args: Any, **kwargs: Any) -> None:

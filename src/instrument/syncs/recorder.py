@@ -49,8 +49,8 @@ class Recorder:
             forbidden=forbidden, thread=threading.current_thread().name, backward=compat.autograd_node(), **more,
         )  # fmt: skip
 
-    def add(self, event: Event) -> Finding | None:
-        """Count ``event``; return its finding."""
+    def add(self, event: Event) -> None:
+        """Count ``event``."""
         # Without a line of the user's, the library's and the autograd node tell findings apart.
         inner = (event.via, event.backward) if event.site is None else (None, None)
         what = f"{NOT_COVERED}: {event.cause}" if event.op == NOT_COVERED else event.op
@@ -60,10 +60,9 @@ class Recorder:
             if found is not None:
                 found.add(event)
             elif len(self._found) < MAX_FINDINGS:
-                found = self._found[key] = Finding.of(event)
+                self._found[key] = Finding.of(event)
             else:
                 self.dropped += 1
-        return found
 
     @property
     def findings(self) -> list[Finding]:

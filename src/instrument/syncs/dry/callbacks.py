@@ -122,10 +122,11 @@ def _hooks(state: State) -> Iterator[Made]:
         return run
 
     def made(original: Any) -> Any:
-        def __init__(self: Any, pack_hook: Any, unpack_hook: Any) -> None:  # noqa: N807
-            original(self, watched(pack_hook), watched(unpack_hook))
+        @wraps(original)
+        def init(hooks: Any, pack_hook: Any, unpack_hook: Any) -> None:
+            original(hooks, watched(pack_hook), watched(unpack_hook))
 
-        return __init__
+        return init
 
     yield torch.autograd.graph.saved_tensors_hooks, "__init__", made
 

@@ -18,7 +18,7 @@ ERROR = "reads an error code back from the GPU"
 CHECK = "reads a check of its arguments back from the GPU"
 
 
-def masks(indices: Sequence[Any]) -> bool:
+def _masks(indices: Sequence[Any]) -> bool:
     """Tell whether an index has a mask, whose True elements have to be counted."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
@@ -33,7 +33,7 @@ def _index(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any])
     if state.tags.device(args[0]) is None:
         return
     _indices(state, args[1])
-    if masks(args[1]):
+    if _masks(args[1]):
         state.wait("getitem", COUNT)
 
 
@@ -103,7 +103,7 @@ def _index_put(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, A
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     number = values.numel() == 1 and state.tags.device(values) is None
     _indices(state, args[1])
-    if not masks(args[1]):
+    if not _masks(args[1]):
         if number:
             state.wait("setitem", "copies a number to the GPU", "H2D", size_of(values))
     elif accumulate or not number:  # a number is filled in where the mask is, uncounted

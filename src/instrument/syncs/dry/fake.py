@@ -65,7 +65,7 @@ class Fake:
         value = notes_of(tensor).get("value")
         if value is None:
             return self.answer(torch.Tensor.item, tensor)
-        return value if isinstance(value, complex) else kind_of(tensor)(value)
+        return kind_of(tensor)(value)
 
     def answer(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what ``func`` returns for tensors with data."""

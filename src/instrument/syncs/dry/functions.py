@@ -103,6 +103,11 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
             self.tags.put(out, target or (PINNED if pinned else None))
         return out
 
+    def read(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run ``func``, which reads a tensor as a whole: without data, one that has some."""
+        fake = self.state.fake
+        return self.unwatched(func, *args, **kwargs) if fake is None else fake.answer(func, *args, **kwargs)
+
     def unwatched(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run ``func``; what it reads on the CPU is no wait."""
         self.here.quiet += 1

@@ -85,13 +85,9 @@ def note(tensor: torch.Tensor, value: Any) -> None:
 
 
 def kind_of(tensor: torch.Tensor) -> type:
-    """Return the type that Python has for an element that is no complex number."""
-    return (
-        bool
-        if tensor.dtype is torch.bool
-        else float
-        if tensor.is_floating_point()
-        else complex
-        if tensor.is_complex()
-        else int
-    )
+    """Return the type that Python has for an element."""
+    if tensor.dtype is torch.bool:
+        return bool
+    if tensor.is_floating_point():
+        return float
+    return complex if tensor.is_complex() else int

@@ -22,7 +22,7 @@ _ASKED = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 def patched(state: State) -> Iterator[None]:
     """Replace what must know of pretended devices; put everything back at the end, whatever happened."""
     with ExitStack() as stack:
-        for owner, name, make in [*_python_bodies(), *storages.changes(state), *callbacks.changes(state)]:
+        for owner, name, make in _changes(state):
             if hasattr(owner, name):
                 stack.callback(Patch(owner, name, make).undo)
         if state.fake is not None:
@@ -30,11 +30,17 @@ def patched(state: State) -> Iterator[None]:
             log = logging.getLogger("torch._subclasses.fake_tensor")
             stack.callback(log.removeFilter, _nothing)
             log.addFilter(_nothing)
-            for patch in without_data.patches(state.fake, state):
-                stack.callback(patch().undo)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(_reset_default_device, _device.CURRENT_DEVICE)
         yield
+
+
+def _changes(state: State) -> Iterator[Made]:
+    yield from _python_bodies()
+    yield from storages.changes(state)
+    yield from callbacks.changes(state)
+    if state.fake is not None:
+        yield from without_data.changes(state.fake, state)
 
 
 def _nothing(record: logging.LogRecord) -> bool:

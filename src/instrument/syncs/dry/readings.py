@@ -34,16 +34,13 @@ def _read(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     """`tolist` and `repr` copy the tensor at once."""
     if mode.tags.device(args[0]) is not None:
         mode.state.wait(func.__name__, "copies from the GPU", "D2H", size_of(args[0]))
-    if mode.state.fake is not None:
-        return mode.state.fake.answer(func, *args, **kwargs)
-    return mode.unwatched(func, *args, **kwargs)
+    return mode.read(func, *args, **kwargs)
 
 
 def _format(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if mode.tags.device(args[0]) is not None:
         mode.state.wait("format", "reads a value back from the GPU")
-    fake = mode.state.fake
-    return mode.unwatched(func, *args, **kwargs) if fake is None else fake.answer(func, *args, **kwargs)
+    return mode.read(func, *args, **kwargs)
 
 
 def _reduce(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

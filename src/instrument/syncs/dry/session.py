@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from typing import Any
 
 import torch
@@ -199,8 +200,9 @@ def _set_active(value: bool) -> None:
 
 
 def _noting(original: Any, run: Run) -> Any:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(self, *args, **kwargs)
+    @wraps(original)
+    def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
         run.built()
 
-    return __init__
+    return init

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -12,13 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import constraints
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...patch import Patch
 from .fake import Fake
 from .state import State, as_cuda
+from .storages import Made
 from .tags import Tags
 
 
-def patches(fake: Fake, state: State) -> list[Callable[[], Patch]]:
+def changes(fake: Fake, state: State) -> Iterator[Made]:
     """Return what makes tensors without data answer as if they had some, outside of operators."""
     mode, tags = fake.mode, state.tags
 
@@ -79,16 +79,15 @@ def patches(fake: Fake, state: State) -> list[Callable[[], Patch]]:
 
         return load_from_bytes
 
-    kinds = [kind for kind in vars(constraints).values() if isinstance(kind, type) and "check" in vars(kind)]
-    return [
-        lambda: Patch(FakeTensor, "device", device),
-        lambda: Patch(FakeTensor, "tolist", lambda _: torch.Tensor.tolist),  # its own reads each element
-        lambda: Patch(torch.nn.Module, "_apply", applied),
-        lambda: Patch(torch._utils, "_rebuild_tensor", rebuilt),
-        lambda: Patch(torch, "load", loaded),
-        lambda: Patch(torch.storage, "_load_from_bytes", unpickled),
-        *[lambda kind=kind: Patch(kind, "check", satisfied) for kind in kinds],
-    ]
+    yield FakeTensor, "device", device
+    yield FakeTensor, "tolist", lambda _: torch.Tensor.tolist  # its own reads each element
+    yield torch.nn.Module, "_apply", applied
+    yield torch._utils, "_rebuild_tensor", rebuilt
+    yield torch, "load", loaded
+    yield torch.storage, "_load_from_bytes", unpickled
+    for kind in vars(constraints).values():
+        if isinstance(kind, type) and "check" in vars(kind):
+            yield kind, "check", satisfied
 
 
 def _apply(module: Any, fn: Callable[[Any], Any], recurse: bool, tags: Tags) -> Any:
