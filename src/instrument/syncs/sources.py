@@ -25,7 +25,7 @@ from .sync_warning import SyncWarning
 # The modules whose functions run inside of calls that wait
 _CALLED = [f"{__package__}.{name}" for name in (
     "sources", "calls", "explicit", "sync_warning", "gpu_trace", "listener", "detector", "live", "recorder",
-    "sites", "expression", "policy", "finding", "budget", "stepping",
+    "sites", "expression", "policy", "comments", "finding", "budget", "stepping",
 )]  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ...guard import uninterrupted
 from ...patch import Patch
@@ -22,6 +21,7 @@ from ..budget import Budget
 from ..finding import NOT_COVERED, Event, error_text
 from ..recorder import Recorder
 from ..report import SyncReport
+from ..stepping import OptimizerSteps
 from .cuda import PretendedCuda
 from .fake import Fake
 from .modes import modes
@@ -46,10 +46,9 @@ class Run:
     def __init__(self, path: RegionPath, fake: bool, budget: Budget | None) -> None:
         self.state = State(Recorder(path.names), Fake() if fake else None, budget)
         self.error: BaseException | None = None
-        self._optimizer: Any = None
         self._stepped = 0
         self._built = False
-        pools = concurrent.futures.thread._threads_queues  # what these are given to do is watched
+        pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # what these are given is watched
         known = {threading.current_thread(), threading.main_thread(), *pools}
         self._before = sorted({thread.name for thread in threading.enumerate() if thread not in known})
 
@@ -103,14 +102,11 @@ class Run:
             self._next_step()
             self.state.exceeded.clear()
 
-    def stepped(self, optimizer: Any, *_: Any) -> None:
-        """An optimizer stepped; the first one tells the steps."""
-        if self._optimizer is None:
-            self._optimizer = optimizer
-        if self._optimizer is optimizer:
-            self._stepped += 1
-            self.state.recorder.step = self._stepped
-            self._next_step()
+    def stepped(self) -> None:
+        """A step ended."""
+        self._stepped += 1
+        self.state.recorder.step = self._stepped
+        self._next_step()
 
     def _next_step(self) -> None:
         if self.state.budget is not None:
@@ -188,7 +184,7 @@ def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget | None) -> R
     stack.callback(cuda.undo)
     cuda.install()
     stack.enter_context(patched(run.state))
-    stack.callback(register_optimizer_step_post_hook(run.stepped).remove)
+    stack.callback(OptimizerSteps(run.stepped).remove)
     stack.callback(Patch(torch.optim.Optimizer, "__init__", lambda original: _noting(original, run)).undo)
     stack.enter_context(modes(run.state))
     return run
