@@ -18,6 +18,8 @@ ORDER = [
     ["__main__"],
     ["cli", "pytest_plugin"],
     ["commands"],
+    ["automatic", "launch"],
+    ["integrations"],
     ["__init__"],
     ["windows"],
     ["exporters"],

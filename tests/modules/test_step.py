@@ -32,6 +32,7 @@ from tests.support.programs import environment
 PATCHED = {
     torch.autograd.profiler.record_function: ["__enter__", "__exit__"],
     torch.no_grad: ["__enter__", "__exit__"],
+    torch.autograd: ["backward"],
     torch.Tensor: ["to", "cuda", "copy_"],
     dist.ProcessGroup: [name for name in vars(dist.ProcessGroup) if not name.startswith("__")],
 }
@@ -96,8 +97,9 @@ class Job:
 
 def step(optimizer: str = "AdamW", data: str = DATA) -> list[list[str]]:
     """The regions of a step of a job."""
-    names = [f"Optimizer.zero_grad#{optimizer}.zero_grad", "clip_grad_norm_", f"Optimizer.step#{optimizer}.step"]
-    return [[name] for name in (data, *names, "copy to meta")]
+    optimizing = f"Optimizer.zero_grad#{optimizer}.zero_grad", f"Optimizer.step#{optimizer}.step"
+    names = (data, optimizing[0], "backward", "clip_grad_norm_", optimizing[1], "copy to meta")
+    return [[name] for name in names]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -116,6 +118,7 @@ def test_every_part(listening: Listening, kind: type[torch.optim.Optimizer], wor
     [
         ("optimizer", ["Optimizer.zero_grad#AdamW.zero_grad", "Optimizer.step#AdamW.step"]),
         ("data", [DATA]),
+        ("backward", ["backward"]),
         ("copies", ["copy to meta"]),
         ("clipping", ["clip_grad_norm_"]),
         ("collectives", []),
@@ -134,7 +137,7 @@ def test_in_a_trace_once(recorded: Callable[..., Events]) -> None:
     alone = Counter(event["name"] for event in recorded(job.train))
     with instrument.annotate_step():
         names = Counter(event["name"] for event in recorded(job.train))
-    assert alone | {"clip_grad_norm_": 2, "copy to meta": 2} == names
+    assert alone | {"backward": 2, "clip_grad_norm_": 2, "copy to meta": 2} == names
     assert names[DATA] == 3
     assert names["Optimizer.step#AdamW.step"] == 2
 
@@ -628,10 +631,24 @@ def test_instrument_0(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> 
         handle.remove()
 
 
+def test_backward_however_it_is_called(listening: Listening) -> None:
+    """Every way to start a backward pass takes what it took, and a pass that fails closes its region."""
+    with listening() as heard, instrument.annotate_step("backward"):
+        weight = torch.ones(2, requires_grad=True)
+        torch.autograd.backward(tensors=[(weight * 2).sum()])
+        torch.autograd.backward((weight * 2), torch.ones(2), retain_graph=True)
+        with pytest.raises(RuntimeError, match="scalar"):
+            (weight * 2).backward()
+        (weight * 2).backward(torch.ones(2), inputs=[weight])
+    assert heard.tree() == [["backward"]] * 4
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [6.0, 6.0]
+
+
 def test_wrong_parts() -> None:
     """Parts that are not known fail at once, with what is accepted."""
-    with pytest.raises(ValueError, match=r"\"parts\" must be out of optimizer, data, .*: 'backward'"):
-        instrument.annotate_step("data", "backward")
+    with pytest.raises(ValueError, match=r"\"parts\" must be out of optimizer, data, .*: 'forward'"):
+        instrument.annotate_step("data", "forward")
     with pytest.raises(TypeError, match=r'"parts" must be strings .*: 3'):
         instrument.annotate_step(3)  # type: ignore[arg-type]
 

@@ -118,17 +118,17 @@ def _calls(
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def call(this: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if live.tracing():
-                return original(this, *args, **kwargs)
-            shown = named(this, *args, **kwargs) if switch.on else None
+                return original(*args, **kwargs)
+            shown = named(*args, **kwargs) if switch.on else None
             token = None if shown is None else live.enter(shown)
             try:
-                given = (this, *args, *kwargs.values())
+                given = (*args, *kwargs.values())
                 if overridable and has_torch_function(given):
                     overriding = [value for value in given if type(value) is not torch.Tensor]
-                    return handle_torch_function(original, overriding, this, *args, **kwargs)
-                return original(this, *args, **kwargs)
+                    return handle_torch_function(original, overriding, *args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 if token is not None:
                     live.leave(token)
@@ -143,6 +143,12 @@ def _collectives(switch: Switch) -> Iterator[Patch]:
     for method, name in methods.items():
         shown = region.make(name, None, None, None, None)
         yield _calls(group, method, lambda *_, shown=shown, **__: shown, switch)
+
+
+def _backward(switch: Switch) -> Iterator[Patch]:
+    """Name a pass that `torch.Tensor.backward` or `torch.autograd.backward` starts; both end up in the latter."""
+    shown = region.make("backward", None, None, None, None)
+    yield _calls(torch.autograd, "backward", lambda *_, **__: shown, switch)
 
 
 def _copies(switch: Switch) -> Iterator[Patch]:
@@ -196,6 +202,7 @@ def _copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Moved:
 PARTS: Mapping[str, Callable[[Switch], Iterator[Patch]]] = {
     "optimizer": _optimizer,
     "data": _data,
+    "backward": _backward,
     "copies": _copies,
     "clipping": _clipping,
     "collectives": _collectives,

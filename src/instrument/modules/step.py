@@ -55,6 +55,7 @@ def annotate_step(*parts: str) -> Handle[Request]:
             - "optimizer": each optimizer's ``step`` and ``zero_grad``, and "data": the ``__next__`` of a
               `torch.utils.data.DataLoader`. torch.profiler names them by itself
               (``Optimizer.step#AdamW.step``); this shows them in the other profilers, under the same names.
+            - "backward": ``loss.backward()`` and `torch.autograd.backward` as a whole.
             - "copies": ``copy to cuda:0``, a tensor that goes from the CPU to another device by ``to``,
               ``cuda`` or ``copy_``, with its bytes as the payload; also the parameters, in ``model.to(...)``.
             - "clipping": `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`.

@@ -71,8 +71,8 @@ class Aftermath:
         if failure is not None:
             guard.failed("saving a window", failure)
 
-    def report(self, hidden: Sequence[str]) -> None:
-        """Print the summary of the windows so far, once; ``hidden`` are regions inside compiled code."""
+    def report(self, hidden: Sequence[str], tell: Callable[[str], None] | None = None) -> None:
+        """Tell the summary of the windows so far, once; ``hidden`` are regions inside compiled code."""
         if not (self._unsaid and settings.summary):
             return
         self._unsaid, said = 0, self._unsaid
@@ -90,6 +90,9 @@ class Aftermath:
             elif self._hint:
                 windows = "1 window" if said == 1 else f"{said} windows"
                 console.print(f"instrument: {windows} {self._hint}", highlight=False, soft_wrap=True)
+        if tell is not None:
+            tell(captured.get())
+            return
         with suppress(OSError, ValueError, AttributeError):  # closed, broken or missing
             sys.stderr.write(captured.get())
             sys.stderr.flush()

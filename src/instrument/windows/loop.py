@@ -33,6 +33,7 @@ class Profile:
         step_num: the number of the current step.
         out: the folder that everything lands in.
         keep_last: whether the last window's events stay in memory for those who ask for them after the loop.
+        tell: called with the text of the summary, on another thread; None is standard error.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Profile:
         self._aftermath = Aftermath(self._manifest, exporter.hint)
         self._last: Capture | None = None  # of the last window that was recorded
         self.keep_last = True
+        self.tell: Callable[[str], None] | None = None
         self._first = first_step
         self._started = False
         self._closing = False  # on_trace_ready is called
@@ -313,7 +315,7 @@ class Profile:
     def _report(self) -> None:
         live.tell_hidden()
         if self._rank == min(self._ranks or {0}):
-            self._aftermath.report(sorted(live.compiled_away))
+            self._aftermath.report(sorted(live.compiled_away), self.tell)
 
 
 def _rank() -> int:

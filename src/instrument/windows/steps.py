@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from .loop import Profile, profile
@@ -11,6 +11,8 @@ from .schedule import Schedule
 from .schedule import schedule as make_schedule
 
 T = TypeVar("T")
+PLAN = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
+"""The arguments of a plan that a loop takes itself."""
 
 
 class Steps(Generic[T]):
@@ -86,12 +88,23 @@ def steps(
         "wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first,
         "skip_first_wait": skip_first_wait, "at": at, "every": every,
     }  # fmt: skip
-    plan: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    if schedule is None:
-        plan = plan or {"wait": 1, "warmup": 1, "active": 3}
-        if at is None and every is None:
-            plan.setdefault("repeat", 1)
-        schedule = make_schedule(**plan)
-    elif plan:
-        raise ValueError(f'"schedule" was given, so these cannot be: {", ".join(plan)}')
-    return Steps(iterable, profile(out, schedule=schedule, **arguments))
+    return Steps(iterable, profile(out, schedule=planned(schedule, named), **arguments))
+
+
+def planned(
+    schedule: Schedule | str | Callable[[int], Any] | None, named: Mapping[str, Any]
+) -> Schedule | str | Callable[[int], Any]:
+    """Return ``schedule``, or the plan that the arguments ``named`` make; one window unless they say otherwise.
+
+    Raises:
+        TypeError, ValueError: as `instrument.schedule`; or both are given.
+    """
+    plan = {name: value for name, value in named.items() if value is not None}
+    if schedule is not None:
+        if plan:
+            raise ValueError(f'"schedule" was given, so these cannot be: {", ".join(plan)}')
+        return schedule
+    plan = plan or {"wait": 1, "warmup": 1, "active": 3}
+    if "at" not in plan and "every" not in plan:
+        plan.setdefault("repeat", 1)
+    return make_schedule(**plan)

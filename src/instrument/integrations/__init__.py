@@ -1,0 +1,1 @@
+"""How does my framework say it in one line? An adapter for each, which drives a `Loop`."""

@@ -1,0 +1,31 @@
+"""The loop that ``instrument run`` asks for in the environment: one a process, driven by whoever tells steps."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+
+from .. import log
+from .loop import Loop
+
+VARIABLE = "INSTRUMENT_RUN"
+"""Holds the arguments of a `Loop` as JSON."""
+
+
+@functools.cache
+def automatic() -> Loop | None:
+    """Return the loop that the environment asks for, which steps aside for one of the program's own.
+
+    Adapters that the environment brings in drive this one. None where it asks for none.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        loop = Loop(**json.loads(text))
+    except (TypeError, ValueError) as error:  # an environment variable must not stop a training job
+        log.warning(f"{VARIABLE} is ignored", reason=str(error))
+        return None
+    loop.automatic = True
+    return loop
