@@ -9,12 +9,16 @@ from typing import Annotated
 import typer
 
 from . import __version__
+from .commands.doctor import doctor
+from .commands.run import BeforeProgram, run
 from .commands.summarize import summarize
 from .commands.syncs import WithArguments, syncs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command(cls=BeforeProgram, context_settings={"allow_interspersed_args": False})(run)
 app.command()(summarize)
 app.command(cls=WithArguments)(syncs)
+app.command()(doctor)
 
 
 def _version(wanted: bool) -> None:
@@ -27,7 +31,7 @@ def _version(wanted: bool) -> None:
 def command(
     version: Annotated[bool, typer.Option("--version", callback=_version, help="Print the version.")] = False,
 ) -> None:
-    """Read what profilers wrote, and find what makes the CPU wait for the GPU."""
+    """Record the steps of a program, read what profilers wrote, and find what makes the CPU wait for the GPU."""
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 EMITTERS = ("torch", "nvtx", "roctx", "itt", "jax")
+RUN = "INSTRUMENT_RUN"
+"""The environment variable by which ``instrument run`` asks for a loop; it holds the loop's arguments as JSON."""
 _FALSE = ("0", "false", "no", "off")
 
 

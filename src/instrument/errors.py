@@ -32,3 +32,7 @@ class CaptureError(InstrumentError):
 
 class SyncError(InstrumentError, RuntimeError):
     """The CPU waited for the GPU where it must not: in `no_syncs`, at level "error", or above a budget."""
+
+
+class LaunchError(InstrumentError, RuntimeError):
+    """A vendor's profiler that cannot be run; the message says how to get it."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from . import log
@@ -57,6 +58,19 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if held:
             before(*held[0])
+
+
+@contextmanager
+def exiting() -> Iterator[None]:
+    """Keep Python's exit code while the body runs at exit: after Ctrl-C it is that of the signal.
+
+    Python forgets the interrupt where the body compiles a string, as modules do that it imports; here it is raised
+    once more, in a string.
+    """
+    yield
+    if issubclass(getattr(sys, "last_type", None) or object, KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
 
 
 guard = Guard()

@@ -11,21 +11,36 @@ _MISSING = object()
 class Patch:
     """``owner.name`` is ``make(original)`` until `undo`; ``make(None)`` where there is no original.
 
-    Where somebody else replaced it in the meantime it stays theirs, and calls through them still reach
-    what ``make`` returned: that must work after `undo` as well, as the original does.
+    Patches of one attribute may be undone in any order. Where somebody else replaced it in the meantime it stays
+    theirs, and calls through them still reach what ``make`` returned: that must work after `undo` as well, as the
+    original does.
     """
+
+    _under: Patch | None  # what of ours was there before
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._owner = owner
         self._name = name
         self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
         self._ours = make(getattr(owner, name, None) if self._before is _MISSING else self._before)
+        self._undone = False
+        top = _tops.get((id(owner), name))
+        self._under = top if top is not None and top._ours is self._before else None
+        _tops[id(owner), name] = self
         self._set(self._ours)
 
     def undo(self) -> None:
-        """Put back what was there."""
-        if vars(self._owner).get(self._name) is self._ours:
-            self._set(self._before)
+        """Put back what was there; under another patch of ours, once that is undone."""
+        self._undone = True
+        key = id(self._owner), self._name
+        top = _tops.get(key)
+        while top is not None and top._undone and vars(top._owner).get(top._name) is top._ours:
+            top._set(top._before)
+            top = top._under
+        if top is None or top._undone:
+            _tops.pop(key, None)
+        else:
+            _tops[key] = top
 
     def _set(self, value: Any) -> None:
         held = vars(self._owner)
@@ -35,3 +50,6 @@ class Patch:
             del held[self._name]
         else:
             held[self._name] = value
+
+
+_tops: dict[tuple[int, str], Patch] = {}  # the last patch of each attribute that has any

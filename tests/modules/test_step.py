@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import instrument
 from instrument.config import settings
 from instrument.guard import guard
-from instrument.modules.parts import Switch, _contexts
+from instrument.modules.parts import Switch, contexts
 from instrument.modules.step import patcher
 from instrument.regions import live, region
 from tests.conftest import Events
@@ -309,7 +309,7 @@ def test_interrupted_context(listening: Listening, where: str) -> None:
 
     shown, switch = region.make("context", None, None, None, None), Switch()
     with listening() as heard:
-        patches = list(_contexts(Context, lambda _: live.enter(shown), switch))
+        patches = list(contexts(Context, lambda _: live.enter(shown), switch))
         for switch.on in (True, False):
             with pytest.raises(KeyboardInterrupt), Context():
                 pass

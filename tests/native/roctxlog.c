@@ -1,6 +1,7 @@
 /* A stand-in for libroctx64 that logs each call as a JSON line to the file named by ROCTXLOG.
  *
- * Each line says which library was called, by the name it was built with (-DLIBRARY_NAME="\"...\""). */
+ * Each line says which library was called, by the name it was built with (-DLIBRARY_NAME="\"...\"").
+ * With -DNO_PROFILER it cannot pause and resume. */
 #include "jsonlog.h"
 
 #ifndef LIBRARY_NAME
@@ -56,6 +57,7 @@ EXPORT void roctxRangeStop(uint64_t id) {
     log_end();
 }
 
+#ifndef NO_PROFILER /* roctracer's library has no such functions */
 static int profiler(const char *op, uint64_t thread) {
     begin(op);
     log_unsigned("thread", thread);
@@ -65,3 +67,4 @@ static int profiler(const char *op, uint64_t thread) {
 
 EXPORT int roctxProfilerPause(uint64_t thread) { return profiler("pause", thread); }
 EXPORT int roctxProfilerResume(uint64_t thread) { return profiler("resume", thread); }
+#endif

@@ -88,14 +88,14 @@ def profile(
     folder = Path(tempfile.mkdtemp(prefix="nsys-", dir=tmp_path))
     fixed: list[str | Path] = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "-o", folder / "report"]
     command = [nsys(), "profile", *fixed, *options, *python(program(script, folder), args)]
-    with _alone():
+    with alone():
         done = run(command, environment(env), check=check)
     files = sorted(folder.glob("*.nsys-rep"), key=lambda path: (len(path.name), path.name))
     return Report(done.returncode, done.stdout, done.stderr, files)
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """One recording at a time on this machine: of those that start together, nsys 2022.4 loses one in eighty."""
     with (Path(tempfile.gettempdir()) / "instrument-tests-nsys.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

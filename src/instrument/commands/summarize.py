@@ -11,13 +11,11 @@ from rich.console import Console
 from ..diagnosis.collectives import Collectives, compiled
 from ..diagnosis.metrics import metrics
 from ..errors import TraceError
-from ..report.gpu import render_gpu
 from ..report.plain import line
-from ..report.ranks import render_ranks
-from ..report.terminal import render, render_files, render_lost
+from ..report.terminal import render_files
+from ..report.whole import render_set, render_trace
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace
-from ..traces.summary import summarize as summary_of
 from ..traces.trace import Trace
 from .sentence import sentence
 
@@ -79,11 +77,9 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
 
 def _print(trace: Trace | TraceSet, path: str, collectives: Collectives, console: Console) -> None:
     if isinstance(trace, TraceSet):
-        render_ranks(trace, collectives, console=console)
-        rank, trace = next(iter(trace.items()))
-        line(console, f"\nRank {rank}", bold=True)
-    render(summary_of(trace), files=[], folder=trace.path.parent, console=console)
-    render_gpu(metrics(trace, collectives), console=console)
-    render_lost(trace.lost, console=console)
+        render_set(trace, collectives, console=console)
+        trace = next(iter(trace.values()))
+    else:
+        render_trace(trace, collectives, console=console)
     if trace.format == "kineto" and path != "-":
         render_files([trace.path], trace.path.parent, console=console)

@@ -20,6 +20,7 @@ from ..syncs.sarif import to_sarif
 from ..syncs.written import as_dict
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace
+from .budgets import budgets
 from .sentence import sentence
 
 Reports = list[tuple[str, SyncReport]]
@@ -70,7 +71,7 @@ def syncs(
     try:
         known = Known.read(baseline) if baseline else None
         excused = Known.read(allowlist, reasons=True) if allowlist else None
-        budgets = _budgets(budget or [])
+        limits = budgets(budget or [])
         before = Known.read(write_baseline) if write_baseline and write_baseline.exists() else known
         for file in (sarif, write_baseline):
             if file is not None and not file.absolute().parent.is_dir():
@@ -81,7 +82,7 @@ def syncs(
     for target in targets:
         try:
             with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-                reports += _look(target, fake, budgets, ctx.meta[_ARGUMENTS])
+                reports += _look(target, fake, limits, ctx.meta[_ARGUMENTS])
         except (OSError, ValueError, TypeError) as error:
             raise _unusable(error) from None
     found = [report for _, report in reports]
@@ -100,16 +101,6 @@ def syncs(
         raise _unusable(error) from None
     if _failed(reports, most, written=write_baseline is not None):
         raise typer.Exit(1)
-
-
-def _budgets(given: list[str]) -> dict[str, int] | None:
-    budgets = {}
-    for text in given:
-        region, _, number = text.rpartition("=")
-        if not region or not number.isdecimal():
-            raise ValueError(f"a budget is written as REGION=N: {text}")
-        budgets[region] = int(number)
-    return budgets or None
 
 
 def _look(

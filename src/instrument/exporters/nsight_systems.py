@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from ..errors import CaptureError
 from ..regions.emitters.nvtx import NvtxEmitter
 from ..regions.region import DOMAIN, Region, by_name
+from .cuda_profiler import cuda_profiler
 
 
 class NsightSystemsExporter:
@@ -46,7 +46,7 @@ class NsightSystemsCapture:
     def start(self) -> None:
         """Open the capture range, and tell tools that wait for cudaProfilerStart."""
         self._window = self._nvtx.start(Region("capture", by_name("capture")))
-        _cuda_profiler("start")
+        cuda_profiler("start")
 
     def step(self, number: int | None) -> None:
         """End the step that is recorded, and begin ``number``."""
@@ -61,7 +61,7 @@ class NsightSystemsCapture:
 
     def stop(self) -> None:
         """Close the capture range."""
-        _cuda_profiler("stop")
+        cuda_profiler("stop")
         self._nvtx.end(self._window)
 
     def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
@@ -70,10 +70,3 @@ class NsightSystemsCapture:
 
     def discard(self) -> None:
         """Nothing was started."""
-
-
-def _cuda_profiler(action: str) -> None:
-    # CPU builds of torch raise here, and a process that never used CUDA has nothing to start.
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_available() and cuda.is_initialized():
-        getattr(cuda.profiler, action)()

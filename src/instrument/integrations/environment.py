@@ -7,10 +7,8 @@ import json
 import os
 
 from .. import log
+from ..config import RUN
 from .loop import Loop
-
-VARIABLE = "INSTRUMENT_RUN"
-"""Holds the arguments of a `Loop` as JSON."""
 
 
 @functools.cache
@@ -19,13 +17,13 @@ def automatic() -> Loop | None:
 
     Adapters that the environment brings in drive this one. None where it asks for none.
     """
-    text = os.environ.get(VARIABLE)
+    text = os.environ.get(RUN)
     if not text:
         return None
     try:
         loop = Loop(**json.loads(text))
     except (TypeError, ValueError) as error:  # an environment variable must not stop a training job
-        log.warning(f"{VARIABLE} is ignored", reason=str(error))
+        log.warning(f"{RUN} is ignored", reason=str(error))
         return None
     loop.automatic = True
     return loop

@@ -11,6 +11,7 @@ import instrument
 
 from ..errors import SyncError
 from ..guard import guard
+from ..windows.schedule import Phase, Schedule
 from ..windows.steps import PLAN, planned
 
 STEP_PARTS = ("optimizer", "data", "backward", "clipping", "collectives")
@@ -30,6 +31,7 @@ class Loop:
             "warn", "error"); True is "log".
         budget: waits that a step may make, as in `instrument.detect_syncs`; given alone it turns ``syncs`` on.
         tell: called with the text of the summary; standard error by default.
+        record: open windows; without, there are regions for whoever else records, and waits.
         recording: the plan (``wait``, ``warmup``, ``active``, ``repeat``, ``at``, ``every``, ``schedule``, ...)
             and the options of `instrument.profile`, as for `instrument.steps`.
 
@@ -48,6 +50,7 @@ class Loop:
         syncs: bool | str = False,
         budget: int | Mapping[str, int] | None = None,
         tell: Callable[[str], None] | None = None,
+        record: bool = True,
         **recording: Any,
     ) -> None:
         if modules is True or (modules is not None and not isinstance(modules, int)) or (modules or 0) < 0:
@@ -55,7 +58,9 @@ class Loop:
         if names not in ("path", "class", "both"):
             raise ValueError(f'"names" must be "path", "class" or "both": {names!r}')
         plan = {name: recording.pop(name) for name in PLAN if name in recording}
+        self._planned = any(value is not None for value in (*plan.values(), recording.get("schedule")))
         self._recording = {"out": out, "schedule": planned(recording.pop("schedule", None), plan), **recording}
+        self.record = record
         self._profile = instrument.profile(**self._recording)
         self._profile.keep_last = False
         self._modules = modules
@@ -68,35 +73,76 @@ class Loop:
         self._models: list[Any] = []  # that have regions
         self._handles: list[Any] = []
         self._open: list[tuple[str, Any]] = []
-        self._begun = False
+        self.begun = False
         self.automatic = False  # nobody wrote it: it gives way to one that somebody did
+        self.parts: tuple[str, ...] = (
+            STEP_PARTS  # of a step outside the model that are regions; a framework may name some itself
+        )
+        self.until_told: Callable[[], None] | None = None  # ends who tells the steps for want of a framework
         self.running = False
+
+    @classmethod
+    def current(cls) -> Loop | None:
+        """Return the loop that runs now."""
+        return cls._current
 
     @property
     def windows(self) -> list[dict[str, Any]]:
         """What came of each window so far, as in ``manifest.jsonl``."""
         return self._profile.windows
 
-    def start(self, *models: Any, first_step: int = 0) -> None:
+    def records(self, step: int) -> bool:
+        """Tell whether ``step`` is recorded, or warmed up for it."""
+        schedule = self._recording["schedule"]
+        return isinstance(schedule, Schedule) and schedule.at(step)[0] is not Phase.WAIT
+
+    def suggest(self, schedule: Any, **options: Any) -> bool:
+        """Take the plan that the framework was asked for, unless this was given one of its own or began.
+
+        Args:
+            schedule: the plan, as for `instrument.profile`.
+            options: further arguments of `instrument.profile`, where these were not given.
+
+        Raises:
+            TypeError, ValueError: as `instrument.profile`.
+        """
+        if self._planned or self.begun:
+            return False
+        recording = {**options, **self._recording, "schedule": schedule}
+        self._profile = instrument.profile(**recording)
+        self._profile.keep_last = False
+        self._recording = recording
+        return True
+
+    def start(self, *models: Any, first_step: int = 0, steps: bool = True) -> None:
         """Begin: ``first_step`` is the number of the next step, more than 0 when a run is resumed.
 
-        After `stop` it goes on counting from there.
+        After `stop` it goes on counting from there, or from ``first_step`` where that is given. Where no ``steps``
+        will come, as in an evaluation by itself, there are regions alone.
         """
         with self._contained():
             other = Loop._current
+            if steps and self.until_told is not None:
+                self.until_told()
+                self.until_told = None
             if self.running or (self.automatic and other is not None):
                 return
             if other is not None and other.automatic:
                 other.stop()
             self.running, Loop._current = True, self
-            self._handles.append(instrument.annotate_step(*STEP_PARTS))
+            self._handles.append(instrument.annotate_step(*self.parts))
             self.name(*models)
-            if first_step and not self._begun:
+            if not steps:
+                return
+            if first_step and not self.begun:
                 self._profile = instrument.profile(**self._recording, first_step=first_step)
                 self._profile.keep_last = False
-            self._profile.tell = self._tell
-            self._begun = True
-            self._profile.start()
+            elif first_step:
+                self._profile.step_num = first_step
+            self._profile.tell, self._profile.yields = self._tell, self.automatic
+            self.begun = True
+            if self.record:
+                self._profile.start()
             if self._syncs is not None:
                 self._syncs.start()
 

@@ -7,6 +7,7 @@ replaced that may be inside: the patches are on context managers and methods tha
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from ..regions.region import Region
 
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 DATA = ("enumerate(DataLoader)#",)
+_NUMBERS = itertools.count()
 Begin = Callable[[Any], live.Token | None]
 
 
@@ -32,17 +34,18 @@ class Switch:
         self.on = True
 
 
-def _contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
+def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
     """Have ``begin`` open a region when a context manager of class ``kind`` is entered, closed as it is left.
 
     A with statement looks both methods up before it calls one, so that a region which is open is also closed
     when the patches are undone in between.
     """
+    kept = f"_instrument_{next(_NUMBERS)}"  # others may have patched the same class
 
     def leaving(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)  # TorchScript compiles the source of what is wrapped
         def leave(context: Any, *exception: Any) -> Any:
-            token = vars(context).pop("_instrument", None)
+            token = vars(context).pop(kept, None)
             try:
                 return original(context, *exception)
             finally:
@@ -59,7 +62,7 @@ def _contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
                 return original(context)
             try:
                 entered = original(context)
-                context._instrument = token
+                setattr(context, kept, token)
             except BaseException:
                 live.leave(token)
                 raise
@@ -83,7 +86,7 @@ def _torch_ranges(prefixes: tuple[str, ...], switch: Switch) -> Iterator[Patch]:
             return None
         return live.enter_beside_torch(region.make(context.name, None, None, None, None))
 
-    return _contexts(torch.autograd.profiler.record_function, begin, switch)
+    return contexts(torch.autograd.profiler.record_function, begin, switch)
 
 
 def _optimizer(switch: Switch) -> Iterator[Patch]:
@@ -104,7 +107,7 @@ def _clipping(switch: Switch) -> Iterator[Patch]:
         name = clipping(sys._getframe(2))
         return None if name is None else live.enter(region.make(name, None, None, None, None))
 
-    yield from _contexts(torch.no_grad, begin, switch)
+    yield from contexts(torch.no_grad, begin, switch)
 
 
 def _calls(

@@ -5,17 +5,18 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import log
 from ..config import settings
 from ..errors import CaptureError
 from ..exporters.capture import Capture, Exporter
 from ..exporters.choose import choose
-from ..guard import guard
+from ..guard import exiting, guard
 from ..regions import live
 from .aftermath import Aftermath
 from .manifest import Manifest
@@ -34,7 +35,10 @@ class Profile:
         out: the folder that everything lands in.
         keep_last: whether the last window's events stay in memory for those who ask for them after the loop.
         tell: called with the text of the summary, on another thread; None is standard error.
+        yields: it ends when another one starts, and does not start while one runs.
     """
+
+    _running: ClassVar[weakref.WeakSet[Profile]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class Profile:
         self._last: Capture | None = None  # of the last window that was recorded
         self.keep_last = True
         self.tell: Callable[[str], None] | None = None
+        self.yields = False
         self._first = first_step
         self._started = False
         self._closing = False  # on_trace_ready is called
@@ -78,10 +83,17 @@ class Profile:
         """Begin with step `step_num`; after `stop`, go on from where that was."""
         if self._started or self._closing or not settings.enabled:
             return
+        others = [profile for profile in Profile._running if profile is not self]
+        if self.yields and others:
+            return
+        for profile in others:
+            if profile.yields:
+                profile.stop()
+        Profile._running.add(self)
         self._started = True
         self._first = self.step_num
         self._process = os.getpid()
-        atexit.register(self.stop)
+        atexit.register(self._exit)
         self._rank = _rank()
         if self._ranks is not None and self._rank not in self._ranks:
             return
@@ -107,9 +119,10 @@ class Profile:
         if not self._started:
             return
         self._started = False
+        Profile._running.discard(self)
         self._change = NEVER
         self._ended = f"the loop ended {'before' if begun else 'after' if complete else 'in'} step {self.step_num}"
-        atexit.unregister(self.stop)
+        atexit.unregister(self._exit)
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
         recording = self._recording
@@ -123,6 +136,10 @@ class Profile:
                     self._note(window, "not reached", self._ended)
             self._aftermath.later(self._report)
             self._aftermath.finish()
+
+    def _exit(self) -> None:
+        with exiting():
+            self.stop()
 
     def __enter__(self) -> Profile:
         self.start()
@@ -348,7 +365,8 @@ def profile(
         schedule: what `instrument.schedule` returns, or steps by name ("10-12"), or a function of a step's
             number such as `torch.profiler.schedule` returns; None records everything in one window.
         on_trace_ready: called at the end of each window, on the loop's thread, with what this returns.
-        exporter: "auto", "torch_profiler" or "nsight_systems"; auto is Nsight Systems under ``nsys``.
+        exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof" or "vtune"; auto is that
+            of the vendor's tool which the process runs under, else torch.profiler.
         ranks: the ranks that record; None for all. Others take part in nothing and wait for nobody.
         first_step: the number of the first step, for a run that is resumed. Named steps and periods of a
             schedule count from 0 all the same, cycles (wait, warmup, active) from here.

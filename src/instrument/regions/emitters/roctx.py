@@ -13,7 +13,8 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-def _load() -> Any:
+def load() -> Any:
+    """Return the rocTX library, the profiler's own if there is one; raises ImportError where there is none."""
     for name in LIBRARIES:
         try:
             library = ctypes.CDLL(name)
@@ -30,7 +31,7 @@ class RoctxEmitter:
     name = "roctx"
 
     def __init__(self) -> None:
-        library = _load()
+        library = load()
         self._push, self._pop = library.roctxRangePushA, library.roctxRangePop
         self._start, self._stop, self._mark = library.roctxRangeStartA, library.roctxRangeStop, library.roctxMarkA
         for function in (self._push, self._start, self._mark):

@@ -1,0 +1,50 @@
+"""What a Python process of ``instrument run`` does before the program begins: wait for what it imports."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from types import ModuleType
+from typing import Any
+
+from .. import compat
+from ..config import RUN, settings
+from ..guard import guard
+
+ADAPTERS = {
+    "transformers.trainer": "transformers",
+    "lightning.pytorch": "lightning",
+    "pytorch_lightning": "lightning",
+    "megatron.core": "megatron",
+    "deepspeed": "deepspeed",
+    "torchtitan.train": "torchtitan",
+}
+"""The adapter for each framework, by the module of it that a training imports."""
+
+
+def begin() -> None:
+    """Have frameworks tell their steps once they are imported, and optimizers where there is no framework.
+
+    Imports nothing heavy: not every Python process of a program trains.
+    """
+    if not settings.enabled or not os.environ.get(RUN):
+        return
+    for module, adapter in ADAPTERS.items():
+        compat.when_imported(module, functools.partial(_install, adapter))
+    compat.when_imported("torch", _follow)
+
+
+def _install(adapter: str, _: ModuleType) -> None:
+    with guard.contained(f"following {adapter}"):
+        importlib.import_module(f"instrument.integrations.{adapter}").install()
+
+
+def _follow(_: Any) -> None:
+    with guard.contained("following optimizers"):
+        from ..integrations.environment import automatic
+        from .session import Session
+
+        loop = automatic()
+        if loop is not None:
+            Session(loop).begin()

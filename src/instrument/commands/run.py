@@ -1,0 +1,216 @@
+"""``instrument run``: a program as it is, with its steps recorded."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from ..automatic.program import PROCESS, command, environment
+from ..config import RUN, settings
+from ..errors import LaunchError
+from ..launch.vendor import Request, command_line, launch
+from ..windows.schedule import Schedule
+from ..windows.steps import PLAN, planned
+from .budgets import budgets
+
+_PROGRAM = f"{__name__}.program"
+
+
+class Profiler(str, Enum):
+    """Who records."""
+
+    auto = "auto"
+    torch = "torch"
+    nsys = "nsys"
+    ncu = "ncu"
+    rocprof = "rocprof"
+    vtune = "vtune"
+    none = "none"
+
+
+VENDORS = (Profiler.nsys, Profiler.ncu, Profiler.rocprof, Profiler.vtune)
+
+
+class Names(str, Enum):
+    """What modules are called."""
+
+    class_ = "class"
+    path = "path"
+    both = "both"
+
+
+class BeforeProgram(TyperCommand):
+    """A command whose options end where the program begins: at ``--``, at ``-m``, or at the first word."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Put aside the program and what is its own."""
+        at = next((at for at, word in enumerate(args) if word in ("--", "-m")), len(args))
+        ctx.meta[_PROGRAM] = args[at:]
+        return super().parse_args(ctx, args[:at])
+
+
+def run(
+    ctx: typer.Context,
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="-- PROGRAM...", help="A script, -m MODULE, or a command.")
+    ] = None,
+    profiler: Annotated[
+        Profiler,
+        typer.Option(
+            help="Who records: torch.profiler, a vendor's tool that is started here, or nobody. "
+            "auto: the tool that this runs under, else torch.profiler."
+        ),
+    ] = Profiler.auto,
+    steps: Annotated[
+        str | None, typer.Option(help="Which steps: '10-12,100', or 'all' for the whole run.", metavar="STEPS")
+    ] = None,
+    wait: Annotated[int | None, typer.Option(min=0, help="Steps before each window's warm-up; 1.")] = None,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Warm-up steps of each window; 1.")] = None,
+    active: Annotated[int | None, typer.Option(min=1, help="Recorded steps of each window; 3.")] = None,
+    repeat: Annotated[int | None, typer.Option(min=0, help="How many windows; 1, and 0 for no end.")] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="A window every so many steps.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for what is recorded.")] = Path(
+        "runs/instrument"
+    ),
+    modules: Annotated[
+        str, typer.Option(help="Levels of modules that are regions: a number, 'all' or 'none'.", metavar="LEVELS")
+    ] = "4",
+    names: Annotated[Names, typer.Option(help="What the regions of modules are called.")] = Names.class_,
+    syncs: Annotated[bool, typer.Option("--syncs", help="Find the lines that wait for the GPU.")] = False,
+    budget: Annotated[
+        list[str] | None, typer.Option(help="How often a step may wait in a region.", metavar="REGION=N")
+    ] = None,
+    ranks: Annotated[str | None, typer.Option(help="The ranks that record: '0,8'.", metavar="RANKS")] = None,
+    shapes: Annotated[
+        bool, typer.Option("--shapes", help="Record the shapes of inputs (torch.profiler).")
+    ] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Record allocations (torch.profiler).")] = False,
+    stacks: Annotated[bool, typer.Option("--stacks", help="Record stacks (torch.profiler).")] = False,
+    region: Annotated[
+        list[str] | None, typer.Option(help="Measure the kernels in this region only (ncu).", metavar="REGION")
+    ] = None,
+    launches: Annotated[
+        int | None, typer.Option(min=1, help="Measure so many kernels at most (ncu); 100.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option for the vendor's tool, as it is.", metavar="OPTION")
+    ] = None,
+    print_command: Annotated[
+        bool, typer.Option("--print-command", help="Print what would be run, and do not run it.")
+    ] = False,
+) -> None:
+    """Run a program with its steps recorded and summed up; no line of it changes.
+
+    PROGRAM is a script (train.py), -m MODULE, or a command that starts Python, such as torchrun; its arguments
+    follow it. Steps are told by its framework, else by the first optimizer that steps. INSTRUMENT=0 runs it as it
+    is.
+    """
+    if not settings.enabled:
+        raise typer.Exit(_become(_command(program, ctx), dict(os.environ)))
+    line = _command(program, ctx)
+    plan = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "every": every}
+    options = {"record_shapes": shapes, "profile_memory": memory, "with_stack": stacks}
+    try:
+        loop: dict[str, Any] = {"out": str(out.absolute()), "names": names.value, "modules": _levels(modules)}
+        loop |= _plan(steps, {name: value for name, value in plan.items() if value is not None})
+        loop |= {name: True for name, wanted in options.items() if wanted}
+        if syncs or budget:
+            loop |= {"syncs": True, "budget": budgets(budget or [])}
+        if ranks is not None:
+            loop["ranks"] = _ranks(ranks)
+    except ValueError as error:
+        raise _unusable(error) from None
+    if profiler in (Profiler.torch, Profiler.none):
+        loop |= {"exporter": "torch_profiler"} if profiler is Profiler.torch else {"record": False}
+    given = environment(loop)
+    if profiler in VENDORS:
+        request = Request(line, out.absolute(), _windows(loop), given, region or (), launches, option or ())
+        raise typer.Exit(_under(profiler.value, request, print_command))
+    if print_command:
+        typer.echo(_shown(line, given))
+        return
+    raise typer.Exit(_become(line, given))
+
+
+def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
+    rest = ctx.meta[_PROGRAM]
+    if not program and rest[:1] == ["--"]:
+        rest = rest[1:]
+    try:
+        return command([*(program or []), *rest])
+    except ValueError as error:
+        raise _unusable(error) from None
+
+
+def _plan(steps: str | None, plan: dict[str, int]) -> dict[str, Any]:
+    if steps == "all":
+        whole = {"at": 0, "active": sys.maxsize}
+        if plan:
+            raise ValueError(f'"--steps all" is the whole run, so these cannot be: {", ".join(plan)}')
+        return whole
+    given = plan | ({} if steps is None else {"at": steps})
+    planned(None, given)
+    return given
+
+
+def _levels(modules: str) -> int | bool | None:
+    if modules in ("all", "none"):
+        return None if modules == "all" else False
+    if not modules.isdecimal():
+        raise ValueError(f'"--modules" must be a number of levels, "all" or "none": {modules}')
+    return int(modules)
+
+
+def _ranks(ranks: str) -> list[int]:
+    if not all(rank.strip().isdecimal() for rank in ranks.split(",")):
+        raise ValueError(f'"--ranks" must be numbers such as 0,8: {ranks}')
+    return [int(rank) for rank in ranks.split(",")]
+
+
+def _windows(loop: Mapping[str, Any]) -> int | None:
+    """How many windows there will be; None for no end, and 0 for the whole run."""
+    if loop.get("active") == sys.maxsize:
+        return 0
+    plan = planned(None, {name: loop[name] for name in PLAN if name in loop})
+    return plan.count if isinstance(plan, Schedule) else None
+
+
+def _under(profiler: str, request: Request, only_print: bool) -> int:
+    """Run a program under a vendor's tool, which this process waits for."""
+    try:
+        if only_print:
+            typer.echo(_shown(command_line(profiler, request), request.environment))
+            return 0
+        return launch(profiler, request)
+    except LaunchError as error:
+        raise _unusable(error) from None
+
+
+def _shown(line: list[str], given: Mapping[str, str]) -> str:
+    changed = [f"{name}={given[name]}" for name in ("PYTHONPATH", RUN)]
+    return shlex.join(["env", *changed, *line])
+
+
+def _become(line: list[str], given: dict[str, str]) -> int:
+    """Be the program from here on: its signals, its exit code and its output are nobody else's."""
+    sys.stdout.flush()
+    if os.name == "nt":  # where a process cannot become another
+        return subprocess.call(line, env=given)
+    try:
+        os.execvpe(line[0], line, {**given, PROCESS: str(os.getpid())})
+    except OSError as error:
+        raise _unusable(ValueError(f"cannot run {line[0]}: {error.strerror}")) from None
+
+
+def _unusable(error: Exception) -> typer.Exit:
+    typer.echo(f"instrument: {error}", err=True)
+    return typer.Exit(2)

@@ -1,0 +1,68 @@
+"""Nsight Systems: a timeline of regions, CUDA calls and GPU work."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from .installed import Tool
+from .reports import matching, show_traces
+from .request import Request
+
+_TRACES = ("cuda", "nvtx", "osrt", "cudnn", "cublas", "nccl")
+_ALWAYS = ("cuda", "nvtx", "osrt", "cudnn", "cublas")  # in every release
+_ON_CPU = ("nvtx", "osrt")
+_DEVICES = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/dxg", "/proc/driver/nvidia/version")
+_ENDLESS = 100_000  # windows
+_LONG = {"-t": "--trace", "-s": "--sample", "-c": "--capture-range", "-p": "--nvtx-capture"}
+
+
+class Nsys:
+    """Builds ``nsys profile`` and reads ``.nsys-rep``."""
+
+    title = "Nsight Systems"
+    get = "https://developer.nvidia.com/nsight-systems"
+    rank: str | None = "%q{RANK}"
+    percent = "%%"
+
+    def prefix(self, request: Request, tool: Tool, report: str, *, workers: bool) -> list[str]:
+        """Return the command line up to the program.
+
+        The default end of a capture range kills the program: repeat never does. With sync, which 2022.4 takes
+        and ignores, each report is written as its window ends. Without wait=primary nsys waits for whatever the
+        program left running behind it; with kill=none no end of a recording is that of the program.
+        """
+        options = [f"--trace={','.join(_traces(tool))}"]
+        if request.windows != 0:
+            end = f"--capture-range-end=repeat:{request.windows or _ENDLESS}:sync"
+            options += ["--capture-range=nvtx", "--nvtx-capture=capture@instrument", end]
+        options += ["--sample=none", "--cpuctxsw=none", "--wait=primary", "--kill=none"]
+        theirs = {_LONG.get(word, word) for word in (extra.partition("=")[0] for extra in request.extra)}
+        ours = [word for word in options if word.partition("=")[0] not in theirs]  # nsys takes none twice
+        return [tool.path, "profile", *ours, "-o", report, *request.extra]
+
+    def reports(self, report: Path) -> list[Path]:
+        """Return the reports, one a window and rank."""
+        return matching(report, ".nsys-rep")
+
+    def show(self, reports: Sequence[Path], console: Console) -> None:
+        """Print the regions and the time of the GPU."""
+        show_traces(reports, console)
+
+
+def _traces(tool: Tool) -> list[str]:
+    """What this release can trace, of what is there to be traced."""
+    if not (any(Path(device).exists() for device in _DEVICES) or shutil.which("nvidia-smi")):
+        return list(_ON_CPU)
+    try:
+        told = subprocess.run([tool.path, "profile", "--help"], capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        told = ""
+    section = re.search(r"--trace[ =](.*?)\n\s*(-\w, *)?--\w", told, re.DOTALL)
+    known = re.findall(r"'([\w-]+)'", section[1]) if section else _ALWAYS
+    return [name for name in _TRACES if name in known]

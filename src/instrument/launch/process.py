@@ -1,0 +1,95 @@
+"""Runs a tool with the program in it: signals reach the program, and its exit code comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], program: Sequence[str]) -> int:
+    """Run ``command``, which starts ``program``, and return its exit code: 128 and the signal where one ended it.
+
+    The tools end their own recording at a signal, and some leave the program behind. So they get none, in a
+    session of their own, and the program gets each once, as it would without them.
+    """
+    with _forwarded(program) as follow:
+        child = subprocess.Popen(list(command), env=dict(environment), start_new_session=True)
+        follow(child)
+        code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+class _Signals:
+    """Hands signals on to the program, and those from before it was started later."""
+
+    def __init__(self, program: Sequence[str]) -> None:
+        self._program = program
+        self._child: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+
+    def follow(self, child: subprocess.Popen[bytes]) -> None:
+        """Send signals to what ``child`` runs from now on."""
+        self._child = child
+        for number in self._early:
+            self(number)
+
+    def __call__(self, number: int, _: FrameType | None = None) -> None:
+        if self._child is None:
+            self._early.append(number)
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(_find(self._child.pid, self._program) or self._child.pid, number)
+
+
+@contextmanager
+def _forwarded(program: Sequence[str]) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    signals, before = _Signals(program), {}
+    if threading.current_thread() is threading.main_thread():
+        for name in _SIGNALS:
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                before[number] = signal.signal(number, signals)
+    try:
+        yield signals.follow
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _find(root: int, program: Sequence[str]) -> int | None:
+    """Return the process that runs ``program``: ``root``, or the first of those that it started."""
+    level = [root]
+    while level:
+        for process in level:
+            if _runs(process, program):
+                return process
+        level = [child for process in level for child in _children(process)]
+    return None
+
+
+def _runs(process: int, program: Sequence[str]) -> bool:
+    """Whether its command line is that of the program, with an interpreter before it where that is a script."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")[:-1]
+    except OSError:
+        return False
+    more = len(words) - len(program)
+    if more not in (0, 1):
+        return False
+    return words[more + 1 :] == list(program[1:]) and Path(words[more]).name == Path(program[0]).name
+
+
+def _children(process: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found

@@ -1,0 +1,55 @@
+"""Reports of a run: found by their name, and read back."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from ..report.plain import line
+from ..report.whole import render_set, render_windows
+from ..traces.find import rank_of
+from ..traces.ranks import TraceSet
+from ..traces.read import read_trace
+from ..traces.trace import Trace
+
+_MOST = 10  # windows that are read: nsys exports each to a database first
+
+
+def matching(report: Path, suffix: str) -> list[Path]:
+    """Return the files whose names begin as ``report`` and end with ``suffix``, numbers in them in order."""
+    found = report.parent.glob(f"{glob.escape(report.name)}*{suffix}")
+    return sorted(found, key=lambda path: [int(part) if part.isdigit() else part for part in _parts(path.name)])
+
+
+def _parts(name: str) -> list[str]:
+    return re.split(r"(\d+)", name)  # text and numbers by turns, so that like is compared with like
+
+
+def show_traces(reports: Sequence[Path], console: Console) -> None:
+    """Print the windows of one process added up, or the last window of each rank side by side."""
+    by_rank: dict[int | None, list[Path]] = defaultdict(list)
+    for path in reports:
+        by_rank[rank_of(path)].append(path)
+    if len(by_rank) > 1:
+        traces = read_trace([paths[-1] for paths in by_rank.values()])
+        if isinstance(traces, TraceSet):
+            render_set(traces, "auto", console=console)
+        return
+    read = [read_trace(path) for path in reports[:_MOST]]
+    windows = [
+        trace for trace in read if isinstance(trace, Trace) and (trace.regions or trace.gpu or trace.runtime)
+    ]
+    if not windows:
+        line(console, f"Nothing was recorded in {', '.join(map(str, reports))}")
+        return
+    render_windows(windows, "auto", console=console)
+    if len(reports) > _MOST:
+        line(console, f"... and {len(reports) - _MOST} more windows: instrument summarize {reports[-1]}")
+    processes = {trace.threads[thread].process for trace in windows for thread in trace.steps.thread.tolist()}
+    if len(processes) > 1:
+        line(console, f"The steps of {len(processes)} processes are in one report, and added up.")

@@ -1,0 +1,76 @@
+"""Jobs of several ranks: a launcher such as torchrun is told to start each of them under the tool.
+
+One tool around the launcher would see the windows of all ranks as one, or lose some: they begin and end it for
+each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The command line of a launcher, taken apart.
+
+    Attributes:
+        launcher: the launcher with its options.
+        program: what it starts for each rank.
+        restarts: it may start a rank again.
+    """
+
+    launcher: Sequence[str]
+    program: Sequence[str]
+    restarts: bool
+
+    def under(self, tool: Sequence[str]) -> list[str]:
+        """Return the command line that starts each rank under ``tool``."""
+        return [*self.launcher, "--no_python", *tool, *self.program]
+
+
+def workers(command: Sequence[str], environment: Mapping[str, str]) -> Workers | None:
+    """Take apart the command line of torchrun or ``accelerate launch``; None for any other, or a faulty one."""
+    words, name = list(command), Path(command[0]).name
+    if name == "torchrun":
+        start = 1
+    elif name == "accelerate" and words[1:2] == ["launch"]:
+        start = 2
+    elif words[1:2] == ["-m"] and words[2:3] and words[2] in _MODULES:
+        name, start = _MODULES[words[2]], 3
+    else:
+        return None
+    given = words[start:]
+    parsed = _parsed(name, given)
+    if parsed is None or not parsed.training_script:
+        return None
+    own = len(given) - len(parsed.training_script_args) - 1
+    options = [word for word in given[:own] if word not in ("-m", "--module", "--no_python", "--no-python")]
+    program = given[own:]
+    if not parsed.no_python:
+        python = environment.get("PYTHON_EXEC", sys.executable)  # as torchrun does
+        program = [python, "-u", *(["-m"] if parsed.module else []), *program]
+    restarts = int(getattr(parsed, "max_restarts", 0) or 0) > 0
+    return Workers([*words[:start], *options], program, restarts)
+
+
+def _parsed(launcher: str, words: list[str]) -> Any:
+    """What the launcher's own parser makes of its arguments."""
+    try:
+        if launcher == "torchrun":
+            from torch.distributed.run import get_args_parser as parser
+        else:
+            from accelerate.commands.launch import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
+                launch_command_parser as parser,
+            )
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            return parser().parse_args(words)
+    except (ImportError, SystemExit):  # the launcher will say what is wrong
+        return None

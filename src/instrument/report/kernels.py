@@ -1,0 +1,55 @@
+"""Prints how well kernels use the GPU, by the region that launched them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from ..traces.ncu import MeasuredKernel
+from .plain import count, duration, line, print_table
+
+_SHOWN = 30
+_COLUMNS = ("region / kernel", "calls", "GPU", "SM %", "memory %", "occupancy %")
+_SHARES: tuple[Callable[[MeasuredKernel], float | None], ...] = (
+    lambda kernel: kernel.sm,
+    lambda kernel: kernel.memory,
+    lambda kernel: kernel.occupancy,
+)
+
+
+def render_kernels(kernels: Sequence[MeasuredKernel], *, console: Console) -> None:
+    """Print a table of regions, the longest first, and the kernels in each; shares are weighted by duration."""
+    if not kernels:
+        line(console, "No kernel was measured.")
+        return
+    total = sum(kernel.duration_ns for kernel in kernels)
+    line(console, f"How well kernels use the GPU: {len(kernels)} launches, {duration(total)} alone", bold=True)
+    rows = []
+    for region, inside in _grouped(kernels, lambda kernel: " > ".join(kernel.region) or "(in no region)"):
+        rows.append((0, region, _cells(inside)))
+        rows += [(2, name, _cells(same)) for name, same in _grouped(inside, lambda kernel: kernel.name)]
+    print_table(list(_COLUMNS), rows[:_SHOWN], console)
+    if len(rows) > _SHOWN:
+        line(console, f"... and {len(rows) - _SHOWN} more lines")
+
+
+def _grouped(
+    kernels: Sequence[MeasuredKernel], key: Callable[[MeasuredKernel], str]
+) -> list[tuple[str, list[MeasuredKernel]]]:
+    groups: dict[str, list[MeasuredKernel]] = defaultdict(list)
+    for kernel in kernels:
+        groups[key(kernel)].append(kernel)
+    return sorted(groups.items(), key=lambda item: -sum(kernel.duration_ns for kernel in item[1]))
+
+
+def _cells(kernels: Sequence[MeasuredKernel]) -> list[str]:
+    whole = sum(kernel.duration_ns for kernel in kernels)
+    return [count(len(kernels)), duration(whole), *(_mean(kernels, share) for share in _SHARES)]
+
+
+def _mean(kernels: Sequence[MeasuredKernel], share: Callable[[MeasuredKernel], float | None]) -> str:
+    known = [(kernel.duration_ns, value) for kernel in kernels if (value := share(kernel)) is not None]
+    weight = sum(ns for ns, _ in known)
+    return f"{sum(ns * value for ns, value in known) / weight:.1f}" if weight else "-"

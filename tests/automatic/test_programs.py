@@ -1,0 +1,81 @@
+"""`instrument run` on programs that nobody edited: the right steps, the same output, their regions everywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from instrument.traces.read import read_trace
+from tests.support import nsys
+from tests.support.programs import environment
+
+PROGRAMS = Path(__file__).parent / "programs"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+COMMANDS = {
+    "hand": ["hand.py"],
+    "gan": ["gan.py"],
+    "ddp": [*TORCHRUN, "ddp.py"],
+    "huggingface": ["huggingface.py"],
+    "lit": ["lit.py"],
+}
+# Of the one recorded step: how often each of these occurs
+REGIONS = {
+    "hand": {"Sequential": 2, "Linear": 4, "backward": 2, "Linear (backward)": 4, "Optimizer.step#AdamW.step": 1},
+    "gan": {
+        "Generator": 1, "Discriminator": 3, "backward": 2, "Optimizer.step#Adam.step": 2,
+    },  # the backward of the generator is that of the step before, whose forward no hook saw
+    "ddp": {"DistributedDataParallel": 1, "Linear": 2, "backward": 1, "Optimizer.step#SGD.step": 1, "all_reduce": 1},
+    "huggingface": {"GPT2LMHeadModel": 2, "GPT2Block": 2, "backward": 2, "Optimizer.step#AdamW.step": 1},
+    "lit": {"Linear": 4, "backward": 2, "Optimizer.step#SGD.step": 1},
+}  # fmt: skip
+
+
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the folder of the programs."""
+    return subprocess.run(
+        command, cwd=PROGRAMS, env=environment(variables), check=True, capture_output=True, text=True, timeout=300
+    )
+
+
+def instrumented(name: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", "instrument", "run", *options, "--", *COMMANDS[name]]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_steps_and_regions(name: str, tmp_path: Path) -> None:
+    """Its steps are counted and one of them recorded, with its regions; what it prints is the same."""
+    plain = run(instrumented(name), INSTRUMENT="0")
+    done = run(instrumented(name, "--steps", "4,1000", "-o", str(tmp_path)))
+    assert plain.stdout == done.stdout
+    assert "Where the step went" in done.stderr
+    entries = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]
+    ranks = 2 if name == "ddp" else 1
+    recorded = [(entry["rank"], entry["steps"]) for entry in entries if entry["status"] == "recorded"]
+    assert sorted(recorded) == [(rank, [4, 4]) for rank in range(ranks)]
+    ends = [entry["reason"] for entry in entries if entry["status"] == "not reached"]
+    assert ends == ["the loop ended before step 7"] * ranks
+    for path in tmp_path.glob("window-0001/*.json.gz"):
+        trace = read_trace(path)
+        counts = Counter(trace.regions.text("name"))
+        assert REGIONS[name] == {region: counts[region] for region in REGIONS[name]}
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("name", COMMANDS)
+def test_under_nsight_systems(name: str, tmp_path: Path) -> None:
+    """The report of nsys, started here, has the regions of the recorded step."""
+    with nsys.alone():
+        done = run(instrumented(name, "--profiler", "nsys", "--steps", "4", "-o", str(tmp_path)))
+    assert "Where the step went" in done.stderr
+    reports = list(tmp_path.glob("*.nsys-rep"))
+    ranks = 2 if name == "ddp" else 1
+    assert len(reports) == ranks
+    counts = Counter(found.name for report in reports for found in nsys.ranges(report, balanced=False))
+    assert {region: ranks * calls for region, calls in REGIONS[name].items()} == {
+        region: counts[region] for region in REGIONS[name]
+    }

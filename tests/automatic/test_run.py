@@ -1,0 +1,256 @@
+"""A program under `instrument run` is what it is without: its arguments, exit code, signals and processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import environment
+
+RUN = [sys.executable, "-m", "instrument", "run"]
+SHOW = """
+import json, os, sys
+main = sys.modules["__main__"]
+print(json.dumps([sys.argv, __name__, main.__file__, sys.path, sys.flags.dev_mode, sys.stdin.read(), os.getcwd()]))
+"""
+TRAIN = """
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(5):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def run(folder: Path, command: list[str], given: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=environment(variables), input=given, capture_output=True, text=True, timeout=300
+    )
+
+
+def write(folder: Path, text: str, name: str = "train.py") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("program", "plain"),
+    [
+        (["--", "train.py", "--steps", "7", "-m", "--", "x"], ["train.py", "--steps", "7", "-m", "--", "x"]),
+        (["train.py", "--out", "here"], ["train.py", "--out", "here"]),
+        (["-m", "package.train", "--steps", "1"], ["-m", "package.train", "--steps", "1"]),
+        (["--", "-m", "package.train", "-m"], ["-m", "package.train", "-m"]),
+        (["--", "-X", "dev", "train.py"], ["-X", "dev", "train.py"]),
+        (["--", "folder", "x"], ["folder", "x"]),
+    ],
+)
+def test_as_without(tmp_path: Path, program: list[str], plain: list[str]) -> None:
+    """Arguments, ``__main__``, ``sys.path``, interpreter options and standard input are the program's own."""
+    for name in ("train.py", "package/train.py", "folder/__main__.py"):
+        write(tmp_path, SHOW, name)
+    expected = run(tmp_path, [sys.executable, *plain], "a line")
+    done = run(tmp_path, [*RUN, "--syncs", *program], "a line")
+    assert (expected.returncode, expected.stdout) == (done.returncode, done.stdout)
+    assert json.loads(done.stdout)[-2] == "a line"
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 255])
+def test_exit_code(tmp_path: Path, code: int) -> None:
+    """The program's exit code is the command's."""
+    write(tmp_path, f"raise SystemExit({code})")
+    assert run(tmp_path, [*RUN, "--", "train.py"]).returncode == code
+
+
+def test_traceback(tmp_path: Path) -> None:
+    """An error looks as it does without."""
+    write(tmp_path, "import torch\n1 / 0")
+    assert run(tmp_path, [*RUN, "--", "train.py"]).stderr.startswith(
+        run(tmp_path, [sys.executable, "train.py"]).stderr
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGUSR1])
+def test_signals(tmp_path: Path, number: signal.Signals) -> None:
+    """The process that was started is the program: a signal finds it, and ends it as without."""
+    write(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    codes = []
+    for command in ([sys.executable, "train.py"], [*RUN, "--", "train.py"]):
+        with subprocess.Popen(
+            command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert int(process.stdout.readline()) == process.pid
+            process.send_signal(number)
+            codes.append(process.wait(timeout=60))
+    assert codes[0] == codes[1]
+
+
+def test_interrupted_training(tmp_path: Path) -> None:
+    """What was recorded until Ctrl-C is kept, and the program ends as it would."""
+    write(
+        tmp_path,
+        TRAIN.replace("range(5)", "iter(int, 1)").replace(
+            "    optimizer.step()", "    optimizer.step(); print(1, flush=True)"
+        ),
+    )
+    with subprocess.Popen(
+        [*RUN, "--steps", "2-1000000", "--", "train.py"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for _ in range(20):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors
+    (entry,) = [
+        json.loads(line) for line in (tmp_path / "runs/instrument/manifest.jsonl").read_text().splitlines()
+    ]
+    assert entry["status"] == "partial"
+    assert (tmp_path / "runs/instrument" / entry["files"][0]["path"]).exists()
+
+
+def test_off(tmp_path: Path) -> None:
+    """With INSTRUMENT=0 the program is run as it is, and nothing of ours is in it."""
+    write(
+        tmp_path, TRAIN + "\nimport sys, os\nprint(sorted(n for n in sys.modules if n.startswith('instrument')))"
+    )
+    done = run(tmp_path, [*RUN, "--", "train.py"], INSTRUMENT="0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_own_sitecustomize(tmp_path: Path) -> None:
+    """The ``sitecustomize`` of a user's own still runs, and is the module of that name."""
+    write(tmp_path, "import os\nos.environ['OWN'] = 'yes'\nvalue = 3", "own/sitecustomize.py")
+    write(tmp_path, "import os, sitecustomize\nprint(os.environ['OWN'], sitecustomize.value)")
+    paths = os.pathsep.join([str(tmp_path / "own"), environment()["PYTHONPATH"]])
+    done = run(tmp_path, [*RUN, "--", "train.py"], PYTHONPATH=paths)
+    assert (done.stdout, done.stderr) == ("yes 3\n", "")
+
+
+def test_failing_sitecustomize(tmp_path: Path) -> None:
+    """One that fails is reported by Python, as without, and the program runs."""
+    write(tmp_path, "1 / 0", "own/sitecustomize.py")
+    write(tmp_path, "print('ran')")
+    paths = os.pathsep.join([str(tmp_path / "own"), environment()["PYTHONPATH"]])
+    done = run(tmp_path, [*RUN, "--", "train.py"], PYTHONPATH=paths)
+    assert done.stdout == "ran\n"
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_processes_of_the_program(tmp_path: Path) -> None:
+    """Processes that it spawns or forks work, and only those that train record."""
+    write(
+        tmp_path,
+        """
+import multiprocessing, sys
+def double(x):
+    return 2 * x
+if __name__ == "__main__":
+    for method in ("spawn", "fork"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            print(pool.map(double, [1, 2, 3]))
+""",
+    )
+    done = run(tmp_path, [*RUN, "--", "train.py"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 4, 6]\n[2, 4, 6]\n", "")
+
+
+def test_workers_of_a_loader(tmp_path: Path) -> None:
+    """A DataLoader with workers gives its batches, and one window is recorded."""
+    write(
+        tmp_path,
+        """
+import torch
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for method in ("fork", "spawn"):
+        for batch in DataLoader(torch.ones(8, 2), 2, num_workers=2, multiprocessing_context=method):
+            model(batch).sum().backward()
+            optimizer.step()
+""",
+    )
+    done = run(tmp_path, [*RUN, "--steps", "2-3,6", "--", "train.py"])
+    assert done.returncode == 0, done.stderr
+    entries = [json.loads(line) for line in (tmp_path / "runs/instrument/manifest.jsonl").read_text().splitlines()]
+    assert [(entry["status"], entry["steps"]) for entry in entries] == [("recorded", [2, 3]), ("recorded", [6, 6])]
+
+
+def test_nothing_to_record(tmp_path: Path) -> None:
+    """A program that trains nothing is told so at its end; one without torch is not."""
+    write(tmp_path, "import torch")
+    assert "no optimizer stepped" in run(tmp_path, [*RUN, "--", "train.py"]).stderr
+    write(tmp_path, "print(1)")
+    assert run(tmp_path, [*RUN, "--", "train.py"]).stderr == ""
+
+
+def test_own_windows_come_first(tmp_path: Path) -> None:
+    """Where the program records steps itself, its windows are recorded and ours step aside."""
+    write(
+        tmp_path,
+        "import instrument\n" + TRAIN.replace("range(5)", "instrument.steps(range(5), 'own', at='1-3')"),
+    )
+    done = run(tmp_path, [*RUN, "--steps", "1-3", "--", "train.py"])
+    assert done.returncode == 0
+    (entry,) = [json.loads(line) for line in (tmp_path / "own/manifest.jsonl").read_text().splitlines()]
+    assert entry["status"] == "recorded"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--steps", "x", "--", "train.py"], "at must be steps"),
+        (["--steps", "1-2", "--active", "2", "--", "train.py"], "active does not go with a range"),
+        (["--steps", "all", "--wait", "2", "--", "train.py"], '"--steps all" is the whole run'),
+        (["--modules", "x", "--", "train.py"], '"--modules" must be'),
+        (["--ranks", "a", "--", "train.py"], '"--ranks" must be'),
+        (["--budget", "x", "--", "train.py"], "a budget is written as REGION=N"),
+        ([], "nothing to run"),
+        (["--", "no-such-program"], "there is no program no-such-program"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, options: list[str], said: str) -> None:
+    """What is wrong is said at once, in one line, and nothing is run."""
+    write(tmp_path, "print('ran')")
+    done = run(tmp_path, [*RUN, *options])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_print_command(tmp_path: Path) -> None:
+    """What is printed does the same when a shell runs it."""
+    write(tmp_path, TRAIN)
+    printed = run(tmp_path, [*RUN, "--steps", "2", "--print-command", "--", "train.py"])
+    assert not (tmp_path / "runs").exists()
+    done = run(tmp_path, ["bash", "-c", printed.stdout])
+    assert "Where the step went" in done.stderr
+
+
+def test_syncs(tmp_path: Path) -> None:
+    """Without a GPU it is said that no wait is looked for; the windows are there all the same."""
+    write(tmp_path, TRAIN)
+    done = run(tmp_path, [*RUN, "--steps", "2", "--syncs", "--budget", "x=1", "--", "train.py"])
+    assert "no wait is looked for" in done.stderr
+    assert "Where the step went" in done.stderr
+
+
+def test_nobody_records(tmp_path: Path) -> None:
+    """``--profiler none`` opens no window and writes nothing."""
+    write(tmp_path, TRAIN)
+    done = run(tmp_path, [*RUN, "--profiler", "none", "--", "train.py"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

@@ -1,0 +1,259 @@
+"""The command lines of the vendors' tools, for what is asked for, installed and there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.errors import LaunchError
+from instrument.launch import nsys, vendor
+from instrument.launch.installed import Tool
+from instrument.launch.vendor import command_line
+
+from .stubs import bare, request, stub
+
+pytestmark = pytest.mark.usefixtures("bare")
+__all__ = ["bare"]
+
+TORCHRUN = str(Path(sys.executable).parent / "torchrun")
+PROGRAM = [sys.executable, "train.py"]
+HELP_2025 = """
+\t-t, --trace=
+
+\t   Possible values are 'cuda', 'cuda-hw', 'nvtx', 'cublas', 'osrt', 'cudnn', 'nccl' or 'none'.
+\t   Select the API(s) to trace.
+\t   Default is 'cuda,nvtx,osrt,opengl'.
+
+\t--trace-fork-before-exec=
+
+\t   Possible values are 'true' or 'false'.
+"""
+
+
+RANGE = ["--capture-range=nvtx", "--nvtx-capture=capture@instrument"]
+
+
+def tool(name: str, *version: int) -> Tool:
+    return Tool(name, f"/opt/{name}", version)
+
+
+def own(line: list[str], *words: str) -> list[str]:
+    """The part of a command line before ``words``, without the path of the report."""
+    at = len(line) - len(words)
+    assert list(words) == line[at:]
+    return [re.sub(r"\d{8}T\d{6}", "TIME", word) for word in line[:at]]
+
+
+@pytest.mark.parametrize(("windows", "capture"), [
+    (2, [*RANGE, "--capture-range-end=repeat:2:sync"]), (None, [*RANGE, "--capture-range-end=repeat:100000:sync"]),
+    (0, []),
+])  # fmt: skip
+def test_nsys_records_windows_or_the_whole_run(tmp_path: Path, windows: int | None, capture: list[str]) -> None:
+    """A capture range never ends with the default, which kills the program; a plan without end has many."""
+    line = command_line("nsys", request(tmp_path, windows=windows, extra=["--stats=true"]), tool("nsys", 2022, 4))
+    assert [
+        "/opt/nsys", "profile", line[2], *capture, "--sample=none", "--cpuctxsw=none", "--wait=primary",
+        "--kill=none", "-o", f"{tmp_path}/out/nsys-TIME", "--stats=true",
+    ] == own(line, *PROGRAM)  # fmt: skip
+
+
+def test_nsys_is_given_no_option_twice(tmp_path: Path) -> None:
+    """It refuses that; what the user says counts."""
+    asked = request(tmp_path, windows=0, extra=["--sample=process-tree", "-t", "nvtx", "--kill=sigterm"])
+    line = own(command_line("nsys", asked, tool("nsys", 2022, 4)), *PROGRAM)
+    start = ["/opt/nsys", "profile", "--cpuctxsw=none", "--wait=primary", "-o", f"{tmp_path}/out/nsys-TIME"]
+    assert [*start, *asked.extra] == line
+
+
+@pytest.mark.parametrize(("help", "traces"), [
+    (HELP_2025, "cuda,nvtx,osrt,cudnn,cublas,nccl"),
+    (HELP_2025.replace("'nccl'", "'ucx'"), "cuda,nvtx,osrt,cudnn,cublas"),
+    ("help of another form", "cuda,nvtx,osrt,cudnn,cublas"),
+])  # fmt: skip
+def test_nsys_traces_what_the_release_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, help: str, traces: str
+) -> None:
+    """With a GPU, all that this release can trace of it."""
+    made = stub(tmp_path, "nsys", help=help)
+    monkeypatch.setattr(nsys, "_DEVICES", (str(tmp_path),))
+    line = command_line("nsys", request(tmp_path), Tool("nsys", str(made.folder / "nsys"), (2025, 1)))
+    assert f"--trace={traces}" == line[2]
+
+
+def test_nsys_traces_no_gpu_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, ranges and the operating system's calls."""
+    monkeypatch.setattr(nsys, "_DEVICES", ())
+    monkeypatch.setenv("PATH", "")
+    assert "--trace=nvtx,osrt" == command_line("nsys", request(tmp_path), tool("nsys"))[2]
+
+
+def test_ncu_measures_kernels_in_a_window_and_a_region(tmp_path: Path) -> None:
+    """Ranges of both kinds, with the characters that mean something to ncu escaped."""
+    asked = request(tmp_path, regions=["a/b", "Range[i]*,+@", "plain"], launches=7)
+    assert [
+        "/opt/ncu", "--target-processes", "all", "--profile-from-start", "off", "--nvtx",
+        "--nvtx-include", r"instrument@a\/b/", "--nvtx-include", r"instrument@a\/b",
+        "--nvtx-include", r"instrument@Range\[i\]\*\,\+\@/", "--nvtx-include", r"instrument@Range\[i\]\*\,\+\@",
+        "--nvtx-include", "instrument@plain/", "--nvtx-include", "instrument@plain",
+        "--launch-count", "7", "-o", f"{tmp_path}/out/ncu-TIME",
+    ] == own(command_line("ncu", asked, tool("ncu")), *PROGRAM)  # fmt: skip
+    whole = own(command_line("ncu", request(tmp_path, windows=0), tool("ncu")), *PROGRAM)
+    assert ["--nvtx", "--launch-count", "100"] == whole[3:6]
+
+
+@pytest.mark.parametrize(("version", "format"), [((1, 0, 0), "rocpd"), ((0, 6, 0), "json"), ((), "json")])
+def test_rocprofv3_records_selected_regions(tmp_path: Path, version: tuple[int, ...], format: str) -> None:
+    """Databases where the version writes them; each process has a file of its own."""
+    traces = ["--hip-trace", "--kernel-trace", "--marker-trace", "--memory-copy-trace"]
+    line = own(command_line("rocprof", request(tmp_path), tool("rocprof", *version)), *PROGRAM)
+    assert [
+        "/opt/rocprof", *traces, "--selected-regions", "-f", format, "-d", f"{tmp_path}/out",
+        "-o", "rocprof-TIME.%pid%", "--",
+    ] == line  # fmt: skip
+    whole = command_line("rocprof", request(tmp_path, windows=0), tool("rocprof", *version))
+    assert "--selected-regions" not in whole
+
+
+def test_vtune_starts_paused(tmp_path: Path) -> None:
+    """Windows resume it; another analysis than hotspots can be asked for."""
+    line = own(command_line("vtune", request(tmp_path), tool("vtune")), *PROGRAM)
+    report = f"{tmp_path}/out/vtune-TIME"
+    start = ["-start-paused", "-return-app-exitcode", "-r", report]
+    assert ["/opt/vtune", "-collect", "hotspots", *start, "--"] == line
+    other = request(tmp_path, windows=0, extra=["-collect", "gpu-hotspots"])
+    line = own(command_line("vtune", other, tool("vtune")), *PROGRAM)
+    assert ["/opt/vtune", "-return-app-exitcode", "-r", report, "-collect", "gpu-hotspots", "--"] == line
+
+
+def reported(line: list[str]) -> str:
+    """The name of the report."""
+    return re.sub(r"\d{8}T\d{6}", "TIME", Path(line[line.index("-o") + 1]).name)
+
+
+@pytest.mark.parametrize("variable", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"])
+def test_a_rank_is_in_the_name_of_its_report(tmp_path: Path, variable: str) -> None:
+    """As torchrun, MPI or Slurm tell it to the process that launches."""
+    asked = request(tmp_path, environment={**os.environ, variable: "12"})
+    assert "nsys-TIME-rank12" == reported(command_line("nsys", asked, tool("nsys")))
+
+
+def test_a_report_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is taken, by a report of whichever window, gets a number."""
+    monkeypatch.setattr(vendor.time, "strftime", lambda format: "19700101T000000")
+    out = tmp_path / "out"
+    out.mkdir()
+    names = []
+    for left in ("{}.1.nsys-rep", "{}.nsys-rep", "{}.2.sqlite"):
+        names.append(Path(command_line("nsys", request(tmp_path), tool("nsys"))[-3]).name)
+        (out / left.format(names[-1])).touch()
+    assert ["nsys-19700101T000000", "nsys-19700101T000000-2", "nsys-19700101T000000-3"] == names
+    folder = command_line("vtune", request(tmp_path), tool("vtune"))
+    (Path(folder[folder.index("-r") + 1])).mkdir()
+    assert folder != command_line("vtune", request(tmp_path), tool("vtune"))
+
+
+def test_percent_signs_in_the_folder_stay(tmp_path: Path) -> None:
+    """Both nsys and ncu replace what follows one."""
+    asked = request(tmp_path / "100%q")
+    for name, shown in (("nsys", "100%%q"), ("ncu", "100%%q"), ("rocprof", "100%q")):
+        line = command_line(name, asked, tool(name))
+        assert f"{tmp_path}/{shown}/out" in (line[line.index("-d" if name == "rocprof" else "-o") + 1])
+
+
+JOBS: list[tuple[list[str], list[str], list[str]]] = [
+    ([TORCHRUN, "--nproc-per-node=2", "train.py", "--lr", "1"], [TORCHRUN, "--nproc-per-node=2"],
+     [sys.executable, "-u", "train.py", "--lr", "1"]),
+    ([TORCHRUN, "--nproc-per-node", "2", "-m", "package.train", "-m"], [TORCHRUN, "--nproc-per-node", "2"],
+     [sys.executable, "-u", "-m", "package.train", "-m"]),
+    ([TORCHRUN, "--standalone", "--no-python", "./train", "x"], [TORCHRUN, "--standalone"], ["./train", "x"]),
+    ([sys.executable, "-m", "torch.distributed.run", "--standalone", "train.py"],
+     [sys.executable, "-m", "torch.distributed.run", "--standalone"], [sys.executable, "-u", "train.py"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "launcher", "program"), JOBS)
+@pytest.mark.parametrize("name", ["nsys", "ncu", "rocprof"])
+def test_each_rank_of_a_job_is_run_under_a_tool_of_its_own(
+    tmp_path: Path, command: list[str], launcher: list[str], program: list[str], name: str
+) -> None:
+    """The launcher starts the tool, which starts what the launcher would have started."""
+    line = command_line(name, request(tmp_path, *command), tool(name))
+    start = [*launcher, "--no_python"]
+    assert start == line[: len(start)]
+    assert program == line[-len(program) :]
+    alone = command_line(name, request(tmp_path), tool(name))
+    rank = {"nsys": "-rank%q{RANK}", "ncu": "-rank%q{RANK}", "rocprof": "-rank%env{RANK}%.%pid%"}[name]
+    assert reported(alone).replace(".%pid%", "") + rank == reported(line)
+    beside = [word for word in line[len(start) : -len(program)] if word not in alone]
+    kept = ["--kernel-name", "regex:^(?!nccl)"] if name == "ncu" else []
+    assert kept == [word for word in beside if not word.startswith(("-o", str(tmp_path), "rocprof-"))]
+
+
+def test_ranks_that_are_started_again_have_other_reports(tmp_path: Path) -> None:
+    """Where the launcher may restart them, the number of the restart is in the name."""
+    line = command_line("nsys", request(tmp_path, TORCHRUN, "--max-restarts=2", "train.py"), tool("nsys"))
+    assert "nsys-TIME-rank%q{RANK}-restart%q{TORCHELASTIC_RESTART_COUNT}" == reported(line)
+
+
+def test_accelerate_launch_is_a_launcher(tmp_path: Path) -> None:
+    """Its options end where the script begins."""
+    pytest.importorskip("accelerate")
+    accelerate = str(Path(sys.executable).parent / "accelerate")
+    command = [accelerate, "launch", "--num_processes", "2", "--cpu", "train.py", "--lr", "1"]
+    line = command_line("nsys", request(tmp_path, *command), tool("nsys"))
+    assert [*command[:5], "--no_python", "/opt/nsys"] == line[:7]
+    assert [sys.executable, "-u", "train.py", "--lr", "1"] == line[-5:]
+
+
+@pytest.mark.parametrize("command", [[TORCHRUN, "--nonsense", "x"], [TORCHRUN]])
+def test_a_faulty_job_is_left_to_its_launcher(tmp_path: Path, command: list[str]) -> None:
+    """The launcher says what is wrong with its options."""
+    line = command_line("nsys", request(tmp_path, *command), tool("nsys"))
+    assert ["/opt/nsys", "profile"] == line[:2]
+    assert command == line[-len(command) :]
+
+
+def test_vtune_follows_all_ranks_itself(tmp_path: Path) -> None:
+    """One result holds every process."""
+    command = [TORCHRUN, "--nproc-per-node=2", "train.py"]
+    assert ["--", *command] == command_line("vtune", request(tmp_path, *command), tool("vtune"))[-4:]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ({"profiler": "perf"}, ValueError, "\"profiler\" must be one of nsys, ncu, rocprof, vtune: 'perf'"),
+    ({"profiler": "vtune"}, LaunchError, "VTune is not installed or not on PATH; get it from https://www.intel.com"),
+    ({"command": ["no-such-program"]}, LaunchError, "there is no program no-such-program"),
+    ({"command": []}, LaunchError, "there is no program to run"),
+])  # fmt: skip
+def test_what_cannot_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], error: type, message: str
+) -> None:
+    """One sentence says what is missing and how to get it."""
+    asked = vendor.Request(
+        command=arguments.get("command", PROGRAM), out=tmp_path, windows=2, environment=dict(os.environ)
+    )
+    made = None if "profiler" in arguments else tool("nsys")
+    if made is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(error, match=re.escape(message)):
+        command_line(arguments.get("profiler", "nsys"), asked, made)
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("windows", [0, 1, 2, None])
+def test_the_real_nsys_takes_the_options(tmp_path: Path, windows: int | None) -> None:
+    """The installed release knows all of them."""
+    from tests.support.nsys import alone, nsys
+
+    nsys()
+    asked = request(tmp_path, sys.executable, "-c", "raise SystemExit(7)", windows=windows)
+    (tmp_path / "out").mkdir()
+    with alone():
+        done = subprocess.run(command_line("nsys", asked), capture_output=True, text=True)
+    assert 7 == done.returncode, done.stderr

@@ -1,0 +1,209 @@
+"""Runs under the real Nsight Systems: its reports, its summary, and a program that notices nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import instrument
+from tests.support.nsys import alone, nsys
+from tests.support.programs import environment, run
+
+from .stubs import launching
+
+pytestmark = pytest.mark.nsys
+
+TRAIN = """
+import os, signal, subprocess, sys, time
+import instrument
+
+out, how, value = sys.argv[1:4]
+prof = instrument.profile(out, schedule=instrument.schedule(wait=1, active=2, repeat=2))
+prof.start()
+for step in range(8):
+    with instrument.annotate("forward"):
+        time.sleep(0.005)
+    prof.step()
+prof.stop()
+print("trained", flush=True)
+if how == "exit":
+    sys.exit(int(value))
+if how == "die":
+    os.kill(os.getpid(), int(value))
+if how == "listen":
+    got = []
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, lambda number, frame: got.append(number))
+    print("ready", flush=True)
+    while len(got) < 3:
+        time.sleep(0.01)
+    print("got", *map(int, got), flush=True)
+    sys.exit(9)
+if how == "wait":
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def by_itself() -> Iterator[None]:
+    """One recording at a time."""
+    nsys()
+    with alone():
+        yield
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def launched(
+    script: Path, how: str = "exit", value: int = 0, *, python: Any = (sys.executable,), **others: Any
+) -> subprocess.CompletedProcess[str]:
+    out = script.parent / "out"
+    command = [*python, script, out, how, str(value)]
+    return run(launching("nsys", out, command, **others), environment({"COLUMNS": "100"}), check=False)
+
+
+def reports(script: Path) -> list[str]:
+    """The names of the reports, without their time."""
+    found = sorted((script.parent / "out").glob("*.nsys-rep"), key=lambda path: path.name)
+    return [re.sub(r"\d{8}T\d{6}", "TIME", path.name) for path in found]
+
+
+BOTH = ["nsys-TIME.1.nsys-rep", "nsys-TIME.2.nsys-rep"]
+
+
+def test_the_run_ends_with_the_summary_of_its_reports(script: Path) -> None:
+    """One report a window; regions of the steps of both, added up; the program's own output is whole."""
+    done = launched(script, "exit", 255)
+    assert 255 == done.returncode, done.stderr
+    assert BOTH == reports(script)
+    assert "trained\n" in done.stdout
+    assert re.search(r"Where the step went: \d.* \(mean of 4 steps\)", done.stderr)
+    assert re.search(r"\nforward +1 +\d", done.stderr)
+    assert 2 == done.stderr.count("instrument: Nsight Systems wrote ")
+
+
+@pytest.mark.parametrize("windows", [1, None, 0])
+def test_how_many_windows(script: Path, windows: int | None) -> None:
+    """No more reports than were asked for; all, for a plan without end; one of the whole run."""
+    done = launched(script, windows=windows)
+    assert 0 == done.returncode, done.stderr
+    assert (BOTH if windows is None else ["nsys-TIME.nsys-rep"]) == reports(script)
+    assert f"mean of {2 if windows == 1 else 4} steps" in done.stderr
+
+
+def test_a_second_run_leaves_the_reports_of_the_first(script: Path) -> None:
+    """Each has names of its own."""
+    launched(script)
+    launched(script)
+    assert 4 == len(reports(script))
+
+
+@pytest.mark.parametrize(("how", "value", "code"), [
+    ("exit", 3, 3), ("die", signal.SIGKILL, 137), ("die", signal.SIGSEGV, 139), ("die", signal.SIGTERM, 143),
+])  # fmt: skip
+def test_how_the_program_ends(script: Path, how: str, value: int, code: int) -> None:
+    """Its exit code comes back, and the reports are there, however it ended."""
+    done = launched(script, how, value)
+    assert (code, BOTH) == (done.returncode, reports(script))
+
+
+def test_nothing_is_awaited_or_ended_but_the_program(script: Path) -> None:
+    """What it left running goes on, and nobody waits for it."""
+    begun = time.monotonic()
+    code = "import subprocess; print('pid', subprocess.Popen(['sleep', '97'], stdin=-3, stdout=-3, stderr=-3).pid)"
+    line = launching("nsys", script.parent / "out", [sys.executable, "-c", code], windows=0)
+    done = run(line, environment())
+    left = int(re.search(r"pid (\d+)", done.stdout)[1])  # type: ignore[index]
+    assert b"sleep\x0097\x00" == Path(f"/proc/{left}/cmdline").read_bytes()
+    subprocess.run(["kill", str(left)], check=True)
+    assert time.monotonic() - begun < 90
+
+
+def signalled(script: Path, how: str, *signals: int) -> tuple[int, str]:
+    out = script.parent / "out"
+    line = launching("nsys", out, [sys.executable, script, out, how, "0"])
+    with subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for text in process.stdout:
+            if "ready" in text:
+                break
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.1)
+        output = process.stdout.read()
+        return process.wait(60), output
+
+
+def test_signals_that_the_program_handles(script: Path) -> None:
+    """Each reaches it once, it goes on until it ends by itself, and nsys finishes its reports."""
+    sent = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
+    code, output = signalled(script, "listen", *sent)
+    assert f"got {' '.join(str(int(number)) for number in sent)}\n" in output
+    assert (9, BOTH) == (code, reports(script))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_that_end_the_program(script: Path, number: int, code: int) -> None:
+    """The exit code is the shell's for that signal, and the reports are there."""
+    assert code == signalled(script, "wait", number)[0]
+    assert BOTH == reports(script)
+
+
+def test_a_window_that_never_opened(tmp_path: Path) -> None:
+    """Nsys leaves no report and says nothing: the likely reason is told, and the program's exit code stays."""
+    line = launching("nsys", tmp_path, [sys.executable, "-c", "print(1); raise SystemExit(6)"])
+    done = run(line, environment(), check=False)
+    assert 6 == done.returncode
+    assert "left no report: the program ended with exit code 6 before a window opened" in done.stderr
+
+
+def test_each_rank_has_its_own_windows(script: Path) -> None:
+    """Torchrun inside: a report for each rank and window, though the ranks are not in step; side by side after."""
+    text = script.read_text().replace("prof.start()", "time.sleep(0.4 * int(os.environ['RANK']))\nprof.start()")
+    script.write_text(text)
+    torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
+    done = launched(script, python=[torchrun, "--nproc-per-node=2"])
+    assert 0 == done.returncode, done.stderr
+    names = [f"nsys-TIME-rank{rank}.{window}.nsys-rep" for rank in (0, 1) for window in (1, 2)]
+    assert names == reports(script)
+    for path in (script.parent / "out").glob("*.nsys-rep"):
+        trace = instrument.read_trace(path)
+        assert isinstance(trace, instrument.traces.trace.Trace)  # type: ignore[attr-defined]
+        assert (int(path.name.split("rank")[1][0]), 2) == (trace.rank, len(trace.steps))
+    assert "2 of 2 ranks" in done.stderr
+
+
+def test_torchrun_outside(script: Path) -> None:
+    """Each rank launches its own nsys, and has its number in the report's name."""
+    torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
+    out = script.parent / "out"
+    inner = launching("nsys", out, [sys.executable, script, out, "exit", "0"])
+    done = run([str(torchrun), "--nproc-per-node=2", "--no-python", *inner], environment())
+    assert [f"nsys-TIME-rank{rank}.{window}.nsys-rep" for rank in (0, 1) for window in (1, 2)] == reports(script)
+    assert 1 == done.stderr.count("Where the step went")
+
+
+def test_the_environment_is_intact(tmp_path: Path) -> None:
+    """What the caller set arrives, and so does what nsys adds."""
+    code = "import os, json; print('ENV', json.dumps(dict(os.environ)))"
+    line = launching("nsys", tmp_path, [sys.executable, "-c", code], windows=0)
+    done = run(line, environment({"MINE": "a b 'c'"}))
+    arrived = json.loads(re.search(r"ENV (\{.*\})", done.stdout)[1])  # type: ignore[index]
+    assert "a b 'c'" == arrived["MINE"]
+    assert arrived["NVTX_INJECTION64_PATH"].endswith("libToolsInjection64.so")

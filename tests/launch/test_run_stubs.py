@@ -1,0 +1,241 @@
+"""Runs under stand-ins for the vendors' tools: program, environment, exit code, report and summary."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from instrument.launch import outcome
+from instrument.launch.process import run
+from instrument.launch.vendor import VENDORS
+from tests.support import native
+from tests.traces import rocm_files
+
+from .stubs import LAUNCH, Stub, launched, launching, request, stub
+
+STEPS = """
+import sys
+import instrument
+
+with instrument.profile(sys.argv[1], schedule=instrument.schedule(wait=1, active=2, repeat=2)) as prof:
+    for _ in range(int(sys.argv[2])):
+        with instrument.annotate("forward"):
+            pass
+        prof.step()
+sys.exit(int(sys.argv[3]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(STEPS)
+    return path
+
+
+def database(tmp_path: Path) -> Path:
+    """What rocprofv3 would leave of one step with a region in it."""
+    return rocm_files.write_rocpd(tmp_path / "made.db", [rocm_files.STEP])
+
+
+def program(script: Path, folder: Path, steps: int = 8, code: int = 0) -> list[str | Path]:
+    return [sys.executable, script, folder / "out", str(steps), str(code)]
+
+
+def ending(code: int = 0) -> list[str | Path]:
+    """A program that does nothing."""
+    return [sys.executable, "-c", f"raise SystemExit({code})"]
+
+
+def test_rocprofv3_ends_with_the_summary_of_its_database(tmp_path: Path) -> None:
+    """The program's exit code comes back, the report is found and read, the regions are shown."""
+    made = stub(tmp_path, "rocprofv3", version="1.0.0", report=database(tmp_path))
+    done = launched("rocprof", tmp_path / "out", ending(3), made.environment())
+    assert 3 == done.returncode, done.stderr
+    assert ending(3) == made.calls[0]["program"]
+    assert "instrument: rocprofv3 wrote " in done.stderr
+    assert "Where the step went: 8.90 us, GPU work " in done.stderr
+    assert "forward" in done.stderr
+    assert "" == done.stdout
+
+
+def test_windows_pause_and_resume_rocprofv3(tmp_path: Path, script: Path) -> None:
+    """What the tool sets in the environment reaches the program, whose windows resume and pause its library."""
+    log, library = tmp_path / "roctx.jsonl", native.build("roctxlog", 'LIBRARY_NAME="preload"')
+    made = stub(tmp_path, "rocprofv3", version="1.0.0", variables={
+        "ROCP_TOOL_LIBRARIES": "tool.so", "LD_PRELOAD": str(library), "ROCTXLOG": str(log),
+    })  # fmt: skip
+    done = launched("rocprof", tmp_path / "out", program(script, tmp_path), made.environment())
+    assert 0 == done.returncode, done.stderr
+    ops = [line.split('"')[3] for line in log.read_text().splitlines()]
+    step = ["start", "push", "pop", "end"]
+    window = ["resume", *step, *step, "pause"]
+    assert ["push", "pop", *window, "push", "pop", *window, "push", "pop", "push", "pop"] == ops
+    assert "marked, but not recorded" in done.stderr
+
+
+@pytest.mark.parametrize("summary", ["0", "1"])
+def test_vtune_sums_up_its_result(tmp_path: Path, summary: str) -> None:
+    """VTune's own report is printed, unless no summary is wanted."""
+    made = stub(tmp_path, "vtune", report=tmp_path)
+    env = made.environment({"INSTRUMENT_SUMMARY": summary})
+    done = launched("vtune", tmp_path / "out", ending(4), env)
+    assert 4 == done.returncode
+    assert "instrument: VTune wrote " in done.stderr
+    assert (summary == "1") == ("Elapsed Time: 1.0s" in done.stderr) == ("vtune -report hotspots" in done.stderr)
+
+
+def test_a_report_that_cannot_be_read_is_said(tmp_path: Path, script: Path) -> None:
+    """The run went well: its exit code comes back, and the report is named."""
+    made = stub(tmp_path, "nsys", report=script)
+    done = launched("nsys", tmp_path / "out", ending(), made.environment())
+    assert 0 == done.returncode
+    assert "the report is there, but cannot read the trace" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ncu_without_its_package_says_how_to_read_the_report(tmp_path: Path, script: Path) -> None:
+    """One sentence with the line that installs the package, and ncu's own command."""
+    made = stub(tmp_path, "ncu", report=script)
+    env = made.environment()
+    (tmp_path / "none" / "ncu_report").mkdir(parents=True)
+    (tmp_path / "none" / "ncu_report" / "__init__.py").write_text("raise ImportError")
+    env["PYTHONPATH"] = f"{tmp_path / 'none'}{os.pathsep}{env['PYTHONPATH']}"
+    done = launched("ncu", tmp_path / "out", ending(), env)
+    assert 0 == done.returncode
+    assert "pip install ncu-report; or: ncu --import " in done.stderr
+
+
+def test_each_rank_under_torchrun_has_a_tool_and_a_report(tmp_path: Path) -> None:
+    """The launcher starts one tool a rank; the reports are read as the ranks of one job."""
+    made = stub(tmp_path, "rocprofv3", version="1.0.0", report=database(tmp_path))
+    torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
+    command = [torchrun, "--nproc-per-node=2", "--no-python", *ending()]
+    done = launched("rocprof", tmp_path / "out", command, made.environment())
+    assert 0 == done.returncode, done.stderr
+    assert 2 == len(made.calls)
+    assert [ending()] * 2 == [call["program"] for call in made.calls]
+    assert "2 of 2 ranks" in done.stderr
+
+
+def test_of_ranks_that_were_launched_one_by_one_the_first_speaks(tmp_path: Path) -> None:
+    """Each says where its report is; the summary is printed once."""
+    made = stub(tmp_path, "rocprofv3", version="1.0.0", report=database(tmp_path))
+    for rank, summary in (("0", True), ("1", False)):
+        env = made.environment({"RANK": rank})
+        done = launched("rocprof", tmp_path / "out", ending(), env)
+        assert f"-rank{rank}." in done.stderr
+        assert summary == ("Where the step went" in done.stderr)
+
+
+@pytest.mark.parametrize(("windows", "steps", "code", "reason"), [
+    (2, 0, 0, "window 1 (steps 1-2) was not reached, the loop ended in step 0; ask for earlier steps"),
+    (2, 8, 0, "the window was marked, but not recorded"),
+    (0, 8, 5, "the program ended with exit code 5; see what the profiler says above"),
+    (0, 8, 0, "see what it says above"),
+])  # fmt: skip
+def test_a_missing_report_is_explained(
+    tmp_path: Path, script: Path, windows: int, steps: int, code: int, reason: str
+) -> None:
+    """By what this run, and no run before it, left in the manifest."""
+    made = stub(tmp_path, "nsys")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "manifest.jsonl").write_text('{"status": "failed", "window": 9, "reason": "of old"}\n')
+    env = made.environment({"NVTX_INJECTION64_PATH": str(native.build("nvtxlog")), "NVTXLOG": os.devnull})
+    env["NSYS_PROFILING_SESSION_ID"] = "1"
+    command = program(script, tmp_path, steps, code)
+    done = launched("nsys", tmp_path / "out", command, env, windows=windows)
+    assert code == done.returncode
+    assert f"instrument: Nsight Systems left no report: {reason}" in done.stderr
+
+
+@pytest.mark.parametrize(("code", "reason"), [
+    (0, "no window opened, since nothing told steps: "),
+    (1, "the program ended with exit code 1 before a window opened"),
+])  # fmt: skip
+def test_a_program_without_steps(tmp_path: Path, code: int, reason: str) -> None:
+    """Nothing in it tells steps, or it fails before."""
+    made = stub(tmp_path, "nsys")
+    done = launched("nsys", tmp_path / "out", ending(code), made.environment())
+    assert code == done.returncode
+    assert reason in done.stderr
+
+
+def test_a_damaged_manifest_is_no_reason_to_fail(tmp_path: Path) -> None:
+    """It says nothing, then."""
+    asked = request(tmp_path)
+    asked.out.mkdir()
+    (asked.out / "manifest.jsonl").write_bytes(b"\xff{")
+    outcome.tell(VENDORS["nsys"], asked, asked.out / "nsys-x", 0, 0)
+
+
+LISTENER = """
+import signal, sys, time
+got = []
+for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+    signal.signal(getattr(signal, name), lambda number, frame: got.append(number))
+print("ready", flush=True)
+while signal.SIGUSR2 not in got:
+    time.sleep(0.01)
+print(*map(int, got), flush=True)
+sys.exit(9)
+"""
+
+
+def interrupted(made: Stub, tmp_path: Path, source: str, *signals: int) -> tuple[int, str]:
+    """Launch a program under a tool, send signals to the launching process, and return its code and output."""
+    script = tmp_path / "listener.py"
+    script.write_text(source)
+    line = launching("rocprof", tmp_path / "out", [sys.executable, script])
+    with subprocess.Popen(line, env=made.environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "ready\n" == process.stdout.readline()
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.1)  # two of a kind that are both pending are one
+        return process.wait(60), process.stdout.read()
+
+
+def test_signals_reach_the_program_once_each(tmp_path: Path) -> None:
+    """The program goes on after those that it handles, and its exit code comes back."""
+    made = stub(tmp_path, "rocprofv3")
+    sent = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGINT]
+    code, output = interrupted(made, tmp_path, LISTENER, *sent, signal.SIGUSR2)
+    assert (9, [*map(int, sent), int(signal.SIGUSR2)]) == (code, [int(word) for word in output.split()])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_program_that_does_not_handle_it(tmp_path: Path, number: int, code: int) -> None:
+    """The exit code is that of a shell: 128 and the number of the signal."""
+    made = stub(tmp_path, "rocprofv3")
+    source = "import time; print('ready', flush=True); time.sleep(60)"
+    assert code == interrupted(made, tmp_path, source, number)[0]
+
+
+def test_handlers_are_put_back(tmp_path: Path) -> None:
+    """After the run, a signal does in this process what it did before."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    command = list(map(str, ending(5)))
+    assert 5 == run(command, os.environ, command)
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    with pytest.raises(FileNotFoundError):
+        run([str(tmp_path / "none")], os.environ, command)
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+
+
+def test_nohup_is_kept(tmp_path: Path) -> None:
+    """A signal that this process ignores is not handed on, and the program ignores it too."""
+    made = stub(tmp_path, "rocprofv3")
+    script = tmp_path / "script.py"
+    script.write_text("import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)")
+    code = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{LAUNCH}"
+    line = launching("rocprof", tmp_path / "out", [sys.executable, script])
+    done = subprocess.run([*line[:2], code, *line[3:]], env=made.environment(), capture_output=True, text=True)
+    assert "True\n" == done.stdout

@@ -1,0 +1,194 @@
+"""Where steps end: after those of the first optimizer, however it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from instrument.syncs.stepping import OptimizerSteps
+
+RANGES = torch.autograd.profiler.record_function
+BEFORE = {
+    (owner, name): vars(owner).get(name)
+    for owner, name in [(RANGES, "__enter__"), (RANGES, "__exit__"), (torch.amp.GradScaler, "step")]
+}
+
+
+class Counter:
+    """Counts steps, and how many of torch's ranges of optimizers are open when they are told."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.steps_of = OptimizerSteps(self.step)
+
+    def step(self) -> None:
+        self.steps += 1
+        assert torch._C._current_graph_task_id() == -1 or not torch.is_grad_enabled()
+
+
+@pytest.fixture
+def counter() -> Iterator[Counter]:
+    made = Counter()
+    yield made
+    made.steps_of.remove()
+    assert {place: vars(place[0]).get(place[1]) for place in BEFORE} == BEFORE
+
+
+def weights(count: int = 2) -> list[torch.Tensor]:
+    return [torch.ones(2, requires_grad=True) for _ in range(count)]
+
+
+def backward(parameters: list[torch.Tensor]) -> None:
+    sum((parameter**2).sum() for parameter in parameters).backward()  # type: ignore[union-attr]
+
+
+def test_plain(counter: Counter) -> None:
+    """A step is one update, whatever the number of backward passes."""
+    parameters = weights()
+    optimizer = torch.optim.SGD(parameters)
+    for batch in range(6):
+        backward(parameters)
+        if batch % 2:
+            optimizer.step()
+    assert counter.steps == 3
+
+
+def test_two_optimizers(counter: Counter) -> None:
+    """Of several the one counts that steps first, until it is gone."""
+    parameters = weights()
+    first, second = (torch.optim.SGD([parameter]) for parameter in parameters)
+    for _ in range(3):
+        backward(parameters)
+        first.step()
+        second.step()
+    assert counter.steps == 3
+    del first
+    second.step()
+    assert counter.steps == 4
+
+
+def test_skipped_by_a_scaler(counter: Counter) -> None:
+    """A step that is skipped for infinite gradients counts, the very first too."""
+    parameters = weights(1)
+    optimizer = torch.optim.SGD(parameters)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for factor in (float("inf"), 1.0, float("inf"), 1.0):
+        scaler.scale((parameters[0] * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert counter.steps == 4
+
+
+def test_in_the_backward(counter: Counter) -> None:
+    """Where each parameter has an optimizer that steps in the backward, a step ends with the pass."""
+    parameters = weights(3)
+    optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in parameters}
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
+    for number in range(4):
+        assert counter.steps == number
+        backward(parameters)
+    assert counter.steps == 4
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another, as for sharding or averaging."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def test_wrapped(counter: Counter) -> None:
+    """An optimizer that calls another one's step makes one step."""
+    parameters = weights()
+    optimizer = Wrapper(torch.optim.SGD(parameters))
+    for _ in range(3):
+        backward(parameters)
+        optimizer.step()
+    assert counter.steps == 3
+
+
+def test_closure(counter: Counter) -> None:
+    """One that calls the model again and again within a step makes one."""
+    parameters = weights()
+    optimizer = torch.optim.LBFGS(parameters, max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.stack([(parameter**2).sum() for parameter in parameters]).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert counter.steps == 1
+
+
+def test_compiled() -> None:
+    """A compiled step is not seen, which is told; it compiles to the same graphs as without us."""
+
+    def graphs() -> int:
+        torch.compiler.reset()
+        parameters, found = weights(), []
+
+        def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+            found.append(graph)
+            return graph.forward
+
+        step = torch.compile(torch.optim.SGD(parameters).step, backend=backend)
+        for _ in range(3):
+            backward(parameters)
+            step()
+        return len(found)
+
+    plain = graphs()
+    counter = Counter()
+    assert graphs() == plain
+    assert (counter.steps, counter.steps_of.compiled) == (0, True)
+    counter.steps_of.remove()
+
+
+def test_failing_step(counter: Counter) -> None:
+    """A step that raises is none, and the next one counts."""
+    parameters = weights()
+    optimizer = torch.optim.LBFGS(parameters)
+
+    def closure() -> float:
+        raise ValueError("no loss")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no loss"):
+            optimizer.step(closure)
+    assert counter.steps == 0
+    torch.optim.SGD(parameters).step()
+    assert counter.steps == 1
+
+
+def test_a_recording_between_two_steps() -> None:
+    """Recordings may stop and start where a step ends: torch has closed its range of the optimizer by then."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    running: list[profile] = []
+
+    def step() -> None:
+        if running:
+            running.pop().stop()
+        running.append(profile(activities=[ProfilerActivity.CPU]))
+        running[0].start()
+
+    steps = OptimizerSteps(step)
+    for _ in range(20):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    steps.remove()
+    names = [event.name for event in running[0].events()] if running[0].stop() is None else []
+    assert not any(name.startswith("Optimizer.step") for name in names)

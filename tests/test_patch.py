@@ -1,0 +1,75 @@
+"""Patches of one attribute, in whatever order they are undone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from instrument import patch
+from instrument.patch import Patch
+
+
+def around(name: str) -> Callable[[Any], Any]:
+    return lambda original: lambda: f"{name}({original()})"
+
+
+class Owner:
+    @staticmethod
+    def call() -> str:
+        return "original"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_undone_in_any_order(order: tuple[int, ...]) -> None:
+    """The last one undone leaves the very object that was there, and nothing is remembered."""
+    owner = SimpleNamespace(call=Owner.call)
+    patches = [Patch(owner, "call", around(name)) for name in "abc"]
+    assert owner.call() == "c(b(a(original)))"
+    for number in order:
+        assert owner.call is not Owner.call
+        patches[number].undo()
+    assert owner.call is Owner.call
+    assert (id(owner), "call") not in patch._tops
+
+
+def test_patched_and_undone_for_ever() -> None:
+    """One that comes and goes over another that stays, or under it, does not pile up."""
+    owner = SimpleNamespace(call=Owner.call)
+    for _ in range(3):
+        lower = Patch(owner, "call", around("lower"))
+        upper = Patch(owner, "call", around("upper"))
+        lower.undo()
+        lower.undo()
+        assert owner.call() == "upper(lower(original))"  # what the lower one made stays, as it passes calls on
+        upper.undo()
+        assert owner.call is Owner.call
+
+
+def test_under_somebody_elses() -> None:
+    """What somebody else put there stays, and a later patch is undone to it."""
+    owner = SimpleNamespace(call=Owner.call)
+    first = Patch(owner, "call", around("first"))
+    theirs = owner.call = around("theirs")(owner.call)
+    first.undo()
+    assert owner.call is theirs
+    second = Patch(owner, "call", around("second"))
+    assert owner.call() == "second(theirs(first(original)))"
+    second.undo()
+    assert owner.call is theirs
+
+
+def test_where_nothing_was() -> None:
+    """An attribute that was not there is gone again, in an instance and in a class."""
+    owner = SimpleNamespace()
+    kind = type("Kind", (Owner,), {})
+    patches = [Patch(place, "call", lambda original: lambda: original) for place in (owner, kind)]
+    assert owner.call() is None
+    assert "call" in vars(kind)
+    for made in patches:
+        made.undo()
+    assert not hasattr(owner, "call")
+    assert "call" not in vars(kind)
