@@ -1,0 +1,106 @@
+"""`Attachment`: what is replaced in a framework so that it tells a loop, and how that is undone."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .. import compat, log
+from ..config import settings
+from ..guard import guard
+from ..patch import Patch
+from ..regions import live
+from .loop import Loop
+
+Around = Callable[..., Any]  # (original, *arguments) -> what the original returns
+
+
+class Attachment:
+    """What was attached to a framework: `remove` takes it out, as does the end of a with statement.
+
+    Attributes:
+        loop: what the framework drives through this.
+        on: whether it is attached; never under ``INSTRUMENT=0``.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.on = settings.enabled
+        self.complete = False  # the current step ran to its end, though the loop was not told
+        self.undo: list[Callable[[], None]] = []  # from the last one to the first
+        if self.on:
+            atexit.register(self.remove)  # what an error left open
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """End the loop and put everything back; once more does nothing."""
+        self.on = False
+        atexit.unregister(self.remove)
+        try:
+            self.end()
+        finally:
+            while self.undo:
+                self.undo.pop()()
+
+    def end(self) -> None:
+        """End the loop, which may start again."""
+        self.loop.stop(complete=self.complete)
+
+    def wrap(self, owner: Any, name: str, around: Around, undo: list[Callable[[], None]] | None = None) -> None:
+        """Have ``around(original, *arguments)`` stand for ``owner.name``; where there is none, log it.
+
+        How to undo it goes to ``undo``, by default with the rest.
+        """
+        if not callable(getattr(owner, name, None)):
+            kind = owner if inspect.isclass(owner) or inspect.ismodule(owner) else type(owner)
+            log.info(f"{kind.__module__}.{getattr(kind, '__qualname__', '')} has no {name}, which is not followed")
+            return
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if live.tracing() or not self.on:
+                    return original(*args, **kwargs)
+                return around(original, *args, **kwargs)
+
+            return call
+
+        (self.undo if undo is None else undo).append(Patch(owner, name, make).undo)
+
+    def region(self, name: str) -> Around:
+        """Return what makes a call the region ``name``, for `wrap`."""
+
+        def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with self.loop.region(name):
+                return original(*args, **kwargs)
+
+        return around
+
+    def when_imported(self, module: str, feature: str, call: Callable[[Any], None]) -> None:
+        """Call ``call(module)`` once ``module`` is imported, unless this was removed by then."""
+
+        def imported(found: Any) -> None:
+            with guard.contained(feature):
+                if self.on:
+                    call(found)
+
+        compat.when_imported(module, imported)
+
+
+def require(package: str) -> None:
+    """Raise an error that says how to install ``package`` where it is missing.
+
+    Raises:
+        ImportError: it is.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(f"{package} is not installed: pip install {package}")

@@ -1,0 +1,73 @@
+"""`Attachment`: what `attach` returns, which takes itself out again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, ClassVar
+
+from ... import compat
+from ...config import settings
+from ...guard import guard
+from . import core, nvtx, training
+from .calls import Undo
+from .driver import Driver
+
+PATCHES: dict[str, Callable[[Driver, ModuleType], Iterator[Undo]]] = {
+    "megatron.core.utils": nvtx.patches,
+    "megatron.core.pipeline_parallel.schedules": core.schedules,
+    "megatron.core.optimizer": core.optimizers,
+    "megatron.core.distributed": core.distributed,
+    "megatron.training.training": training.patches,
+}
+
+
+class Attachment(Driver):
+    """What is replaced of Megatron, until `remove`."""
+
+    _current: ClassVar[Attachment | None] = None  # one at a time: a function is replaced once
+
+    def apply(self) -> Attachment:
+        """Replace what there is of Megatron now, and the rest as it is imported."""
+        if not settings.enabled:
+            return self
+        if Attachment._current is not None:
+            Attachment._current.remove()
+        Attachment._current = self
+        if not self.loop.automatic:  # there, who waits for optimizers is there already
+            self.wait_for_optimizers()
+        for name, patches in PATCHES.items():
+            compat.when_imported(name, functools.partial(self._patch, patches))
+        return self
+
+    @property
+    def windows(self) -> list[dict[str, Any]]:
+        """What came of each window so far, as in ``manifest.jsonl``."""
+        return self.loop.windows
+
+    def remove(self) -> None:
+        """End, and put back everything of Megatron's; once more does nothing."""
+        if not self.switch.on:
+            return
+        self.switch.on = False
+        if Attachment._current is self:
+            Attachment._current = None
+        self.end()
+        self.forget_optimizers()
+        while self.patches:
+            with guard.contained("detaching from Megatron"):
+                self.patches.pop().undo()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _patch(self, patches: Callable[[Driver, ModuleType], Iterator[Undo]], module: ModuleType) -> None:
+        if not self.switch.on:
+            return
+        with guard.contained(f"attaching to {module.__name__}"):
+            for patch in patches(self, module):
+                self.patches.append(patch)

@@ -1,0 +1,189 @@
+"""Hugging Face Transformers: `InstrumentCallback` for its Trainer, `annotate_generation` for its models."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+from .. import compat, log
+from ..config import settings
+from ..guard import guard
+from .attachment import Attachment
+from .environment import automatic
+from .generation import annotate_generation
+from .loop import Loop
+
+try:
+    from transformers import TrainerCallback
+    from transformers.utils.logging import get_logger
+except ImportError as error:
+    raise ImportError("transformers, or a part of it, is missing: pip install transformers") from error
+
+__all__ = ["InstrumentCallback", "annotate_generation", "install"]
+
+# What the methods of a Trainer are called. It has no event for the beginning of these.
+REGIONS = {
+    "compute_loss": "forward",
+    "evaluate": "evaluation",
+    "predict": "evaluation",
+    "_save_checkpoint": "checkpoint",
+}
+# An error that leaves one of these ends the training, and then there is no `on_train_end`.
+LOOPS = ("_run_epoch", "_finalize_training", "training_step")
+
+
+class _Follower(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Drives ``loop`` by the events of a Trainer, and names its methods from the begin to the end of training."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self._attachment: Attachment | None = None  # to the Trainer that trains
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Begin with the step that comes next, also in a run that is resumed."""
+        self._end()  # of a training that failed, or that begins anew with smaller batches
+        if not settings.enabled:
+            return
+        with guard.contained("following the Trainer"):
+            trainer = self._trainer()
+            if self._gives_way(trainer):
+                return
+            models = [model] if isinstance(model, nn.Module) else []
+            self.loop.start(*models, first_step=state.global_step)
+            if self.loop.running:
+                self._attachment = Attachment(self.loop)
+                if trainer is not None:
+                    self._follow(trainer)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Open the region of the step: the batches are there."""
+        if self._attachment is not None:
+            self.loop.leave("step")
+            self.loop.enter("step")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the optimizer step."""
+        if self._attachment is not None:
+            self.loop.leave("step")
+            self.loop.step()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Close a step that was broken off."""
+        if self._attachment is not None:
+            self.loop.leave("step")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write what was recorded and leave nothing behind."""
+        self._end()
+
+    def _gives_way(self, trainer: Any) -> bool:
+        return self.loop.running  # another Trainer, inside of which this one trains, drives it
+
+    def _end(self) -> None:
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            with guard.contained("leaving the Trainer"):
+                attachment.remove()
+
+    def _trainer(self) -> Any:
+        """Return the Trainer that calls, which callbacks are not given; None where something else calls them."""
+        kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            this = frame.f_locals.get("self")
+            if isinstance(this, kind) and self in this.callback_handler.callbacks:
+                return this
+            frame = frame.f_back
+        return None
+
+    def _follow(self, trainer: Any) -> None:
+        """Name the methods of this one object: whatever a subclass made of them, and of no other Trainer."""
+        attachment = self._attachment
+        assert attachment is not None
+        for method in LOOPS:
+            attachment.wrap(trainer, method, self._ends)
+        for method, name in REGIONS.items():
+            attachment.wrap(trainer, method, attachment.region(name))
+        if trainer.args.gradient_accumulation_steps > 1:
+            attachment.wrap(trainer, "training_step", attachment.region("micro-step"))
+        if hasattr(trainer.model, "generate"):
+            attachment.undo.append(annotate_generation(trainer.model).remove)
+
+    def _ends(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except BaseException:
+            self._end()
+            raise
+
+
+class InstrumentCallback(_Follower):
+    """Windows, regions and waits of what a Trainer trains: ``Trainer(..., callbacks=[InstrumentCallback()])``.
+
+    A step is an optimizer update, by the number of ``state.global_step``. Regions are "step", "micro-step" (where
+    gradients are accumulated), "forward", "backward", "evaluation", "checkpoint", those of the optimizer, the
+    DataLoader and the modules, and in evaluation those of `annotate_generation`. Training stays as it is, and
+    nothing is left behind when it ends or fails.
+
+    Args:
+        out: the folder that windows land in.
+        tell: called with the text of the summary; the Trainer's logger by default, at a level that shows.
+        arguments: ``wait``, ``warmup``, ``active``, ``modules``, ``syncs``, ``budget``, ``record_shapes``, ... as
+            `Loop` takes them.
+
+    Raises:
+        TypeError, ValueError: arguments that are none of these.
+
+    Example:
+        >>> Trainer(model, args, train_dataset=data, callbacks=[InstrumentCallback("runs/gpt2", wait=1, active=3)])
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str] = "runs/instrument",
+        *,
+        tell: Callable[[str], None] | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(Loop(out, tell=tell or _tell, **arguments))
+
+
+class _Automatic(_Follower):
+    """Drives the loop that the environment asks for, but in a Trainer that has an `InstrumentCallback`."""
+
+    def __init__(self) -> None:
+        loop = automatic()
+        assert loop is not None  # or `install` did nothing
+        super().__init__(loop)
+
+    def _gives_way(self, trainer: Any) -> bool:
+        callbacks = trainer.callback_handler.callbacks if trainer is not None else []
+        return super()._gives_way(trainer) or any(isinstance(other, InstrumentCallback) for other in callbacks)
+
+
+def install() -> None:
+    """Have every Trainer made from now on drive the loop that the environment asks for, if it asks for one."""
+    if automatic() is not None:
+        compat.when_imported("transformers.trainer", _add)
+
+
+def _add(trainer: Any) -> None:
+    with guard.contained("following the Trainer"):
+        callbacks = getattr(trainer, "DEFAULT_CALLBACKS", None)
+        if not isinstance(callbacks, list):
+            log.warning("this version of the Trainer is followed by an InstrumentCallback alone")
+        elif _Automatic not in callbacks:
+            callbacks.append(_Automatic)
+
+
+def _tell(text: str) -> None:
+    logger = get_logger("transformers.trainer")
+    logger.log(
+        max(logging.WARNING, logger.getEffectiveLevel()), "\n%s", text
+    )  # asked for, so never below the level

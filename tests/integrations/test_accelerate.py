@@ -1,0 +1,312 @@
+"""`instrumented` around the `Accelerator` of Hugging Face Accelerate."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import ProfileKwargs
+
+from instrument.integrations import accelerate as integration
+from instrument.integrations.accelerate import instrumented, plain
+from instrument.integrations.loop import Loop
+from instrument.windows.loop import Profile
+from tests.integrations.trees import counts, recorded, tree
+from tests.support import nsys
+from tests.support.net import Net
+from tests.support.programs import ROOT, environment, python, run
+
+SCRIPT = ROOT / "integrations" / "accelerate" / "train.py"
+NAMES = {"micro-step", "backward", "checkpoint", "clip_grad_norm_", "Optimizer.step", "GPT2LMHeadModel"}
+MICRO_STEP = "micro-step\n  GPT2LMHeadModel\n  backward\n"
+STEP = f"{MICRO_STEP * 2}  clip_grad_norm_\n  Optimizer.step#AdamW.step\n"
+
+
+def losses(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("loss")]
+
+
+@pytest.fixture(scope="module")
+def unchanged() -> list[str]:
+    """What the script prints without us."""
+    return losses(run(python(SCRIPT), environment({"INSTRUMENT": "0"})).stdout)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """What the script leaves and prints."""
+    out = tmp_path_factory.mktemp("script") / "out"
+    return out, run(python(SCRIPT, ["--out", str(out)]), environment({"COLUMNS": "100"}))
+
+
+def test_same_losses(script: tuple[Path, subprocess.CompletedProcess[str]], unchanged: list[str]) -> None:
+    """The script trains as without us, to the last bit."""
+    assert 12 == len(unchanged)
+    assert unchanged == losses(script[1].stdout)
+    assert "Where the step went" in script[1].stderr
+
+
+def test_tree(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    """Each recorded step has its micro-steps and its update, and the checkpoint after the one before."""
+    step = "".join(f"  {line}\n" for line in STEP.splitlines())
+    expected = f"ProfilerStep#2\n{step}ProfilerStep#3\n{step}ProfilerStep#4\n  checkpoint\n{step}"
+    assert expected == tree(recorded(script[0]), {*NAMES, "ProfilerStep"}) + "\n"
+
+
+@pytest.mark.nsys
+def test_nsys(tmp_path: Path, unchanged: list[str]) -> None:
+    """Under Nsight Systems every step of the run has its ranges."""
+    report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path / "out")])
+    found = [r for r in nsys.ranges(report.file) if r.kind == "push_pop"]
+    assert STEP * 4 + "checkpoint\n" + STEP * 2 == tree(found, NAMES) + "\n"
+    assert unchanged == losses(report.stdout)
+
+
+# In this process, with a smaller model.
+
+Out = Path
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    yield
+    assert Loop.current() is None
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+class Training:
+    """A loop as people write it."""
+
+    def __init__(self, accelerator: Accelerator, *, scheduled: bool = False) -> None:
+        torch.manual_seed(0)
+        self.accelerator = accelerator
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        loader = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=4)
+        self.model, self.optimizer, self.loader = accelerator.prepare(net, optimizer, loader)
+        self.scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer) if scheduled else None
+        self.losses: list[float] = []
+
+    def run(self, batches: int) -> None:
+        for number, batch in enumerate(self.loader):
+            if number == batches:
+                break
+            with self.accelerator.accumulate(self.model):
+                loss = self.model(batch).square().mean()
+                self.accelerator.backward(loss)
+                self.optimizer.step()
+                if self.scheduler is not None:
+                    self.scheduler.step()
+                self.optimizer.zero_grad()
+            self.losses.append(loss.item())
+
+
+def accelerator(steps: int = 1, **arguments: Any) -> Accelerator:
+    return Accelerator(cpu=True, gradient_accumulation_steps=steps, **arguments)
+
+
+def windows(out: Path) -> list[Any]:
+    return [json.loads(line)["steps"] for line in (out / "manifest.jsonl").read_text().splitlines()]
+
+
+def test_the_same_accelerator(tmp_path: Path) -> None:
+    """What comes back is what was given, and `plain` makes it as it was."""
+    given = accelerator()
+    before = dict(vars(given))
+    assert instrumented(given, tmp_path / "out") is given
+    assert type(given) is Accelerator
+    training = Training(given)
+    training.run(3)
+    assert plain(given) is given
+    assert set(before) == set(vars(given))
+    assert "step" not in vars(training.optimizer)
+    assert all(not module._forward_hooks for module in training.model.modules())
+    assert [[2, 2]] == windows(tmp_path / "out")
+    assert plain(given) is given
+
+
+def test_end_of_training(tmp_path: Path) -> None:
+    """``end_training`` ends it, and the loop may go on."""
+    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    training.run(3)
+    training.accelerator.end_training()
+    assert {"instrument", "_instrument"}.isdisjoint(vars(training.accelerator))
+    training.run(3)
+    assert [[0, 1]] == windows(tmp_path / "out")
+
+
+def test_updates_are_steps(tmp_path: Path) -> None:
+    """Batches that are only accumulated are no steps."""
+    training = Training(instrumented(accelerator(3), tmp_path / "out", wait=1, warmup=0, active=2))
+    training.run(12)
+    plain(training.accelerator)
+    found = recorded(tmp_path / "out")
+    assert {"micro-step": 6, "backward": 6, "Net": 6} == counts(found, ["micro-step", "backward", "Net"])
+
+
+def test_without_accumulation_there_are_no_micro_steps(tmp_path: Path) -> None:
+    """A body of ``accumulate`` that is a whole step is not called a part of one."""
+    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    training.run(3)
+    plain(training.accelerator)
+    assert {"micro-step": 0, "backward": 2} == counts(recorded(tmp_path / "out"), ["micro-step", "backward"])
+
+
+def test_skipped_updates_are_no_steps(tmp_path: Path) -> None:
+    """What the scaler of mixed precision skips is no step."""
+    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    training.optimizer._is_overflow = True
+    training.run(3)
+    training.optimizer._is_overflow = False
+    training.run(3)
+    plain(training.accelerator)
+    assert {"backward": 5} == counts(recorded(tmp_path / "out"), ["backward"])
+
+
+def test_prepared_before(tmp_path: Path) -> None:
+    """It may be called after everything is prepared."""
+    training = Training(accelerator())
+    instrumented(training.accelerator, tmp_path / "out", wait=0, warmup=0, active=2)
+    training.run(3)
+    plain(training.accelerator)
+    assert {"Net": 2} == counts(recorded(tmp_path / "out"), ["Net"])
+
+
+def test_two_optimizers(tmp_path: Path) -> None:
+    """Where there are several, the one that was prepared first tells the steps."""
+    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    other = training.accelerator.prepare(torch.optim.Adam(training.model.parameters()))
+    for _ in range(2):
+        training.run(1)
+        other.step()
+    plain(training.accelerator)
+    assert [[0, 1]] == windows(tmp_path / "out")
+
+
+def test_a_scheduler_around_the_step(tmp_path: Path) -> None:
+    """A scheduler that takes the place of the optimizer's method keeps working, during and after."""
+    expected = Training(accelerator(), scheduled=True)
+    expected.run(6)
+    training = Training(instrumented(accelerator(), tmp_path / "out"), scheduled=True)
+    training.run(3)
+    plain(training.accelerator)
+    training.run(3)
+    assert [[2, 2]] == windows(tmp_path / "out")
+    assert expected.losses[:3] == training.losses[:3]
+
+
+def test_an_error_inside_a_step(tmp_path: Path) -> None:
+    """The region of the step is closed, and a loop that goes on is recorded further."""
+    training = Training(instrumented(accelerator(2), tmp_path / "out", wait=0, warmup=0, active=2))
+    with pytest.raises(RuntimeError, match="lost"), training.accelerator.accumulate(training.model):
+        raise RuntimeError("lost")
+    training.run(4)
+    plain(training.accelerator)
+    assert {"micro-step": 4} == counts(recorded(tmp_path / "out"), ["micro-step"])
+
+
+def test_resumed(tmp_path: Path) -> None:
+    """Steps have their numbers in the whole run."""
+    training = Training(instrumented(accelerator(), tmp_path / "out", at=101, active=1, first_step=100))
+    training.run(3)
+    plain(training.accelerator)
+    assert [[101, 101]] == windows(tmp_path / "out")
+
+
+def test_again(tmp_path: Path) -> None:
+    """A second call takes the place of the first."""
+    training = Training(instrumented(accelerator(), tmp_path / "one", wait=0, warmup=0, active=9))
+    training.run(2)
+    instrumented(training.accelerator, tmp_path / "two", wait=0, warmup=0, active=1)
+    training.run(2)
+    plain(training.accelerator)
+    assert [[[0, 1]], [[0, 0]]] == [windows(tmp_path / "one"), windows(tmp_path / "two")]
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    """Writing the state or the model is a "checkpoint", and both are as without us."""
+    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    training.run(1)
+    training.accelerator.save_state(str(tmp_path / "state"))
+    training.accelerator.save_model(training.model, str(tmp_path / "model"))
+    training.run(1)
+    pickle.loads(pickle.dumps(training.model))
+    plain(training.accelerator)
+    assert {"checkpoint": 2} == counts(recorded(tmp_path / "out"), ["checkpoint"])
+    assert (tmp_path / "state" / "optimizer.bin").exists()
+
+
+OPTIONS = {"activities": ["cpu"], "record_shapes": True, "schedule_option": {"wait": 1, "warmup": 1, "active": 1}}
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_profile_of_accelerate(tmp_path: Path, given: bool) -> None:
+    """A `ProfileKwargs`, handed over or found in the accelerator, says the same as with its own ``profile()``."""
+    called = []
+    profile = ProfileKwargs(
+        **OPTIONS, output_trace_dir=str(tmp_path / "out"), on_trace_ready=lambda p: called.append(p.key_averages())
+    )
+    made = accelerator(kwargs_handlers=[] if given else [profile])
+    training = Training(instrumented(made, profile=profile) if given else instrumented(made))
+    training.run(7)
+    plain(made)
+    assert [[2, 2], [5, 5]] == windows(tmp_path / "out")[:2]
+    assert 2 == len(called)
+
+
+def test_own_arguments_before_the_profile(tmp_path: Path) -> None:
+    """What is said in our terms goes before what a `ProfileKwargs` says."""
+    profile = ProfileKwargs(**OPTIONS, output_trace_dir=str(tmp_path / "theirs"))
+    made = accelerator()
+    training = Training(instrumented(made, tmp_path / "out", profile=profile, wait=0, warmup=0, active=2))
+    training.run(3)
+    plain(made)
+    assert [[0, 1]] == windows(tmp_path / "out")
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_wrong_arguments() -> None:
+    """What is not accepted fails at once and leaves the accelerator alone."""
+    made = accelerator()
+    before = dict(vars(made))
+    for arguments, message in [
+        ({"first_step": -1}, '"first_step" must be an integer >= 0: -1'),
+        ({"profile": 3}, '"profile" must be an accelerate.utils.ProfileKwargs: 3'),
+        ({"profile": ProfileKwargs(activities=["abacus"])}, "\"activities\" must be out of .*: 'abacus'"),
+        ({"modules": -1}, '"modules" must be'),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=message):
+            instrumented(made, **arguments)
+    with pytest.raises(TypeError, match='"accelerator" must be'):
+        instrumented(3)
+    assert before == vars(made)
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("ours")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(integration.Instrumented, "wrap"), (Profile, "step"), (Loop, "start"), (Loop, "name")],
+)
+@pytest.mark.usefixtures("lenient")
+def test_failures_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Whatever of ours fails, the loop goes through with the same losses."""
+    expected = Training(accelerator())
+    expected.run(4)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, broken)
+        training = Training(instrumented(accelerator(), tmp_path / "out"))
+        training.run(4)
+    assert expected.losses == training.losses
+    plain(training.accelerator)

@@ -1,0 +1,410 @@
+"""`InstrumentCallback` in the Trainer of Hugging Face Transformers."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers.trainer
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.generation.utils import GenerationMixin
+
+from instrument.errors import SyncError
+from instrument.integrations import environment
+from instrument.integrations import transformers as integration
+from instrument.integrations.loop import Loop
+from instrument.integrations.transformers import InstrumentCallback
+from instrument.windows.loop import Profile
+from tests.integrations.trees import counts, recorded, traces, tree
+from tests.support import nsys
+from tests.support.programs import ROOT, python, run
+from tests.support.programs import environment as clean
+
+SCRIPT = ROOT / "integrations" / "transformers" / "train.py"
+NAMES = {
+    "step", "micro-step", "forward", "backward", "evaluation", "checkpoint", "clip_grad_norm_", "Optimizer.step",
+    "GPT2LMHeadModel", "enumerate(DataLoader)",
+}  # fmt: skip
+DATA = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__\n"
+MICRO_STEP = "  micro-step\n    forward\n      GPT2LMHeadModel\n    backward\n"
+STEP = f"step\n{MICRO_STEP * 2}  clip_grad_norm_\n  Optimizer.step#AdamW.step\n"
+EVALUATION = f"evaluation\n  {DATA}  {DATA}  forward\n    GPT2LMHeadModel\n"  # it asks for a second batch in vain
+INDENT = "  "
+
+
+def indented(text: str) -> str:
+    return "".join(f"{INDENT}{line}\n" for line in text.splitlines())
+
+
+def losses(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith(("loss", "eval_loss"))]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[str]:
+    """What the script prints without us."""
+    return losses(run(python(SCRIPT), clean({"INSTRUMENT": "0"})).stdout)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """What the script leaves and prints."""
+    out = tmp_path_factory.mktemp("script") / "out"
+    return out, run(python(SCRIPT, ["--out", str(out)]), clean({"COLUMNS": "100"}))
+
+
+def test_same_losses(script: tuple[Path, subprocess.CompletedProcess[str]], plain: list[str]) -> None:
+    """The script trains as without us, to the last bit."""
+    assert len(plain) == 8
+    assert plain == losses(script[1].stdout)
+
+
+def test_tree(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    """Each recorded step has its batches, micro-steps, update, and what the Trainer does after the one before."""
+    expected = "".join(
+        [
+            "ProfilerStep#2\n" + indented(DATA * 2 + STEP),
+            "ProfilerStep#3\n" + indented(EVALUATION + DATA * 2 + STEP),
+            "ProfilerStep#4\n" + indented("checkpoint\n" + DATA * 2 + STEP),
+        ]
+    )
+    assert expected == tree(recorded(script[0]), {*NAMES, "ProfilerStep"}) + "\n"
+
+
+def test_summary_comes_through_the_trainers_logger(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    """At default verbosity the summary is shown, marked as the log of Transformers."""
+    assert "[transformers] \nWhere the step went" in script[1].stderr
+
+
+@pytest.mark.nsys
+def test_nsys(tmp_path: Path, plain: list[str]) -> None:
+    """Under Nsight Systems every step of the run has its ranges."""
+    report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path / "out")])
+    found = [r for r in nsys.ranges(report.file) if r.kind == "push_pop"]
+    step = DATA * 2 + STEP
+    after = {3: EVALUATION, 4: "checkpoint\n", 6: EVALUATION + "checkpoint\n"}
+    expected = "".join(step + after.get(number, "") for number in range(1, 7))
+    assert DATA + expected == tree(found, NAMES) + "\n"  # the loader is a batch ahead
+    assert plain == losses(report.stdout)
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    """Under torchrun, with what ``accelerate launch`` sets, each rank has its trace and one tells the summary."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    env = clean({"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no", "OMP_NUM_THREADS": "1"})
+    done = run([sys.executable, *launch, SCRIPT, "--out", tmp_path / "out"], env)
+    assert ["rank0", "rank1"] == [path.name.split(".")[0] for path in traces(tmp_path / "out")]
+    assert 1 == done.stderr.count("Where the step went")
+    assert {"step": 6, "micro-step": 12, "backward": 12} == counts(
+        recorded(tmp_path / "out"), ["step", "micro-step", "backward"]
+    )
+
+
+# In this process, with a smaller model.
+
+
+class Tokens(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(0, 32, (8,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    yield
+    assert Loop.current() is None
+    assert "generate" in vars(GenerationMixin)
+    assert "instrument" not in GenerationMixin.generate.__code__.co_filename
+
+
+def model() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
+    )
+    return GPT2LMHeadModel(config)
+
+
+def trainer(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, **arguments: Any) -> Trainer:
+    given: dict[str, Any] = {"max_steps": 5, "logging_steps": 1, "save_strategy": "no", **arguments}
+    args = TrainingArguments(
+        str(folder), per_device_train_batch_size=2, report_to=[], disable_tqdm=True, use_cpu=True, **given
+    )
+    return kind(model(), args, train_dataset=Tokens(), eval_dataset=Tokens(), callbacks=list(callbacks))
+
+
+def logged(trained: Trainer) -> list[float]:
+    return [entry["loss"] for entry in trained.state.log_history if "loss" in entry]
+
+
+def windows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+
+
+def steps(out: Path) -> list[Any]:
+    return [entry["steps"] for entry in windows(out)]
+
+
+def clear_of_us(trained: Trainer) -> bool:
+    """Whether nothing of ours is on a Trainer, its model or its classes."""
+    methods = {*integration.REGIONS, *integration.LOOPS}
+    hooks = [module for module in trained.model.modules() if module._forward_pre_hooks or module._forward_hooks]
+    return not methods & {*vars(trained)} and hooks == []
+
+
+class Fails(TrainerCallback):
+    """Raises ``error`` at an event."""
+
+    def __init__(self, event: str, error: BaseException) -> None:
+        self.error: BaseException | None = error
+        setattr(self, event, self.fail)
+
+    def fail(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        error, self.error = self.error, None
+        if error is not None and state.global_step >= 2:
+            raise error
+        self.error = error
+
+
+def test_without_accumulation_there_are_no_micro_steps(tmp_path: Path) -> None:
+    """Steps of one batch hold the forward and the backward themselves."""
+    trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", wait=1, warmup=0, active=2))
+    trained.train()
+    step = "step\n  forward\n    GPT2LMHeadModel\n  backward\n  clip_grad_norm_\n  Optimizer.step#AdamW.step\n"
+    assert step * 2 == tree(recorded(tmp_path / "out"), NAMES - {"enumerate(DataLoader)"}) + "\n"
+
+
+def test_class_instead_of_an_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class does as a callback, with the defaults."""
+    monkeypatch.chdir(tmp_path)
+    trainer(tmp_path, InstrumentCallback).train()
+    assert [[2, 4]] == steps(tmp_path / "runs" / "instrument")
+
+
+def test_wrong_arguments() -> None:
+    """What no loop takes fails where it is written."""
+    with pytest.raises(ValueError, match='"modules" must be'):
+        InstrumentCallback(modules=-1)
+    with pytest.raises(TypeError, match='"waiting" is no option'):
+        InstrumentCallback(waiting=1)
+
+
+def test_everything_is_undone_and_trains_again(tmp_path: Path) -> None:
+    """A second training goes on with the plan, and nothing is left after either."""
+    callback = InstrumentCallback(tmp_path / "out", wait=1, warmup=0, active=1, repeat=4)
+    trained = trainer(tmp_path, callback, max_steps=3)
+    for _ in range(2):
+        trained.train()
+        assert clear_of_us(trained)
+    assert [[1, 1], [3, 3], [5, 5]] == [entry for entry in steps(tmp_path / "out") if entry]
+
+
+def test_resumed(tmp_path: Path) -> None:
+    """Steps have their numbers in the whole run, in a new process as in one that goes back to a checkpoint."""
+    trainer(tmp_path, max_steps=4, save_strategy="steps", save_steps=2).train()
+    callback = InstrumentCallback(tmp_path / "out", at=[2, 5], active=1)
+    trained = trainer(tmp_path, callback, Fails("on_step_end", RuntimeError("lost")), max_steps=6)
+    with pytest.raises(RuntimeError, match="lost"):
+        trained.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    trained.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    found = [(entry["steps"], entry["status"]) for entry in windows(tmp_path / "out") if entry["steps"]]
+    assert [([2, 2], "recorded"), ([5, 5], "recorded")] == found
+    assert {"step": 2} == counts(recorded(tmp_path / "out"), ["step"])
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [("on_step_begin", RuntimeError("lost")), ("on_epoch_end", RuntimeError("lost")),
+     ("on_evaluate", RuntimeError("lost")), ("on_log", KeyboardInterrupt())],
+)  # fmt: skip
+def test_an_error_of_another_callback(tmp_path: Path, event: str, error: BaseException) -> None:
+    """Training that fails anywhere leaves no profiler running, and the same Trainer trains again."""
+    callback = InstrumentCallback(tmp_path / "out", wait=1, warmup=0, active=100)
+    trained = trainer(tmp_path, callback, Fails(event, error), eval_strategy="steps", eval_steps=2)
+    with pytest.raises(type(error)):
+        trained.train()
+    assert not torch.autograd._profiler_enabled()
+    assert not callback.loop.running
+    assert clear_of_us(trained)
+    assert ["partial"] == [entry["status"] for entry in windows(tmp_path / "out")]
+    trained.train()
+    assert clear_of_us(trained)
+
+
+def test_an_error_inside_the_model(tmp_path: Path) -> None:
+    """Regions that an error leaves are closed, so that the trace of what came before is whole."""
+    trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", wait=0, warmup=0, active=100), max_steps=4)
+    calls = 0
+
+    def fail(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError("lost")
+
+    trained.model.transformer.h[0].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="lost"):
+        trained.train()
+    assert {"step": 3, "forward": 3, "backward": 2} == counts(
+        recorded(tmp_path / "out"), ["step", "forward", "backward"]
+    )
+
+
+class Own(Trainer):
+    """Has a loss of its own, by way of the Trainer's."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs)
+
+
+def test_a_trainer_of_ones_own(tmp_path: Path) -> None:
+    """An overridden method is the region, once."""
+    trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", wait=0, warmup=0, active=2), kind=Own)
+    trained.train()
+    assert {"forward": 2} == counts(recorded(tmp_path / "out"), ["forward"])
+    assert Own.compute_loss is vars(Own)["compute_loss"]
+
+
+def test_another_trainer_meanwhile(tmp_path: Path) -> None:
+    """What another Trainer does inside the callback of one is not called after its parts."""
+    other = trainer(tmp_path / "other")
+
+    class Evaluates(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            other.evaluate()
+
+    out = tmp_path / "out"
+    trainer(tmp_path, InstrumentCallback(out, wait=0, warmup=0, active=2), Evaluates()).train()
+    assert {"evaluation": 0, "forward": 2} == counts(recorded(out), ["evaluation", "forward"])
+
+
+def test_evaluation_outside_of_training(tmp_path: Path) -> None:
+    """An evaluation by itself is none of a training's steps, and nothing is recorded."""
+    trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out"))
+    assert 0 < trained.evaluate()["eval_loss"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_prediction_and_evaluation_at_the_start(tmp_path: Path) -> None:
+    """Both are "evaluation", wherever they come in training."""
+
+    class Predicts(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            trained.predict(Tokens())
+
+    callback = InstrumentCallback(tmp_path / "out", wait=0, warmup=0, active=2)
+    trained = trainer(tmp_path, callback, Predicts(), max_steps=2, eval_on_start=True)
+    trained.train()
+    assert {"evaluation": 2, "step": 2} == counts(recorded(tmp_path / "out"), ["evaluation", "step"])
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of a Trainer without us."""
+    trained = trainer(tmp_path_factory.mktemp("without"))
+    trained.train()
+    return logged(trained)
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("ours")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(integration._Follower, "_trainer"), (integration._Follower, "_follow"), (integration.Attachment, "wrap"),
+     (Profile, "step"), (Profile, "start"), (Loop, "start")],
+)  # fmt: skip
+@pytest.mark.usefixtures("lenient")
+def test_failures_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: list[float], owner: Any, name: str
+) -> None:
+    """Whatever of ours fails, training goes through with the same losses."""
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, broken)
+        callback = InstrumentCallback(tmp_path / "out")
+        trained = trainer(tmp_path, callback)
+        trained.train()
+    assert without == logged(trained)
+    callback.loop.stop()  # which may have begun before that
+
+
+def test_sync_error_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At level "error" a wait ends the training, which leaves nothing behind."""
+
+    def waits(_: Profile) -> None:
+        raise SyncError("waited")
+
+    monkeypatch.setattr(Profile, "step", waits)
+    trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", syncs="error"))
+    with pytest.raises(SyncError):
+        trained.train()
+    assert clear_of_us(trained)
+
+
+def test_summary_shows_at_any_verbosity(tmp_path: Path) -> None:
+    """A summary that was asked for is told even where the library is told to be silent."""
+    logger = logging.getLogger("transformers.trainer")
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    before = transformers.logging.get_verbosity()
+    logger.addHandler(handler)
+    try:
+        transformers.logging.set_verbosity_error()
+        trainer(tmp_path, InstrumentCallback(tmp_path / "out"), log_level="error").train()
+    finally:
+        transformers.logging.set_verbosity(before)
+        logger.removeHandler(handler)
+    assert "Where the step went" in text.getvalue()
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the loop that the environment asks for."""
+    out = tmp_path / "automatic"
+    monkeypatch.setenv("INSTRUMENT_RUN", json.dumps({"out": str(out), "wait": 1, "warmup": 0, "active": 2}))
+    environment.automatic.cache_clear()
+    before = list(transformers.trainer.DEFAULT_CALLBACKS)
+    yield out
+    transformers.trainer.DEFAULT_CALLBACKS[:] = before
+    environment.automatic.cache_clear()
+
+
+def test_installed_for_every_trainer(tmp_path: Path, asked: Path) -> None:
+    """Trainers made after `install`, however often that is called, drive the loop of the environment."""
+    integration.install()
+    integration.install()
+    trained = trainer(tmp_path)
+    trained.train()
+    assert [[1, 2]] == steps(asked)
+    assert {"step": 2, "forward": 2} == counts(recorded(asked), ["step", "forward"])
+    assert clear_of_us(trained)
+
+
+def test_installed_gives_way(tmp_path: Path, asked: Path) -> None:
+    """A Trainer that has a callback of its own is recorded by that one alone."""
+    integration.install()
+    trainer(tmp_path, InstrumentCallback(tmp_path / "own", wait=0, warmup=0, active=1)).train()
+    assert [[0, 0]] == steps(tmp_path / "own")
+    assert not asked.exists()
+
+
+def test_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word in the environment nothing is installed."""
+    monkeypatch.delenv("INSTRUMENT_RUN", raising=False)
+    environment.automatic.cache_clear()
+    before = list(transformers.trainer.DEFAULT_CALLBACKS)
+    integration.install()
+    assert before == transformers.trainer.DEFAULT_CALLBACKS

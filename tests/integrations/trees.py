@@ -1,0 +1,41 @@
+"""The regions of a trace as text, so that a test shows the tree that it expects."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from tests.conftest import annotations
+from tests.support.ranges import Range, outline
+
+
+def traces(folder: Path) -> list[Path]:
+    """The traces of all windows in `folder`, in their order."""
+    return sorted(folder.glob("window-*/*.pt.trace.json.gz"))
+
+
+def recorded(folder: Path) -> list[Range]:
+    """The regions in the traces of all windows in `folder`."""
+    return [
+        Range(
+            name=event["name"],
+            start=round(event["ts"] * 1000),
+            end=round((event["ts"] + event["dur"]) * 1000),
+            kind="push_pop",
+            thread=event["tid"],
+            process=event["pid"],
+        )
+        for path in traces(folder)
+        for event in annotations(path)
+    ]
+
+
+def tree(ranges: Iterable[Range], names: Collection[str]) -> str:
+    """The outline of those `ranges` that are called one of `names`, or one of them and "#" and more."""
+    return outline(r for r in ranges if r.name in names or str(r.name).split("#")[0] in names)
+
+
+def counts(ranges: Iterable[Range], names: Collection[str]) -> dict[str, int]:
+    """How many `ranges` have each of `names`."""
+    found = [r.name for r in ranges]
+    return {name: found.count(name) for name in names}
