@@ -1,0 +1,62 @@
+"""Every Trainer of the process gets a callback where the environment asks for it, with no line changed."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ...config import RUN, settings
+from ...guard import guard
+from ...patch import Patch
+from .callback import InstrumentCallback
+from .packages import loaded
+
+
+class AutomaticCallback(InstrumentCallback):
+    """Drives the loop that the environment asks for, and does nothing beside one that somebody wrote."""
+
+    def __init__(self) -> None:
+        from ..environment import automatic
+
+        loop = automatic()
+        if loop is None:
+            raise ValueError(f"{RUN} asks for no loop")
+        self._follow(loop)
+
+
+def callbacks() -> list[Any]:
+    """Return what each new Trainer asks the entry point for: nothing, as long as the environment does not ask."""
+    made = []
+    if settings.enabled and os.environ.get(RUN):
+        with guard.contained("following Lightning"):
+            from ..environment import automatic
+
+            if automatic() is not None:
+                made.append(AutomaticCallback())
+    return made
+
+
+def install() -> None:
+    """Give a callback to each Trainer made from now on, of the packages imported by now, unless it has one."""
+    with guard.contained("following Lightning"):
+        if callbacks():
+            for package in loaded():
+                _patched(package.Trainer)
+
+
+@functools.cache
+def _patched(trainer: type) -> Patch:
+    return Patch(trainer, "__init__", _with_callback)
+
+
+def _with_callback(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        original(trainer, *args, **kwargs)
+        with guard.contained("following Lightning"):
+            if not any(isinstance(callback, InstrumentCallback) for callback in trainer.callbacks):
+                trainer.callbacks[:0] = callbacks()
+
+    return init

@@ -1,0 +1,64 @@
+"""Lightning's two packages, and classes that are of both."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any, ClassVar
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def loaded() -> list[ModuleType]:
+    """Return the packages that this process has imported: their classes have nothing in common."""
+    modules = [sys.modules.get(name) for name in PACKAGES]
+    return [module for module in modules if module is not None and hasattr(module, "Trainer")]
+
+
+def packages() -> list[ModuleType]:
+    """Return `loaded`, or the package that is installed.
+
+    Raises:
+        ImportError: neither is.
+    """
+    for name in PACKAGES if not loaded() else ():
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
+            break
+    else:
+        if not loaded():
+            raise ImportError("Lightning is not installed: pip install lightning")
+    return loaded()
+
+
+@functools.cache
+def _joined(kind: Any, bases: tuple[type, ...]) -> Any:
+    body = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (kind, *bases), body | {"_kind": kind})
+
+
+class OfLightning:
+    """Of Lightning's class ``base`` as well, in each package that is imported when an instance is made."""
+
+    base: ClassVar[str]
+    _kind: ClassVar[type]  # without Lightning's
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an instance that any Trainer takes for one of its own."""
+        module, name = cls.base.split(".")
+        bases = [getattr(getattr(package, module), name) for package in packages()]
+        kind = vars(cls).get("_kind", cls)
+        made = object.__new__(_joined(kind, tuple(base for base in bases if not issubclass(kind, base))))
+        made._arguments = args, kwargs
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self._kind, *self._arguments)  # a copy, as in a process that a Trainer spawns, begins anew
+
+
+def _again(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return kind(*args, **kwargs)
