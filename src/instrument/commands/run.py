@@ -61,7 +61,7 @@ class BeforeProgram(TyperCommand):
 def run(
     ctx: typer.Context,
     program: Annotated[
-        list[str] | None, typer.Argument(metavar="-- PROGRAM...", help="A script, -m MODULE, or a command.")
+        list[str] | None, typer.Argument(metavar="-- PROGRAM", help="A script, -m MODULE, or a command.")
     ] = None,
     profiler: Annotated[
         Profiler,

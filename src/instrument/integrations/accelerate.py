@@ -85,7 +85,7 @@ class Instrumented(Attachment):
         @functools.wraps(original)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             done = original(*args, **kwargs)
-            if self.on and self._accelerator.sync_gradients and not optimizer.step_was_skipped:
+            if self.on and self._accelerator.sync_gradients:
                 if self._accumulating:
                     self._due = True
                 else:
@@ -121,8 +121,8 @@ def instrumented(
 ) -> Accelerator:
     """Return ``accelerator`` itself, with windows, regions and waits of the loop that is written with it.
 
-    It begins when the first optimizer is prepared, and each update of that one is a step; those that are only
-    accumulated or that the scaler of mixed precision skips are none. Models are named as they are prepared;
+    It begins when the first optimizer is prepared, and each update of that one is a step; one that the
+    scaler of mixed precision skips counts, what is only accumulated does not. Models are named as they are prepared;
     further regions are "micro-step" (a body of ``accumulate``, where it accumulates), "backward", "checkpoint"
     and those of the optimizers and DataLoaders. ``accelerator.end_training()``, `plain` or the end of the
     process ends it; the loop stays as it is.
