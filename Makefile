@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
+
 .PHONY: demo test check bench format clean
 
 demo: $(VENV)/.installed

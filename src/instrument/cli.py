@@ -14,7 +14,9 @@ from .commands.run import BeforeProgram, run
 from .commands.summarize import summarize
 from .commands.syncs import WithArguments, syncs
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+)
 app.command(cls=BeforeProgram, context_settings={"allow_interspersed_args": False})(run)
 app.command()(summarize)
 app.command(cls=WithArguments)(syncs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -52,4 +53,5 @@ class Patch:
             held[self._name] = value
 
 
-_tops: dict[tuple[int, str], Patch] = {}  # the last patch of each attribute that has any
+# The last patch of each attribute that has any, as long as somebody holds it to undo it
+_tops: weakref.WeakValueDictionary[tuple[int, str], Patch] = weakref.WeakValueDictionary()

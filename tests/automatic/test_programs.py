@@ -29,7 +29,7 @@ REGIONS = {
     "gan": {
         "Generator": 1, "Discriminator": 3, "backward": 2, "Optimizer.step#Adam.step": 2,
     },  # the backward of the generator is that of the step before, whose forward no hook saw
-    "ddp": {"DistributedDataParallel": 1, "Linear": 2, "backward": 1, "Optimizer.step#SGD.step": 1, "all_reduce": 1},
+    "ddp": {"DistributedDataParallel": 1, "Linear": 2, "backward": 1, "Optimizer.step#SGD.step": 1},
     "huggingface": {"GPT2LMHeadModel": 2, "GPT2Block": 2, "backward": 2, "Optimizer.step#AdamW.step": 1},
     "lit": {"Linear": 4, "backward": 2, "Optimizer.step#SGD.step": 1},
 }  # fmt: skip

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,11 @@ def run(folder: Path, command: list[str], given: str = "", **variables: str) -> 
     return subprocess.run(
         command, cwd=folder, env=environment(variables), input=given, capture_output=True, text=True, timeout=300
     )
+
+
+def entries_in(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a manifest."""
+    return [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
 
 
 def write(folder: Path, text: str, name: str = "train.py") -> Path:
@@ -185,7 +191,7 @@ if __name__ == "__main__":
     )
     done = run(tmp_path, [*RUN, "--steps", "2-3,6", "--", "train.py"])
     assert done.returncode == 0, done.stderr
-    entries = [json.loads(line) for line in (tmp_path / "runs/instrument/manifest.jsonl").read_text().splitlines()]
+    entries = entries_in(tmp_path / "runs/instrument")
     assert [(entry["status"], entry["steps"]) for entry in entries] == [("recorded", [2, 3]), ("recorded", [6, 6])]
 
 
@@ -205,7 +211,7 @@ def test_own_windows_come_first(tmp_path: Path) -> None:
     )
     done = run(tmp_path, [*RUN, "--steps", "1-3", "--", "train.py"])
     assert done.returncode == 0
-    (entry,) = [json.loads(line) for line in (tmp_path / "own/manifest.jsonl").read_text().splitlines()]
+    (entry,) = entries_in(tmp_path / "own")
     assert entry["status"] == "recorded"
 
 

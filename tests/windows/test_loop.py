@@ -291,7 +291,11 @@ def test_options_of_torch_arrive(out: Path) -> None:
         (ValueError, {"ranks": "01"}, "\"ranks\" must hold integers >= 0: '01'"),
         (ValueError, {"first_step": -1}, '"first_step" must be an integer >= 0: -1'),
         (ValueError, {"first_step": 1.5}, '"first_step" must be an integer >= 0: 1.5'),
-        (ValueError, {"exporter": "perfetto"}, '"auto", one of torch_profiler, nsight_systems, or an exporter'),
+        (
+            ValueError,
+            {"exporter": "perfetto"},
+            '"auto", one of torch_profiler, nsight_systems, nsight_compute, rocprof, vtune, or',
+        ),
         (TypeError, {"exporter": 3}, '"exporter" must be a name or an object with a method "capture": 3'),
         (
             TypeError,

@@ -18,7 +18,8 @@ ADAPTERS = {
     "pytorch_lightning": "lightning",
     "megatron.core": "megatron",
     "deepspeed": "deepspeed",
-    "torchtitan.train": "torchtitan",
+    "torchtitan": "torchtitan",
+    "vllm": "vllm",
 }
 """The adapter for each framework, by the module of it that a training imports."""
 

@@ -19,7 +19,7 @@ class OptimizerSteps:
     A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes in the backward pass, as where
     each parameter has its own, ends with that pass. Of an optimizer that wraps another the inner one counts.
 
-    A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` tells that there is one.
+    A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` tells of one.
 
     The call comes after torch closed the range that it draws around the step: a recording that stops inside of it
     and another that starts there crash torch.

@@ -1,0 +1,285 @@
+"""torchtitan: trainers with a `train_step`, in its style and its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from instrument.integrations import torchtitan
+from instrument.integrations.attachment import Attachment
+from instrument.integrations.loop import Loop
+from instrument.integrations.torchtitan import attach
+from tests.integrations.trees import recorded, traces, tree
+from tests.support import nsys
+from tests.support.programs import ROOT, environment, python, run
+
+FOLDER = ROOT / "integrations/torchtitan"
+PARTS = [
+    "step", "micro-step", "data", "Model", "backward", "clip_grad_norm_", "checkpoint", "evaluation",
+    "Optimizer.step", "Optimizer.zero_grad",
+]  # fmt: skip
+STEP = """\
+step
+  Optimizer.zero_grad#AdamW.zero_grad
+  data
+  data
+  micro-step
+    Model
+    backward
+  micro-step
+    Model
+    backward
+  clip_grad_norm_
+  Optimizer.step#AdamW.step"""
+STEPS = f"{STEP}\ncheckpoint\nevaluation\n  Model\n{STEP}\ncheckpoint\nevaluation\n  Model"
+
+
+def start(*args: str | Path, script: str = "trainer.py", **env: str) -> str:
+    return run([*python(FOLDER / script), *args], environment(env)).stdout
+
+
+def losses(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("step ")]
+
+
+def manifest(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def annotated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("annotated")
+    return folder, start("--out", folder)
+
+
+def test_same_losses(annotated: tuple[Path, str], tmp_path: Path) -> None:
+    """Annotated and plain, the script prints the same losses to the last bit."""
+    plain = start("--out", tmp_path, INSTRUMENT="0")
+    assert len(losses(plain)) == 8
+    assert plain == annotated[1]
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_tree(annotated: tuple[Path, str]) -> None:
+    """A step has its parts; the checkpoint and the validation after it are in its window."""
+    assert tree(recorded(annotated[0]), PARTS) == STEPS
+    assert [(entry["status"], entry["steps"]) for entry in manifest(annotated[0])] == [("recorded", [3, 4])]
+
+
+def test_resumed(tmp_path: Path) -> None:
+    """Steps have the trainer's own numbers; cycles count from the first one after the checkpoint."""
+    start("--out", tmp_path, "--resume", "100")
+    assert [entry["steps"] for entry in manifest(tmp_path)] == [[103, 104]]
+
+
+@pytest.mark.nsys
+def test_nsys(tmp_path: Path) -> None:
+    """The ranges are in the report of Nsight Systems."""
+    report = nsys.profile(FOLDER / "trainer.py", tmp_path=tmp_path, args=["--out", str(tmp_path)])
+    found = tree(nsys.ranges(report.file), [part for part in PARTS if part not in ("Model",)])
+    assert STEP.replace("    Model\n", "") in found
+
+
+class Trainer:
+    """The least that is followed."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.step = 0
+        self.fail_at = fail_at
+        self.model = nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def train_step(self) -> float:
+        loss = self.model(torch.ones(1, 2)).sum()
+        loss.backward()
+        if self.step == self.fail_at:
+            raise RuntimeError("out of data")
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def train(self, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            self.step += 1
+            found.append(self.train_step())
+        return found
+
+
+class Subclass(Trainer):
+    def train_step(self) -> float:
+        return 2 * super().train_step()
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    before = dict(vars(Trainer)), dict(vars(Subclass))
+    yield
+    assert before == (dict(vars(Trainer)), dict(vars(Subclass)))
+    assert Loop.current() is None
+
+
+def steps(attached: Attachment) -> list[list[int]]:
+    return [entry["steps"] for entry in attached.loop.windows if entry["status"] == "recorded"]
+
+
+def plain(steps: int, kind: type[Trainer] = Trainer) -> list[float]:
+    torch.manual_seed(0)
+    return kind().train(steps)
+
+
+def test_subclass(tmp_path: Path) -> None:
+    """A subclass with a `train_step` of its own makes each step once."""
+    with attach(tmp_path, at=2, active=1, trainer=Trainer) as attached:
+        assert plain(4, Subclass) == plain(4, Subclass)
+    assert tree(recorded(tmp_path), ["step"]) == "step"
+    assert steps(attached) == [[2, 2]]
+
+
+def test_instance_twice(tmp_path: Path) -> None:
+    """An instance is followed through two trainings, and is as before after `remove`."""
+    trainer = Trainer()
+    before = dict(vars(trainer))
+    attached = attach(tmp_path, at="2,5", trainer=trainer)
+    trainer.train(3)
+    assert not attached.loop.running
+    trainer.train(3)
+    attached.remove()
+    attached.remove()
+    assert {**before, "step": 6} == vars(trainer)
+    assert steps(attached) == [[2, 2], [5, 5]]
+
+
+def test_new_trainers(tmp_path: Path) -> None:
+    """Trainers that come one after the other drive the loop in turn."""
+    with attach(tmp_path, at="2,4", trainer=Trainer) as attached:
+        Trainer().train(2)
+        Trainer().train(5)
+    assert steps(attached) == [[2, 2], [4, 4]]
+
+
+def test_two_at_once(tmp_path: Path) -> None:
+    """Of two trainers that take turns, one drives the loop."""
+    with attach(tmp_path, at="0,2", trainer=Trainer) as attached:
+        one, other = Trainer(), Trainer()
+        for _ in range(3):
+            one.train_step()
+            other.train_step()
+    assert tree(recorded(tmp_path), ["step"]) == "step\nstep"
+    assert steps(attached) == [[0, 0], [2, 2]]
+
+
+def test_error_in_step(tmp_path: Path) -> None:
+    """An error in a step passes through, and the step is not in the window."""
+    with attach(tmp_path, at=[2], active=3, trainer=Trainer) as attached:
+        with pytest.raises(RuntimeError, match="out of data"):
+            Trainer(fail_at=4).train(6)
+        assert not torch.autograd._profiler_enabled()
+        assert not attached.loop.running
+        assert [] == attached.loop._open
+    (entry,) = attached.loop.windows
+    assert (entry["status"], entry["steps"]) == ("partial", [2, 3])
+
+
+def test_step_tried_again(tmp_path: Path) -> None:
+    """A step that failed and is tried again counts once."""
+    trainer = Trainer(fail_at=0)
+    with attach(tmp_path, at=1, trainer=trainer) as attached:
+        with pytest.raises(RuntimeError):
+            trainer.train_step()
+        trainer.fail_at = None
+        trainer.train_step()
+    assert [entry["status"] for entry in attached.loop.windows] == ["not reached"]
+
+
+@pytest.mark.usefixtures("lenient")
+def test_our_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails in here does not stop the training, which has the same losses."""
+    expected = plain(4)
+    monkeypatch.setattr(torchtitan, "_number", lambda trainer, made: 1 / 0)
+    with attach(tmp_path, trainer=Trainer):
+        assert plain(4) == expected
+
+
+@pytest.mark.usefixtures("lenient")
+def test_no_slots(tmp_path: Path) -> None:
+    """A trainer that takes no attributes trains without being followed."""
+
+    class Slots:
+        __slots__ = ()
+
+        def train_step(self) -> int:
+            return 1
+
+    with attach(tmp_path, trainer=Slots):
+        assert Slots().train_step() == 1
+
+
+def test_own_profiler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """While the trainer's own profiler is on, no window is opened, and this is said."""
+    trainer: Any = Trainer()
+    trainer.config = SimpleNamespace(profiler=SimpleNamespace(enable_profiling=True))
+    own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with caplog.at_level(logging.WARNING, "instrument"), attach(tmp_path, trainer=trainer), own:
+        trainer.train(6)
+    assert "enable_profiling" in caplog.text
+    assert [] == traces(tmp_path)
+    assert [event.count for event in own.key_averages() if event.key == "step"] == [6]
+
+
+def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`install` follows the Trainer of torchtitan for the environment's loop, and nothing where there is none."""
+    found = []
+    monkeypatch.setattr(torchtitan.Followers, "follow", lambda self, trainer: found.append((self, trainer)))
+    for loop in (None, Loop(tmp_path)):
+        monkeypatch.setattr(torchtitan, "automatic", lambda loop=loop: loop)
+        torchtitan.install.cache_clear()
+        torchtitan.install()
+    torchtitan.install.cache_clear()
+    ((followers, trainer),) = found
+    assert trainer is None
+    followers.attachment.remove()
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    """What cannot be followed is said at once."""
+    with pytest.raises(TypeError, match=r'"trainer" must be .* with a method "train_step"'):
+        attach(tmp_path, trainer=nn.Linear)
+    if importlib.util.find_spec("torchtitan") is None:
+        with pytest.raises(ImportError, match="pip install torchtitan"):
+            attach(tmp_path)
+
+
+REAL = ["step", "micro-step", "data", "Llama3Model", "backward", "Optimizer.step"]
+REAL_STEP = """\
+step
+  data
+  data
+  micro-step
+    Llama3Model
+    backward
+  micro-step
+    Llama3Model
+    backward
+  Optimizer.step#OptimizersContainer.step
+    Optimizer.step#AdamW.step"""
+
+
+def test_real(tmp_path: Path) -> None:
+    """The Trainer of torchtitan itself trains a Llama: the same losses, and the tree of its steps."""
+    missing = [name for name in ("torchtitan", "triton") if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"torchtitan's Trainer needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    plain = start(tmp_path, script="train.py", INSTRUMENT="0")
+    assert len(losses(plain)) == 6
+    assert losses(start(tmp_path, script="train.py")) == losses(plain)
+    assert tree(recorded(tmp_path), REAL) == f"{REAL_STEP}\n{REAL_STEP}"
+    assert [entry["steps"] for entry in manifest(tmp_path)] == [[3, 4]]
