@@ -123,9 +123,9 @@ def instrumented(
 
     It begins when the first optimizer is prepared, and each update of that one is a step; one that the
     scaler of mixed precision skips counts, what is only accumulated does not. Models are named as they are
-    prepared; further regions are "micro-step" (a body of ``accumulate``, where it accumulates), "backward", "checkpoint"
-    and those of the optimizers and DataLoaders. ``accelerator.end_training()``, `plain` or the end of the
-    process ends it; the loop stays as it is.
+    prepared; further regions are "micro-step" (a body of ``accumulate``, where it accumulates), "backward",
+    "checkpoint" and those of the optimizers and DataLoaders. ``accelerator.end_training()``, `plain` or the end
+    of the process ends it; the loop stays as it is.
 
     Args:
         accelerator: any `accelerate.Accelerator`.
