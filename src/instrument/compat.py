@@ -128,6 +128,12 @@ def autograd_functions() -> tuple[Callable[[], int], Callable[[], int], Callable
     return number, task, engine.queue_callback
 
 
+def in_backward() -> bool:
+    """Tell whether a backward pass runs on this thread."""
+    task = getattr(getattr(sys.modules.get("torch"), "_C", None), "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
 def autograd_node() -> str | None:
     """Return the name of the autograd node that runs on this thread, as "MulBackward0"; None outside of any."""
     node = getattr(getattr(sys.modules.get("torch"), "_C", None), "_current_autograd_node", None)

@@ -140,8 +140,8 @@ def test_subclass(tmp_path: Path) -> None:
     """A subclass with a `train_step` of its own makes each step once."""
     with attach(tmp_path, at=2, active=1, trainer=Trainer) as attached:
         assert plain(4, Subclass) == plain(4, Subclass)
-    assert tree(recorded(tmp_path), ["step"]) == "step"
-    assert steps(attached) == [[2, 2]]
+    assert tree(recorded(tmp_path), ["step"]) == "step\nstep"
+    assert steps(attached) == [[2, 2], [2, 2]]
 
 
 def test_instance_twice(tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ def test_instance_twice(tmp_path: Path) -> None:
 
 
 def test_new_trainers(tmp_path: Path) -> None:
-    """Trainers that come one after the other drive the loop in turn."""
+    """Trainers that come one after the other drive the loop in turn, each with the plan."""
     with attach(tmp_path, at="2,4", trainer=Trainer) as attached:
         Trainer().train(2)
         Trainer().train(5)
-    assert steps(attached) == [[2, 2], [4, 4]]
+    assert steps(attached) == [[2, 2], [2, 2], [4, 4]]
 
 
 def test_two_at_once(tmp_path: Path) -> None:

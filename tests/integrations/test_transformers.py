@@ -202,13 +202,13 @@ def test_wrong_arguments() -> None:
 
 
 def test_everything_is_undone_and_trains_again(tmp_path: Path) -> None:
-    """A second training goes on with the plan, and nothing is left after either."""
+    """A second training begins the plan anew, as its steps are numbered; nothing is left after either."""
     callback = InstrumentCallback(tmp_path / "out", wait=1, warmup=0, active=1, repeat=4)
-    trained = trainer(tmp_path, callback, max_steps=3)
+    trained = trainer(tmp_path, callback, max_steps=4)
     for _ in range(2):
         trained.train()
         assert clear_of_us(trained)
-    assert [[1, 1], [3, 3], [5, 5]] == [entry for entry in steps(tmp_path / "out") if entry]
+    assert [[1, 1], [3, 3], [1, 1], [3, 3]] == [entry for entry in steps(tmp_path / "out") if entry]
 
 
 def test_resumed(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def broken(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(integration._Follower, "_trainer"), (integration._Follower, "_follow"), (integration.Attachment, "wrap"),
+    [(integration, "_callers"), (integration._Follower, "_follow"), (integration.Attachment, "wrap"),
      (Profile, "step"), (Profile, "start"), (Loop, "start")],
 )  # fmt: skip
 @pytest.mark.usefixtures("lenient")

@@ -47,7 +47,7 @@ def own(line: list[str], *words: str) -> list[str]:
     """The part of a command line before ``words``, without the path of the report."""
     at = len(line) - len(words)
     assert list(words) == line[at:]
-    return [re.sub(r"\d{8}T\d{6}", "TIME", word) for word in line[:at]]
+    return [re.sub(r"\d{8}T\d{6}-\d+", "TIME", word) for word in line[:at]]
 
 
 @pytest.mark.parametrize(("windows", "capture"), [
@@ -133,7 +133,7 @@ def test_vtune_starts_paused(tmp_path: Path) -> None:
 
 def reported(line: list[str]) -> str:
     """The name of the report."""
-    return re.sub(r"\d{8}T\d{6}", "TIME", Path(line[line.index("-o") + 1]).name)
+    return re.sub(r"\d{8}T\d{6}-\d+", "TIME", Path(line[line.index("-o") + 1]).name)
 
 
 @pytest.mark.parametrize("variable", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"])
@@ -152,7 +152,8 @@ def test_a_report_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.Monke
     for left in ("{}.1.nsys-rep", "{}.nsys-rep", "{}.2.sqlite"):
         names.append(Path(command_line("nsys", request(tmp_path), tool("nsys"))[-3]).name)
         (out / left.format(names[-1])).touch()
-    assert ["nsys-19700101T000000", "nsys-19700101T000000-2", "nsys-19700101T000000-3"] == names
+    name = f"nsys-19700101T000000-{os.getpid()}"
+    assert [name, f"{name}-2", f"{name}-3"] == names
     folder = command_line("vtune", request(tmp_path), tool("vtune"))
     (Path(folder[folder.index("-r") + 1])).mkdir()
     assert folder != command_line("vtune", request(tmp_path), tool("vtune"))

@@ -28,7 +28,7 @@ class Counter:
 
     def step(self) -> None:
         self.steps += 1
-        assert torch._C._current_graph_task_id() == -1 or not torch.is_grad_enabled()
+        assert torch._C._current_graph_task_id() == -1
 
 
 @pytest.fixture
@@ -72,6 +72,32 @@ def test_two_optimizers(counter: Counter) -> None:
     assert counter.steps == 4
 
 
+def test_one_for_each_epoch(counter: Counter) -> None:
+    """A new optimizer for the same model goes on with the steps, though a scheduler keeps the old one."""
+    parameters = weights()
+    kept = []
+    for _ in range(3):
+        optimizer = torch.optim.SGD(parameters)
+        kept.append(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+        for _ in range(4):
+            backward(parameters)
+            optimizer.step()
+    assert counter.steps == 12
+
+
+def test_another_training(counter: Counter) -> None:
+    """One that goes on alone takes over, a critic that takes several steps at a time does not."""
+    first, second = (torch.optim.SGD([parameter]) for parameter in weights())
+    for _ in range(3):
+        first.step()
+        for _ in range(5):
+            second.step()
+    assert counter.steps == 3
+    for _ in range(100):
+        second.step()
+    assert counter.steps > 30
+
+
 def test_skipped_by_a_scaler(counter: Counter) -> None:
     """A step that is skipped for infinite gradients counts, the very first too."""
     parameters = weights(1)
@@ -87,7 +113,7 @@ def test_skipped_by_a_scaler(counter: Counter) -> None:
 
 def test_in_the_backward(counter: Counter) -> None:
     """Where each parameter has an optimizer that steps in the backward, a step ends with the pass."""
-    parameters = weights(3)
+    parameters = weights(60)
     optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in parameters}
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())

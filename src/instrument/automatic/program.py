@@ -38,5 +38,6 @@ def command(program: Sequence[str]) -> list[str]:
 
 def environment(loop: Mapping[str, Any], before: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment that has each Python process of a program make a loop of the arguments ``loop``."""
-    paths = [path for path in before.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(_SITE)]
+    given = before.get("PYTHONPATH")
+    paths = [path for path in given.split(os.pathsep) if path != str(_SITE)] if given else []
     return {**before, RUN: json.dumps(loop), "PYTHONPATH": os.pathsep.join([str(_SITE), *paths])}

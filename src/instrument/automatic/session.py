@@ -5,11 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import weakref
 from typing import Any
 
 from .. import log
 from ..guard import exiting, guard
+from ..identity import IdentitySet
 from ..integrations.loop import Loop
 from ..regions import live
 from ..syncs.stepping import OptimizerSteps
@@ -17,6 +17,7 @@ from .models import trained
 from .program import PROCESS
 
 _LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
+_MOST = 16  # optimizers whose models are looked for, which may take 50 ms each
 _NO_STEP = "no optimizer stepped, and no framework told of steps: nothing was recorded"
 _COMPILED = "the steps of a compiled optimizer are not seen: nothing was recorded; instrument.steps tells them"
 
@@ -29,7 +30,7 @@ class Session:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._seen = IdentitySet()  # optimizers
         self._process = os.getpid()
         self._steps: OptimizerSteps | None = None
         self._begun = False
@@ -51,6 +52,8 @@ class Session:
     def _after(self, optimizer: Any, *_: Any) -> None:
         """Name the models of an optimizer that steps for the first time."""
         if live.tracing() or self._left or optimizer in self._seen:
+            return
+        if len(self._seen) >= _MOST or (self._begun and self._loop.record and self._loop.over):
             return
         self._seen.add(optimizer)
         with guard.contained("following optimizers"):
@@ -79,10 +82,11 @@ class Session:
     def _over(self) -> None:
         if self._process != os.getpid():  # a forked child
             return
+        told = self._left or self._loop.begun
         self.leave()
         with exiting():
             self._loop.stop()
         asked = os.environ.get(PROCESS) == str(self._process)
-        if asked and not self._loop.begun and sys.modules.keys().isdisjoint(_LAUNCHERS):
+        if asked and not told and sys.modules.keys().isdisjoint(_LAUNCHERS):
             compiled = self._steps is not None and self._steps.compiled
             log.warning(_COMPILED if compiled else _NO_STEP)

@@ -114,9 +114,12 @@ def run(
     follow it. Steps are told by its framework, else by the first optimizer that steps. INSTRUMENT=0 runs it as it
     is.
     """
-    if not settings.enabled:
-        raise typer.Exit(_become(_command(program, ctx), dict(os.environ)))
     line = _command(program, ctx)
+    if not settings.enabled:
+        if print_command:
+            typer.echo(shlex.join(line))
+            return
+        raise typer.Exit(_become(line, dict(os.environ)))
     plan = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "every": every}
     options = {"record_shapes": shapes, "profile_memory": memory, "with_stack": stacks}
     try:
@@ -188,11 +191,14 @@ def _under(profiler: str, request: Request, only_print: bool) -> int:
     """Run a program under a vendor's tool, which this process waits for."""
     try:
         if only_print:
-            typer.echo(_shown(command_line(profiler, request), request.environment))
+            folder = shlex.join(["mkdir", "-p", str(request.out)])  # which the tool does not make
+            typer.echo(f"{folder} && {_shown(command_line(profiler, request), request.environment)}")
             return 0
         return launch(profiler, request)
     except LaunchError as error:
         raise _unusable(error) from None
+    except OSError as error:
+        raise _unusable(ValueError(f"cannot write to {request.out}: {error.strerror}")) from None
 
 
 def _shown(line: list[str], given: Mapping[str, str]) -> str:
@@ -202,7 +208,8 @@ def _shown(line: list[str], given: Mapping[str, str]) -> str:
 
 def _become(line: list[str], given: dict[str, str]) -> int:
     """Be the program from here on: its signals, its exit code and its output are nobody else's."""
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     if os.name == "nt":  # where a process cannot become another
         return subprocess.call(line, env=given)
     try:

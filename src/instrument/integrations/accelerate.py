@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -14,7 +14,6 @@ from torch.profiler import ProfilerActivity
 
 from ..config import settings
 from ..guard import guard
-from ..patch import Patch
 from ..windows.steps import PLAN
 from .attachment import Attachment
 from .loop import Loop
@@ -30,50 +29,64 @@ __all__ = ["instrumented", "plain"]
 
 PREPARE = ("prepare", "prepare_model", "prepare_optimizer")
 CHECKPOINT = ("save_state", "save_model")
-ATTRIBUTE = "_instrument"
 OPTIONS = ("on_trace_ready", "record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 
 
 class Instrumented(Attachment):
-    """What is on one `Accelerator`: ``loop`` is told what its methods do."""
+    """What is on one `Accelerator`: ``loop`` is told what its methods do.
+
+    The classes have the patches: what is in an object would be part of its copies.
+    """
 
     def __init__(self, accelerator: Accelerator, loop: Loop, first_step: int) -> None:
         super().__init__(loop)
-        self._accelerator = accelerator
+        self._accelerator: Callable[[], Any] = weakref.ref(accelerator)
         self._first_step = first_step
-        self._optimizer: Any = None  # the first one that was prepared: it tells the steps
+        self._optimizer: weakref.ref[Any] | None = None  # the first one that is prepared: it tells the steps
         self._accumulating = False
         self._due = False  # a step ended inside of `accumulate`, whose region is to close first
 
     def attach(self) -> None:
         """Take the place of the methods, and begin where something is prepared already."""
-        accelerator = self._accelerator
-        vars(accelerator)[ATTRIBUTE] = self
-        for method in PREPARE:
-            self.wrap(accelerator, method, self._prepare)
-        for method in CHECKPOINT:
-            self.wrap(accelerator, method, self.region("checkpoint"))
-        self.wrap(accelerator, "accumulate", self._accumulate)
-        self.wrap(accelerator, "end_training", self._end_training)
+        accelerator = self._accelerator()
+        _attached[accelerator] = self
+        calls = dict.fromkeys(PREPARE, self._prepare) | dict.fromkeys(CHECKPOINT, self.region("checkpoint"))
+        calls |= {"accumulate": self._accumulate, "end_training": self._end_training}
+        for method, around in calls.items():
+            self.wrap(type(accelerator), method, self._own(around))
+        self.wrap(AcceleratedOptimizer, "step", self._step)
         for prepared in ("_models", "_optimizers"):
             self._take(getattr(accelerator, prepared, ()))
 
     def remove(self) -> None:
         """Write what was recorded and leave nothing behind; once more does nothing."""
-        if vars(self._accelerator).get(ATTRIBUTE) is self:
-            del vars(self._accelerator)[ATTRIBUTE]
+        accelerator = self._accelerator()
+        if _attached.get(accelerator) is self:
+            del _attached[accelerator]
         with guard.contained("leaving the accelerator"):
             super().remove()
 
+    def _own(self, around: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what leaves other accelerators of the class alone."""
+
+        def call(original: Callable[..., Any], this: Any, *args: Any, **kwargs: Any) -> Any:
+            if this is not self._accelerator():
+                return original(this, *args, **kwargs)
+            return around(functools.partial(original, this), *args, **kwargs)
+
+        return call
+
     def _take(self, prepared: Iterable[Any]) -> None:
-        """Name the models, and let the first optimizer tell the steps."""
+        """Name the models, and let the first optimizer tell the steps, until `Accelerator.clear` drops it."""
         with guard.contained("following the accelerator"):
+            known = getattr(self._accelerator(), "_optimizers", ())
             for one in prepared:
                 if isinstance(one, nn.Module):
                     self.loop.name(one)
-                elif isinstance(one, AcceleratedOptimizer) and self._optimizer is None:
-                    self._optimizer = one
-                    self.undo.append(Patch(one, "step", self._step).undo)
+                elif isinstance(one, AcceleratedOptimizer):
+                    told = None if self._optimizer is None else self._optimizer()
+                    if all(told is not other for other in known):
+                        self._optimizer = weakref.ref(one)
                     self.loop.start(first_step=self._first_step)
 
     def _prepare(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -81,22 +94,19 @@ class Instrumented(Attachment):
         self._take(prepared if isinstance(prepared, (tuple, list)) else (prepared,))
         return prepared
 
-    def _step(self, original: Callable[..., Any]) -> Any:
-        @functools.wraps(original)
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            done = original(*args, **kwargs)
-            if self.on and self._accelerator.sync_gradients:
-                if self._accumulating:
-                    self._due = True
-                else:
-                    self.loop.step()
-            return done
-
-        return MethodType(step, self._optimizer)  # torch's schedulers ask for its function
+    def _step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(optimizer, *args, **kwargs)
+        accelerator = self._accelerator()
+        if self._optimizer is not None and self._optimizer() is optimizer and accelerator.sync_gradients:
+            if self._accumulating:
+                self._due = True
+            else:
+                self.loop.step()
+        return done
 
     @contextlib.contextmanager
     def _accumulate(self, original: Callable[..., Any], *models: Any) -> Iterator[None]:
-        several = self._accelerator.gradient_accumulation_steps > 1
+        several = self._accelerator().gradient_accumulation_steps > 1
         self._accumulating, self._due = True, False
         try:
             with self.loop.region("micro-step") if several else contextlib.nullcontext(), original(*models):
@@ -109,6 +119,9 @@ class Instrumented(Attachment):
     def _end_training(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.remove()  # before the process group is gone
         return original(*args, **kwargs)
+
+
+_attached: weakref.WeakKeyDictionary[Accelerator, Instrumented] = weakref.WeakKeyDictionary()
 
 
 def instrumented(
@@ -159,7 +172,7 @@ def instrumented(
 
 def plain(accelerator: Accelerator) -> Accelerator:
     """Return ``accelerator`` itself as it was before `instrumented`; what was recorded so far is written."""
-    attached = vars(accelerator).get(ATTRIBUTE)
+    attached = _attached.get(accelerator)
     if attached is not None:
         attached.remove()
     return accelerator

@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from .. import compat, log
@@ -66,13 +67,12 @@ class Attachment:
             return
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
                 if live.tracing() or not self.on:
                     return original(*args, **kwargs)
                 return around(original, *args, **kwargs)
 
-            return call
+            return in_place_of(original, call)
 
         (self.undo if undo is None else undo).append(Patch(owner, name, make).undo)
 
@@ -94,6 +94,19 @@ class Attachment:
                     call(found)
 
         compat.when_imported(module, imported)
+
+
+def in_place_of(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands for ``original`` and calls ``call``; of a bound method, not in copies of its object."""
+    if not isinstance(original, MethodType):
+        return functools.wraps(original)(call)
+    owner, function = original.__self__, original.__func__
+
+    @functools.wraps(function)
+    def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs) if this is owner else function(this, *args, **kwargs)
+
+    return MethodType(method, owner)
 
 
 def require(package: str) -> None:

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 import instrument
 
+from .. import log
 from ..errors import SyncError
 from ..guard import guard
+from ..identity import IdentitySet
 from ..windows.schedule import Phase, Schedule
 from ..windows.steps import PLAN, planned
 
@@ -57,6 +59,15 @@ class Loop:
             raise ValueError(f'"modules" must be a number of levels >= 0, None for all, or False: {modules!r}')
         if names not in ("path", "class", "both"):
             raise ValueError(f'"names" must be "path", "class" or "both": {names!r}')
+        given = {
+            "modules": modules,
+            "names": names,
+            "syncs": syncs,
+            "budget": budget,
+            "tell": tell,
+            "record": record,
+        }
+        self._given = out, given | recording
         plan = {name: recording.pop(name) for name in PLAN if name in recording}
         self._planned = any(value is not None for value in (*plan.values(), recording.get("schedule")))
         self._recording = {"out": out, "schedule": planned(recording.pop("schedule", None), plan), **recording}
@@ -70,16 +81,19 @@ class Loop:
             level = "log" if syncs in (True, False) else str(syncs)
             self._syncs = instrument.detect_syncs(level, budget=budget)
         self._tell = tell
-        self._models: list[Any] = []  # that have regions
+        self._before: list[dict[str, Any]] = []  # what came of the windows of earlier runs
+        self._models = IdentitySet()  # that have regions
         self._handles: list[Any] = []
         self._open: list[tuple[str, Any]] = []
         self.begun = False
         self.automatic = False  # nobody wrote it: it gives way to one that somebody did
-        self.parts: tuple[str, ...] = (
-            STEP_PARTS  # of a step outside the model that are regions; a framework may name some itself
-        )
+        # Of a step outside the model, which are regions; a framework may name some itself.
+        self.parts: tuple[str, ...] = STEP_PARTS
         self.until_told: Callable[[], None] | None = None  # ends who tells the steps for want of a framework
         self.running = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, self._given  # a copy, as of the framework's object that holds this, begins anew
 
     @classmethod
     def current(cls) -> Loop | None:
@@ -89,7 +103,12 @@ class Loop:
     @property
     def windows(self) -> list[dict[str, Any]]:
         """What came of each window so far, as in ``manifest.jsonl``."""
-        return self._profile.windows
+        return [*self._before, *self._profile.windows]
+
+    @property
+    def over(self) -> bool:
+        """Whether no window is open or to come."""
+        return self._profile.over
 
     def records(self, step: int) -> bool:
         """Tell whether ``step`` is recorded, or warmed up for it."""
@@ -114,10 +133,11 @@ class Loop:
         self._recording = recording
         return True
 
-    def start(self, *models: Any, first_step: int = 0, steps: bool = True) -> None:
+    def start(self, *models: Any, first_step: int | None = None, steps: bool = True) -> None:
         """Begin: ``first_step`` is the number of the next step, more than 0 when a run is resumed.
 
-        After `stop` it goes on counting from there, or from ``first_step`` where that is given. Where no ``steps``
+        Without it the first step is 0, and after `stop` counting goes on from there; where it is another than the
+        one to come, the plan begins anew. Where no ``steps``
         will come, as in an evaluation by itself, there are regions alone.
         """
         with self._contained():
@@ -134,11 +154,10 @@ class Loop:
             self.name(*models)
             if not steps:
                 return
-            if first_step and not self.begun:
+            if first_step not in (None, self._profile.step_num):  # another run, with the same plan
+                self._before += self._profile.windows
                 self._profile = instrument.profile(**self._recording, first_step=first_step)
                 self._profile.keep_last = False
-            elif first_step:
-                self._profile.step_num = first_step
             self._profile.tell, self._profile.yields = self._tell, self.automatic
             self.begun = True
             if self.record:
@@ -150,9 +169,9 @@ class Loop:
         """Make the modules of ``models`` regions, until `stop`."""
         for model in models:
             with self._contained():
-                if self._modules is not False and all(model is not other for other in self._models):
+                if self._modules is not False and model not in self._models:
                     self._handles.append(instrument.annotate_modules(model, self._modules, names=self._names))
-                    self._models.append(model)
+                    self._models.add(model)
 
     def step(self) -> None:
         """Tell that an optimizer step ended and the next begins."""
@@ -174,8 +193,11 @@ class Loop:
         if Loop._current is self:
             Loop._current = None
         with self._contained():
+            inside = any(name == "step" for name, _ in self._open)  # an error left it
             self.leave_all()
-            self._profile.end(begun=not complete, complete=complete)
+            self._profile.end(begun=not complete and not inside, complete=complete)
+            self._profile.step_num += complete
+            self._tell_of_none()
         while self._handles:
             with self._contained():
                 self._handles.pop().remove()
@@ -183,6 +205,14 @@ class Loop:
         if self._syncs is not None:
             with self._contained():
                 self._syncs.stop()
+
+    def _tell_of_none(self) -> None:
+        """Say why, where no window was recorded."""
+        windows = self._profile.windows
+        missed = windows[-1:]
+        if missed and not any(window["files"] or window["status"] == "recorded" for window in windows):
+            first, last = missed[0]["planned_steps"]
+            log.warning("no window was recorded", planned=f"{first}-{last}", reason=missed[0]["reason"])
 
     def enter(self, name: str) -> None:
         """Open the region ``name``, which another call of the framework closes with `leave`."""
@@ -224,3 +254,7 @@ class Loop:
             raise
         except Exception as error:
             guard.failed("following the framework", error)
+
+
+def _again(out: str | os.PathLike[str], given: dict[str, Any]) -> Loop:
+    return Loop(out, **given)

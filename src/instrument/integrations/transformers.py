@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
+from threading import get_ident
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -41,9 +42,16 @@ LOOPS = ("_run_epoch", "_finalize_training", "training_step")
 class _Follower(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Drives ``loop`` by the events of a Trainer, and names its methods from the begin to the end of training."""
 
+    _following: ClassVar[list[_Follower]] = []  # those that drive a loop now
+
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self._attachment: Attachment | None = None  # to the Trainer that trains
+        self._trainer: weakref.ref[Any] | None = None
+        self._thread = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_attachment": None, "_trainer": None}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Begin with the step that comes next, also in a run that is resumed."""
@@ -51,14 +59,21 @@ class _Follower(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if not settings.enabled:
             return
         with guard.contained("following the Trainer"):
-            trainer = self._trainer()
+            callers = _callers()
+            for other in list(self._following):
+                other._end_unless_in(callers)
+            kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
+            trainers = (this for this in callers if isinstance(this, kind))
+            trainer = next((this for this in trainers if self in this.callback_handler.callbacks), None)
             if self._gives_way(trainer):
                 return
             models = [model] if isinstance(model, nn.Module) else []
             self.loop.start(*models, first_step=state.global_step)
             if self.loop.running:
                 self._attachment = Attachment(self.loop)
+                self._following.append(self)
                 if trainer is not None:
+                    self._trainer, self._thread = weakref.ref(trainer), get_ident()
                     self._follow(trainer)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -87,27 +102,24 @@ class _Follower(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def _end(self) -> None:
         attachment, self._attachment = self._attachment, None
+        if self in self._following:
+            self._following.remove(self)
         if attachment is not None:
             with guard.contained("leaving the Trainer"):
                 attachment.remove()
 
-    def _trainer(self) -> Any:
-        """Return the Trainer that calls, which callbacks are not given; None where something else calls them."""
-        kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            this = frame.f_locals.get("self")
-            if isinstance(this, kind) and self in this.callback_handler.callbacks:
-                return this
-            frame = frame.f_back
-        return None
+    def _end_unless_in(self, callers: list[Any]) -> None:
+        """End what no event ended: another callback failed, and the Trainer no longer trains on this thread."""
+        trainer = self._trainer() if self._trainer is not None else None
+        if self._thread == get_ident() and all(this is not trainer for this in callers):
+            self._end()
 
     def _follow(self, trainer: Any) -> None:
         """Name the methods of this one object: whatever a subclass made of them, and of no other Trainer."""
         attachment = self._attachment
         assert attachment is not None
-        for method in LOOPS:
-            attachment.wrap(trainer, method, self._ends)
+        for owner, method in (*((trainer, name) for name in LOOPS), (trainer.callback_handler, "call_event")):
+            attachment.wrap(owner, method, self._ends)
         for method, name in REGIONS.items():
             attachment.wrap(trainer, method, attachment.region(name))
         if trainer.args.gradient_accumulation_steps > 1:
@@ -165,6 +177,15 @@ class _Automatic(_Follower):
     def _gives_way(self, trainer: Any) -> bool:
         callbacks = trainer.callback_handler.callbacks if trainer is not None else []
         return super()._gives_way(trainer) or any(isinstance(other, InstrumentCallback) for other in callbacks)
+
+
+def _callers() -> list[Any]:
+    """Return the objects whose methods run on this thread: callbacks are not given the Trainer that calls them."""
+    found, frame = [], sys._getframe(1).f_back
+    while frame is not None:
+        found.append(frame.f_locals.get("self"))
+        frame = frame.f_back
+    return found
 
 
 def install() -> None:

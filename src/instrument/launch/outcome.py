@@ -85,7 +85,7 @@ def why(request: Request, windows: Sequence[dict[str, Any]], code: int) -> str:
         return f"{ended} before a window opened, or the profiler could not start it; see what it says above"
     return (
         "no window opened, since nothing told steps: the program needs a framework that tells them, an optimizer "
-        "or instrument.profile; or record the whole run, without windows"
+        "or instrument.profile; or record the whole run: --steps all"
     )
 
 

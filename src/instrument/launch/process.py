@@ -46,7 +46,8 @@ class _Signals:
             self._early.append(number)
             return
         with suppress(ProcessLookupError, PermissionError):
-            os.kill(_find(self._child.pid, self._program) or self._child.pid, number)
+            child = self._child.pid
+            os.kill(_find(child, lambda process: _runs(process, self._program)) or _find_other(child), number)
 
 
 @contextmanager
@@ -64,14 +65,28 @@ def _forwarded(program: Sequence[str]) -> Iterator[Callable[[subprocess.Popen[by
             signal.signal(number, handler)
 
 
-def _find(root: int, program: Sequence[str]) -> int | None:
-    """Return the process that runs ``program``: ``root``, or the first of those that it started."""
+def _find(root: int, wanted: Callable[[int], bool]) -> int | None:
+    """Return the process that is ``wanted``: ``root``, or the first of those that it started."""
     level = [root]
     while level:
         for process in level:
-            if _runs(process, program):
+            if wanted(process):
                 return process
         level = [child for process in level for child in _children(process)]
+    return None
+
+
+def _find_other(root: int) -> int:
+    """Return the first process that is none of the tool's own: what the program became by another ``exec``."""
+    home = _home(root)
+    found = _find(root, lambda process: _home(process) not in (home, None)) if home is not None else None
+    return found or root
+
+
+def _home(process: int) -> Path | None:
+    """Return the folder of the program that a process runs."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/exe").readlink().parent
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -91,7 +92,7 @@ def _prepared(profiler: str, request: Request, tool: Tool | None) -> _Prepared:
 
 def _fresh(request: Request, profiler: str) -> Path:
     """The path of a report, without its suffix, that is not there yet: no tool is to overwrite one."""
-    name = f"{profiler}-{time.strftime('%Y%m%dT%H%M%S')}"
+    name = f"{profiler}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     given = (request.environment.get(variable, "") for variable in _RANKS)
     rank = next((f"-rank{rank}" for rank in given if rank.isdecimal()), "")
     number, report = 1, request.out.absolute() / f"{name}{rank}"

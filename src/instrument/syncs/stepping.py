@@ -8,36 +8,47 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import compat
-from ..modules.parts import OPTIMIZER, Switch, contexts
+from ..identity import IdentitySet
 from ..patch import Patch
 from ..regions import live
+
+_RANGE = "Optimizer.step#"  # torch's own, around a step
+_ALONE = 50  # steps of another optimizer, none of the first in between; the critic of a GAN makes 5
 
 
 class OptimizerSteps:
     """Calls ``stepped()`` after each step of the first optimizer that steps, until `remove`.
 
-    A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes in the backward pass, as where
-    each parameter has its own, ends with that pass. Of an optimizer that wraps another the inner one counts.
+    Another one takes its place that updates some of the same parameters, as where each epoch makes one anew, or
+    that goes on alone. A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes in the
+    backward pass, as where each parameter has its own, ends with that pass. One around another makes one step.
 
     A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` tells of one.
 
-    The call comes after torch closed the range that it draws around the step: a recording that stops inside of it
-    and another that starts there crash torch.
+    The call comes after torch closed the range that it draws around the step, and after the whole backward: a
+    recording that stops inside of these and another that starts there crash torch.
     """
 
     def __init__(self, stepped: Callable[[], None]) -> None:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        from ..modules.parts import Switch, contexts
+
         self._stepped = stepped
         self._first: weakref.ref[Any] | None = None
+        self._apart = IdentitySet()  # optimizers that share no parameter with it
+        self._rival: weakref.ref[Any] | None = None  # the first other one since its last step
+        self._rival_steps = 0
+        self._uncounted = False  # a step that was not told
         self._count = 0
-        self._autograd = compat.autograd_functions()
+        self._passing = False  # it made a step in the backward pass that runs
         self._handle = register_optimizer_step_post_hook(self._after)
         self._ranges = 0  # of optimizers' steps, that are open
         self._due = False
         self._patches = [
             Patch(torch.amp.GradScaler, "step", self._scaled),
+            Patch(torch.autograd, "backward", self._backward),
             *contexts(torch.autograd.profiler.record_function, self._range, Switch()),
         ]
 
@@ -54,7 +65,7 @@ class OptimizerSteps:
         self._stepped = _nothing
 
     def _range(self, context: Any) -> live.Token | None:
-        if not context.name.startswith(OPTIMIZER[0]):
+        if not context.name.startswith(_RANGE):
             return None
         self._ranges += 1
         return self._out_of_range, None
@@ -63,13 +74,16 @@ class OptimizerSteps:
         self._ranges -= 1
         if self._due and not self._ranges:
             self._due = False
-            self._stepped()
+            self._tell()
 
     def _tell(self) -> None:
         if self._ranges:
             self._due = True
-        else:
+            return
+        if self._uncounted:
+            self._uncounted = False
             self._stepped()
+        self._stepped()
 
     def _after(self, optimizer: Any, *_: Any) -> None:
         if live.tracing():
@@ -78,17 +92,44 @@ class OptimizerSteps:
         if not self._is_first(optimizer):
             return
         self._count += 1
-        if self._autograd is not None:
-            current_pass, at_the_end = self._autograd[1:]
-            if current_pass() != -1:
-                at_the_end(self._tell)
-                return
-        self._tell()
+        if compat.in_backward():
+            self._passing = True
+        else:
+            self._tell()
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self._passing and not compat.in_backward():
+                self._passing = False
+                self._tell()
+            return result
+
+        return backward
 
     def _is_first(self, optimizer: Any) -> bool:
-        if self._first is None or self._first() is None:
-            self._first = weakref.ref(optimizer)
-        return self._first() is optimizer
+        first = self._first() if self._first is not None else None
+        if first is optimizer:
+            self._rival = None
+            return True
+        if first is not None and not self._takes_over(first, optimizer):
+            return False
+        self._first, self._rival, self._apart = weakref.ref(optimizer), None, IdentitySet()
+        return True
+
+    def _takes_over(self, first: Any, optimizer: Any) -> bool:
+        rival = self._rival() if self._rival is not None else None
+        if rival is None:
+            rival, self._rival, self._rival_steps = optimizer, weakref.ref(optimizer), 0
+            if optimizer not in self._apart and not _shared(first, optimizer):
+                self._apart.add(optimizer)
+        if rival is not optimizer:
+            return False
+        self._rival_steps += 1
+        shares = optimizer not in self._apart
+        self._uncounted = shares and self._rival_steps > 1  # its step before
+        return self._uncounted or self._rival_steps > _ALONE
 
     def _scaled(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -101,6 +142,12 @@ class OptimizerSteps:
             return result
 
         return step
+
+
+def _shared(first: Any, second: Any) -> bool:
+    """Tell whether two optimizers update one parameter: as far as the first of each group shows."""
+    held = {id(parameter) for group in first.param_groups for parameter in group["params"]}
+    return any(id(parameter) in held for group in second.param_groups for parameter in group["params"][:1])
 
 
 def _nothing() -> None:

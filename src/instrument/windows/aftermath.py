@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,10 @@ class Aftermath:
                 from ..traces.kineto import read_kineto
                 from ..traces.summary import merge, summarize
 
-                summary = summarize(read_kineto(capture.raw))
+                trace = read_kineto(capture.raw)
+                if entry.get("steps"):  # one that was announced and not run is none
+                    trace = replace(trace, steps=trace.steps.where(trace.steps.number <= entry["steps"][1]))
+                summary = summarize(trace)
                 self._summary = merge([self._summary, summary]) if self._summary is not None else summary
         failure = None
         try:

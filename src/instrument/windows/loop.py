@@ -73,6 +73,11 @@ class Profile:
         self._process = 0
         self._rank = 0
 
+    @property
+    def over(self) -> bool:
+        """Whether no window is open or to come."""
+        return self._change == NEVER
+
     def step(self) -> None:
         """Tell that a step ended and the next begins: an integer compare, unless a window is open or due."""
         self.step_num += 1

@@ -17,7 +17,20 @@ def _hidden() -> None:
             raise
 
 
+def _other() -> bool:
+    """Tell whether the program has a module ``instrument`` of its own, which ours would stand in for."""
+    script = next((word for word in sys.orig_argv[1:] if os.path.isfile(word)), "")
+    for name in ("instrument.py", os.path.join("instrument", "__init__.py")):
+        own = os.path.join(os.path.dirname(script), name)
+        if os.path.isfile(own) and not os.path.isdir(os.path.join(os.path.dirname(own), "automatic", "site")):
+            sys.stderr.write(f"instrument: nothing is recorded, as {own} has that name too\n")
+            return True
+    return False
+
+
 def _begin() -> None:
+    if _other():
+        return
     try:
         from instrument.automatic.begin import begin
     except ImportError:  # another Python, which has no instrument

@@ -96,14 +96,14 @@ class InstrumentCallback(OfLightning):
 
     def _name(self, owner: Any, method: str, region: str) -> None:
         """Make calls of ``method`` a region; no callback is told of where they begin and end."""
+        from ..attachment import in_place_of
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
                 with self.loop.region(region):
                     return original(*args, **kwargs)
 
-            return call
+            return in_place_of(original, call)
 
         self._patches.append(Patch(owner, method, make))
 
