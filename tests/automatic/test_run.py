@@ -260,3 +260,93 @@ def test_nobody_records(tmp_path: Path) -> None:
     done = run(tmp_path, [*RUN, "--profiler", "none", "--", "train.py"])
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_empty_entries_of_the_path(tmp_path: Path) -> None:
+    """An empty entry of PYTHONPATH, which is the current folder, stays where it is."""
+    write(tmp_path, "value = 5", "here.py")
+    write(tmp_path, "import here; print(here.value)", "scripts/train.py")
+    done = run(tmp_path, [*RUN, "--", "scripts/train.py"], PYTHONPATH=f"{os.pathsep}{environment()['PYTHONPATH']}")
+    assert (done.stdout, done.stderr) == ("5\n", "")
+
+
+def test_another_module_of_the_name(tmp_path: Path) -> None:
+    """A program with an ``instrument`` of its own gets that one, and is told that nothing is recorded."""
+    write(tmp_path, "name = 'violin'", "own/instrument.py")
+    write(tmp_path, "import instrument; print(instrument.name)", "own/train.py")
+    done = run(tmp_path, [*RUN, "--", "own/train.py"])
+    assert done.stdout == "violin\n"
+    assert "nothing is recorded" in done.stderr
+
+
+def test_windows_back_to_back_in_the_backward(tmp_path: Path) -> None:
+    """Where optimizers step in the backward, windows may follow each other without a pause."""
+    write(
+        tmp_path,
+        """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+optimizers = {parameter: torch.optim.SGD([parameter], 0.01) for parameter in model.parameters()}
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
+for _ in range(8):
+    model(torch.randn(3, 4)).square().mean().backward()
+""",
+    )
+    windows = ["--wait", "0", "--warmup", "0", "--active", "1", "--repeat", "5"]
+    assert run(tmp_path, [*RUN, *windows, "--", "train.py"]).returncode == 0
+    entries = entries_in(tmp_path / "runs/instrument")
+    assert [entry["steps"] for entry in entries] == [[step, step] for step in range(1, 6)]
+
+
+def test_optimizers_that_compare_as_they_like(tmp_path: Path) -> None:
+    """One that cannot be hashed disturbs nothing, and its steps count."""
+    write(
+        tmp_path,
+        TRAIN.replace("torch.optim.SGD", "Odd").replace(
+            "import torch",
+            "import torch\nclass Odd(torch.optim.SGD):\n    __eq__ = None\n    __hash__ = None",
+        ),
+    )
+    done = run(tmp_path, [*RUN, "--steps", "2", "--", "train.py"])
+    assert done.returncode == 0
+    assert "Where the step went" in done.stderr
+
+
+def test_no_window_is_said(tmp_path: Path) -> None:
+    """Where the steps asked for never come, the reason is told at the end."""
+    write(tmp_path, TRAIN)
+    done = run(tmp_path, [*RUN, "--steps", "100-110", "--", "train.py"])
+    assert "no window was recorded" in done.stderr
+    assert "before step 5" in done.stderr
+
+
+def test_all_steps(tmp_path: Path) -> None:
+    """The summary is of the steps that were run, and not of one that was only announced."""
+    write(tmp_path, TRAIN)
+    assert "mean of 4 steps" in run(tmp_path, [*RUN, "--steps", "all", "--", "train.py"]).stderr
+
+
+def test_off_prints_the_command(tmp_path: Path) -> None:
+    """With INSTRUMENT=0 the command that is printed is the program's, and it is not run."""
+    write(tmp_path, "print('ran')")
+    done = run(tmp_path, [*RUN, "--print-command", "--", "train.py"], INSTRUMENT="0")
+    assert done.stdout == f"{sys.executable} train.py\n"
+
+
+def test_closed_output(tmp_path: Path) -> None:
+    """Without a standard output the program runs all the same."""
+    write(tmp_path, "open('ran', 'w')")
+    done = run(tmp_path, ["bash", "-c", f"{sys.executable} -m instrument run -- train.py >&-"])
+    assert done.returncode == 0
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.nsys
+def test_no_folder_for_a_report(tmp_path: Path) -> None:
+    """A folder that cannot be made is one line, and nothing is run."""
+    write(tmp_path, "print('ran')")
+    (tmp_path / "taken").touch()
+    done = run(tmp_path, [*RUN, "--profiler", "nsys", "-o", "taken", "--", "train.py"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot write to" in done.stderr

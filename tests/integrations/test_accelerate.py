@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
 import pickle
 import subprocess
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +173,35 @@ def test_skipped_updates_count(tmp_path: Path) -> None:
     training.run(3)
     plain(training.accelerator)
     assert {"backward": 2} == counts(recorded(tmp_path / "out"), ["backward"])
+
+
+def test_a_copy_of_the_optimizer(tmp_path: Path) -> None:
+    """It steps its own parameters, and tells no steps."""
+    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    other = copy.deepcopy(training.optimizer)
+    (parameter,) = other.param_groups[0]["params"][:1]
+    parameter.grad = torch.ones_like(parameter)
+    before = parameter.detach().clone()
+    other.step()
+    assert not torch.equal(before, parameter)
+    plain(training.accelerator)
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_freed(tmp_path: Path) -> None:
+    """`free_memory` frees the model, and an optimizer that is prepared afterwards tells the steps."""
+    used = instrumented(accelerator(), tmp_path / "out", at="5")
+    training = Training(used)
+    training.run(3)
+    gone = weakref.ref(training.model)
+    del training
+    used.free_memory()
+    gc.collect()
+    assert gone() is None
+    Training(used).run(4)
+    plain(used)
+    entries = [json.loads(line) for line in (tmp_path / "out/manifest.jsonl").read_text().splitlines()]
+    assert [(entry["status"], entry["steps"]) for entry in entries] == [("recorded", [5, 5])]
 
 
 def test_prepared_before(tmp_path: Path) -> None:

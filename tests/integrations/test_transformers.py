@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import logging
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -209,6 +211,33 @@ def test_everything_is_undone_and_trains_again(tmp_path: Path) -> None:
         trained.train()
         assert clear_of_us(trained)
     assert [[1, 1], [3, 3], [1, 1], [3, 3]] == [entry for entry in steps(tmp_path / "out") if entry]
+
+
+class FailsToBegin(TrainerCallback):
+    """Raises as training begins."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        raise RuntimeError("no training")
+
+
+def test_a_later_callback_that_fails_to_begin(tmp_path: Path) -> None:
+    """What no event ends is ended by the next training on the thread, whose windows are recorded."""
+    with pytest.raises(RuntimeError, match="no training"):
+        trainer(tmp_path, InstrumentCallback(tmp_path / "a", at="0-9"), FailsToBegin()).train()
+    trained = trainer(tmp_path, InstrumentCallback(tmp_path / "b", at="1"))
+    trained.train()
+    assert [[1, 1]] == steps(tmp_path / "b")
+    assert clear_of_us(trained)
+
+
+def test_copies_of_a_trainer(tmp_path: Path) -> None:
+    """A callback can be copied and pickled, also with its Trainer's parts, before and after training."""
+    callback = InstrumentCallback(tmp_path / "out", at="1")
+    trained = trainer(tmp_path, callback)
+    for _ in range(2):
+        assert not copy.deepcopy(callback).loop.running
+        assert not pickle.loads(pickle.dumps(callback)).loop.running
+        trained.train()
 
 
 def test_resumed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import weakref
 from typing import Any
 
 from .. import log
@@ -31,6 +32,7 @@ class Session:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._seen = IdentitySet()  # optimizers
+        self._new: list[weakref.ref[Any]] = []  # those whose models are to be named
         self._process = os.getpid()
         self._steps: OptimizerSteps | None = None
         self._begun = False
@@ -50,19 +52,23 @@ class Session:
         self._left = True
 
     def _after(self, optimizer: Any, *_: Any) -> None:
-        """Name the models of an optimizer that steps for the first time."""
-        if live.tracing() or self._left or optimizer in self._seen:
+        """Take note of an optimizer that steps for the first time."""
+        if live.tracing() or self._left or optimizer in self._seen or len(self._seen) >= _MOST:
             return
-        if len(self._seen) >= _MOST or (self._begun and self._loop.record and self._loop.over):
-            return
-        self._seen.add(optimizer)
         with guard.contained("following optimizers"):
-            if self._told():
-                self._loop.name(*trained(optimizer))
+            self._seen.add(optimizer)
+            self._new.append(weakref.ref(optimizer))
 
     def _stepped(self) -> None:
+        """Name the models of new optimizers, and tell the step: here, where torch is in none of its own ranges."""
         if self._left or not self._told():
             return
+        with guard.contained("following optimizers"):
+            new = [optimizer() for optimizer in self._new]
+            self._new.clear()
+            if not (self._loop.record and self._loop.over):
+                for optimizer in new:
+                    self._loop.name(*(trained(optimizer) if optimizer is not None else []))
         if self._missed:  # the step that is over went by unseen, and the next one is the first
             self._missed = False
         else:

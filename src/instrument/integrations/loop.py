@@ -59,15 +59,10 @@ class Loop:
             raise ValueError(f'"modules" must be a number of levels >= 0, None for all, or False: {modules!r}')
         if names not in ("path", "class", "both"):
             raise ValueError(f'"names" must be "path", "class" or "both": {names!r}')
-        given = {
-            "modules": modules,
-            "names": names,
-            "syncs": syncs,
-            "budget": budget,
-            "tell": tell,
-            "record": record,
-        }
-        self._given = out, given | recording
+        if tell is not None and not callable(tell):
+            raise TypeError(f'"tell" must be a function of the text: {tell!r}')
+        given = {"modules": modules, "names": names, "syncs": syncs, "budget": budget, "tell": tell}
+        self._given = out, given | {"record": record} | recording
         plan = {name: recording.pop(name) for name in PLAN if name in recording}
         self._planned = any(value is not None for value in (*plan.values(), recording.get("schedule")))
         self._recording = {"out": out, "schedule": planned(recording.pop("schedule", None), plan), **recording}
