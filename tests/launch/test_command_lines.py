@@ -196,6 +196,14 @@ def test_each_rank_of_a_job_is_run_under_a_tool_of_its_own(
     assert kept == [word for word in beside if not word.startswith(("-o", str(tmp_path), "rocprof-"))]
 
 
+def test_dashes_before_the_script(tmp_path: Path) -> None:
+    """What ends torchrun's own options is left out: the tool would be taken for the script."""
+    command = [TORCHRUN, "--nproc-per-node", "2", "--", "train.py", "--", "x"]
+    line = command_line("nsys", request(tmp_path, *command), tool("nsys"))
+    assert line[3] == "--no_python"
+    assert line[-3:] == ["train.py", "--", "x"]
+
+
 def test_ranks_that_are_started_again_have_other_reports(tmp_path: Path) -> None:
     """Where the launcher may restart them, the number of the restart is in the name."""
     line = command_line("nsys", request(tmp_path, TORCHRUN, "--max-restarts=2", "train.py"), tool("nsys"))

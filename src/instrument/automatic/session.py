@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 import weakref
 from typing import Any
 
@@ -34,6 +35,7 @@ class Session:
         self._seen = IdentitySet()  # optimizers
         self._new: list[weakref.ref[Any]] = []  # those whose models are to be named
         self._process = os.getpid()
+        self._since = time.time()
         self._steps: OptimizerSteps | None = None
         self._begun = False
         self._missed = False
@@ -93,6 +95,13 @@ class Session:
         with exiting():
             self._loop.stop()
         asked = os.environ.get(PROCESS) == str(self._process)
-        if asked and not told and sys.modules.keys().isdisjoint(_LAUNCHERS):
+        if asked and not told and not self._others() and sys.modules.keys().isdisjoint(_LAUNCHERS):
             compiled = self._steps is not None and self._steps.compiled
             log.warning(_COMPILED if compiled else _NO_STEP)
+
+    def _others(self) -> bool:
+        """Tell whether processes that this one started recorded something."""
+        try:
+            return self._loop.manifest.stat().st_mtime >= self._since
+        except OSError:
+            return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import instrument
@@ -99,6 +100,11 @@ class Loop:
     def windows(self) -> list[dict[str, Any]]:
         """What came of each window so far, as in ``manifest.jsonl``."""
         return [*self._before, *self._profile.windows]
+
+    @property
+    def manifest(self) -> Path:
+        """The file that says what came of each window."""
+        return self._profile.out / "manifest.jsonl"
 
     @property
     def over(self) -> bool:

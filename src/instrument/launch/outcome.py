@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -37,8 +38,8 @@ def tell(vendor: Vendor, request: Request, report: Path, manifest: int, code: in
         manifest: the `size` of the manifest before the run.
         code: the program's exit code.
     """
-    console = Console(stderr=True)
-    with console.capture() as captured, guard.contained("looking for the report"):
+    console = Console(file=io.StringIO(), width=Console(stderr=True).width)  # not what may be closed or full
+    with guard.contained("looking for the report"):
         reports = vendor.reports(report)
         if reports:
             _read(vendor, reports, rank_of(report), console)
@@ -46,7 +47,7 @@ def tell(vendor: Vendor, request: Request, report: Path, manifest: int, code: in
             reason = why(request, _windows(request.out, manifest), code)
             line(console, f"instrument: {vendor.title} left no report: {reason}")
     with suppress(OSError, ValueError, AttributeError):  # closed, broken or missing
-        sys.stderr.write(captured.get())
+        sys.stderr.write(console.file.getvalue())  # type: ignore[attr-defined]
         sys.stderr.flush()
 
 

@@ -22,7 +22,8 @@ _MOST = 10  # windows that are read: nsys exports each to a database first
 
 def matching(report: Path, suffix: str) -> list[Path]:
     """Return the files whose names begin as ``report`` and end with ``suffix``, numbers in them in order."""
-    found = report.parent.glob(f"{glob.escape(report.name)}*{suffix}")
+    found = report.parent.glob(f"{glob.escape(report.name)}[!0-9]*")  # rank 1 is not rank 10
+    found = (path for path in found if path.name.endswith(suffix))
     return sorted(found, key=lambda path: [int(part) if part.isdigit() else part for part in _parts(path.name)])
 
 

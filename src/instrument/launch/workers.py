@@ -52,7 +52,8 @@ def workers(command: Sequence[str], environment: Mapping[str, str]) -> Workers |
     if parsed is None or not parsed.training_script:
         return None
     own = len(given) - len(parsed.training_script_args) - 1
-    options = [word for word in given[:own] if word not in ("-m", "--module", "--no_python", "--no-python")]
+    # "--" would make a script of what follows it.
+    options = [word for word in given[:own] if word not in ("-m", "--module", "--no_python", "--no-python", "--")]
     program = given[own:]
     if not parsed.no_python:
         python = environment.get("PYTHON_EXEC", sys.executable)  # as torchrun does

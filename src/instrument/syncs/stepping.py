@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,13 @@ from ..regions import live
 
 _RANGE = "Optimizer.step#"  # torch's own, around a step
 _ALONE = 50  # steps of another optimizer, none of the first in between; the critic of a GAN makes 5
+
+
+class _Here(threading.local):
+    """On this thread: ranges of optimizers' steps that are open, and whether a step is due after them."""
+
+    ranges = 0
+    due = False
 
 
 class OptimizerSteps:
@@ -42,10 +50,9 @@ class OptimizerSteps:
         self._rival_steps = 0
         self._uncounted = False  # a step that was not told
         self._count = 0
-        self._passing = False  # it made a step in the backward pass that runs
         self._handle = register_optimizer_step_post_hook(self._after)
-        self._ranges = 0  # of optimizers' steps, that are open
-        self._due = False
+        self._here = _Here()
+        self._passing = False  # it made a step in the backward pass that runs, maybe on a thread of autograd's
         self._patches = [
             Patch(torch.amp.GradScaler, "step", self._scaled),
             Patch(torch.autograd, "backward", self._backward),
@@ -67,18 +74,19 @@ class OptimizerSteps:
     def _range(self, context: Any) -> live.Token | None:
         if not context.name.startswith(_RANGE):
             return None
-        self._ranges += 1
+        self._here.ranges += 1
         return self._out_of_range, None
 
     def _out_of_range(self, _: None) -> None:
-        self._ranges -= 1
-        if self._due and not self._ranges:
-            self._due = False
+        here = self._here
+        here.ranges -= 1
+        if here.due and not here.ranges:
+            here.due = False
             self._tell()
 
     def _tell(self) -> None:
-        if self._ranges:
-            self._due = True
+        if self._here.ranges:
+            self._here.due = True
             return
         if self._uncounted:
             self._uncounted = False

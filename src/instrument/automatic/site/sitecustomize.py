@@ -19,7 +19,8 @@ def _hidden() -> None:
 
 def _other() -> bool:
     """Tell whether the program has a module ``instrument`` of its own, which ours would stand in for."""
-    script = next((word for word in sys.orig_argv[1:] if os.path.isfile(word)), "")
+    first = next((word for word in sys.orig_argv[1:] if word in ("-m", "-c") or os.path.isfile(word)), "")
+    script = "" if first in ("-m", "-c") else first
     for name in ("instrument.py", os.path.join("instrument", "__init__.py")):
         own = os.path.join(os.path.dirname(script), name)
         if os.path.isfile(own) and not os.path.isdir(os.path.join(os.path.dirname(own), "automatic", "site")):
