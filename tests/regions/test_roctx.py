@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +78,32 @@ def test_no_library_is_one_sentence(tmp_path: Path) -> None:
         pytest.skip("this machine has a rocTX library")
     assert len(done.stderr.splitlines()) == 1
     assert "no rocTX library found: install rocprofiler-sdk or roctracer (ROCm)" in done.stderr
+
+
+REAL = """
+    import ctypes
+    operations = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)
+    def heard(domain, operation, data):
+        operations.append(operation)
+        return 0
+
+    ctypes.CDLL("libroctx64.so.4").roctxRegisterTracerCallback(heard)
+    exec(open({program!r}).read())
+    print(operations)
+"""
+MARK, PUSH, POP, START, STOP = range(5)
+
+
+def test_the_real_library(tmp_path: Path) -> None:
+    """AMD's own library, as Debian has it, takes all of them; its hook for tools hears what a profiler would."""
+    try:
+        ctypes.CDLL(OLD)
+    except OSError:
+        pytest.skip(f"{OLD} is not installed: Debian's package libroctx64-4 has it")
+    inner = tmp_path / "regions.py"
+    inner.write_text(textwrap.dedent(PROGRAM))
+    source = textwrap.dedent(REAL).format(program=str(inner))
+    done = run(python(program(source, tmp_path)), environment(UNDER_ROCPROF))
+    assert done.stdout == f"{[PUSH, PUSH, MARK, POP, POP, START, START, STOP, STOP]}\n"
