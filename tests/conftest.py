@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from instrument.config import settings
 from instrument.regions import annotation, live
+
+# DeepSpeed, which other packages import, chooses once for the process and takes "cuda" for its default.
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 # The same examples in every run, so that a failure is of the change and not of the day. To look for new ones:
 # pytest --hypothesis-profile=default
