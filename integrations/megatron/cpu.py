@@ -42,7 +42,9 @@ def no_cuda() -> Iterator[None]:
     """Run the body with every CUDA device being the CPU."""
     from megatron.core.tensor_parallel import random
 
-    nothing = lambda *_, **__: contextlib.nullcontext()  # noqa: E731
+    def nothing(*_, **__):
+        return contextlib.nullcontext()
+
     with (
         mock.patch.object(torch.cuda, "current_device", lambda: "cpu"),
         mock.patch.object(torch.cuda, "synchronize", lambda *_: None),

@@ -5,28 +5,26 @@ import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import cpu  # before torchtitan, which asks for the device as it is imported
 import torch
+from torchtitan.components import metrics
+from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.config.configs import DebugConfig, TrainingConfig
+from torchtitan.distributed import utils
+from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
 
 from instrument.integrations.torchtitan import attach
 
 attach(sys.argv[1] if sys.argv[1:] else "runs/torchtitan", wait=2, active=2)
 
-if not torch.cuda.is_available():  # torchtitan means to run on an accelerator
-    torch._utils._get_available_device_type = lambda: "cpu"
 for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}.items():
     os.environ.setdefault(name, value)  # as torchrun sets them
 os.environ.setdefault("MASTER_PORT", "0")
-
-from torchtitan.components import metrics  # noqa: E402
-from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
-from torchtitan.components.loss import CrossEntropyLoss  # noqa: E402
-from torchtitan.components.optimizer import default_adamw  # noqa: E402
-from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
-from torchtitan.config.configs import DebugConfig, TrainingConfig  # noqa: E402
-from torchtitan.distributed import utils  # noqa: E402
-from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
-from torchtitan.models.llama3 import model_registry  # noqa: E402
-from torchtitan.trainer import Trainer  # noqa: E402
 
 VOCABULARY = 2048  # of the debug model
 
@@ -64,7 +62,7 @@ model.model.layers = model.model.layers[:2]
 for layer in model.model.layers:
     layer.attention.inner_attention = ScaledDotProductAttention.Config()
 model.parallelize_fn = lambda model, **_: model
-if not torch.cuda.is_available():
+if cpu.ALONE:
     stats = SimpleNamespace(max_reserved_gib=0.0, max_reserved_pct=0.0)
     monitor = SimpleNamespace(device_name="cpu", get_peak_stats=lambda: stats, reset_peak_stats=lambda: None)
     metrics.build_device_memory_monitor = lambda: monitor

@@ -323,7 +323,7 @@ def test_no_window_is_said(tmp_path: Path) -> None:
 
 def test_all_steps(tmp_path: Path) -> None:
     """The summary is of the steps that were run, and not of one that was only announced."""
-    write(tmp_path, TRAIN)
+    write(tmp_path, TRAIN + "\nmodel(torch.ones(1, 2))")
     assert "mean of 4 steps" in run(tmp_path, [*RUN, "--steps", "all", "--", "train.py"]).stderr
 
 

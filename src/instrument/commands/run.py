@@ -17,10 +17,11 @@ from typer.core import TyperCommand
 from ..automatic.program import PROCESS, command, environment
 from ..config import RUN, settings
 from ..errors import LaunchError
-from ..launch.vendor import Request, command_line, launch
+from ..launch.vendor import VENDORS, Request, command_line, launch
 from ..windows.schedule import Schedule
 from ..windows.steps import PLAN, planned
 from .budgets import budgets
+from .sentence import unusable
 
 _PROGRAM = f"{__name__}.program"
 
@@ -35,9 +36,6 @@ class Profiler(str, Enum):
     rocprof = "rocprof"
     vtune = "vtune"
     none = "none"
-
-
-VENDORS = (Profiler.nsys, Profiler.ncu, Profiler.rocprof, Profiler.vtune)
 
 
 class Names(str, Enum):
@@ -131,11 +129,11 @@ def run(
         if ranks is not None:
             loop["ranks"] = _ranks(ranks)
     except ValueError as error:
-        raise _unusable(error) from None
+        raise unusable(error) from None
     if profiler in (Profiler.torch, Profiler.none):
         loop |= {"exporter": "torch_profiler"} if profiler is Profiler.torch else {"record": False}
     given = environment(loop)
-    if profiler in VENDORS:
+    if profiler.value in VENDORS:
         request = Request(line, out.absolute(), _windows(loop), given, region or (), launches, option or ())
         raise typer.Exit(_under(profiler.value, request, print_command))
     if print_command:
@@ -151,7 +149,7 @@ def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
     try:
         return command([*(program or []), *rest])
     except ValueError as error:
-        raise _unusable(error) from None
+        raise unusable(error) from None
 
 
 def _plan(steps: str | None, plan: dict[str, int]) -> dict[str, Any]:
@@ -196,9 +194,9 @@ def _under(profiler: str, request: Request, only_print: bool) -> int:
             return 0
         return launch(profiler, request)
     except LaunchError as error:
-        raise _unusable(error) from None
+        raise unusable(error) from None
     except OSError as error:
-        raise _unusable(ValueError(f"cannot write to {request.out}: {error.strerror}")) from None
+        raise unusable(ValueError(f"cannot write to {request.out}: {error.strerror}")) from None
 
 
 def _shown(line: list[str], given: Mapping[str, str]) -> str:
@@ -215,9 +213,4 @@ def _become(line: list[str], given: dict[str, str]) -> int:
     try:
         os.execvpe(line[0], line, {**given, PROCESS: str(os.getpid())})
     except OSError as error:
-        raise _unusable(ValueError(f"cannot run {line[0]}: {error.strerror}")) from None
-
-
-def _unusable(error: Exception) -> typer.Exit:
-    typer.echo(f"instrument: {error}", err=True)
-    return typer.Exit(2)
+        raise unusable(ValueError(f"cannot run {line[0]}: {error.strerror}")) from None

@@ -21,7 +21,7 @@ from ..syncs.written import as_dict
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace
 from .budgets import budgets
-from .sentence import sentence
+from .sentence import unusable
 
 Reports = list[tuple[str, SyncReport]]
 _ARGUMENTS = f"{__name__}.arguments"
@@ -77,14 +77,14 @@ def syncs(
             if file is not None and not file.absolute().parent.is_dir():
                 raise ValueError(f"cannot write {file}: there is no folder {file.absolute().parent}")
     except (OSError, ValueError) as error:
-        raise _unusable(error) from None
+        raise unusable(error) from None
     reports: Reports = []
     for target in targets:
         try:
             with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
                 reports += _look(target, fake, limits, ctx.meta[_ARGUMENTS])
         except (OSError, ValueError, TypeError) as error:
-            raise _unusable(error) from None
+            raise unusable(error) from None
     found = [report for _, report in reports]
     if excused is not None:
         _apply(excused, found, f"allowlist {allowlist}")
@@ -98,7 +98,7 @@ def syncs(
         if write_baseline:
             _write(fresh, write_baseline, found)
     except OSError as error:
-        raise _unusable(error) from None
+        raise unusable(error) from None
     if _failed(reports, most, written=write_baseline is not None):
         raise typer.Exit(1)
 
@@ -173,8 +173,3 @@ def _failed(reports: Reports, most: int | None, written: bool) -> bool:
             typer.echo(f"instrument: {target}: {reason}", err=True)
             failed = True
     return failed
-
-
-def _unusable(error: Exception) -> typer.Exit:
-    typer.echo(f"instrument: {sentence(error)}", err=True)
-    return typer.Exit(2)

@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 from .. import log
 from ..config import settings
 from ..errors import CaptureError
-from ..exporters.capture import Capture, Exporter
+from ..exporters.capture import Exporter
 from ..exporters.choose import choose
 from ..guard import exiting, guard
 from ..regions import live
 from .aftermath import Aftermath
+from .like_torch import LikeTorch
 from .manifest import Manifest
 from .recording import Recording
 from .schedule import Phase, Schedule, Window, schedule
@@ -27,7 +28,7 @@ from .torch_schedule import FromTorch
 NEVER = sys.maxsize
 
 
-class Profile:
+class Profile(LikeTorch):
     """A loop's profiler; made by `profile`.
 
     Attributes:
@@ -49,6 +50,7 @@ class Profile:
         ranks: frozenset[int] | None,
         first_step: int,
     ) -> None:
+        super().__init__()
         self.step_num = first_step
         self.out = out.absolute()  # the program may change its folder
         self._change = NEVER  # the next step at which there is something to do
@@ -59,10 +61,8 @@ class Profile:
         self._recording: Recording | None = None
         self._left_on: Recording | None = None  # by a `stop` on another thread, until this one's next step
         self._over = 0  # the number of the last window that is over
-        self._metadata: dict[str, str] = {}
         self._manifest = Manifest(self.out)
         self._aftermath = Aftermath(self._manifest, exporter.hint)
-        self._last: Capture | None = None  # of the last window that was recorded
         self.keep_last = True
         self.tell: Callable[[str], None] | None = None
         self.yields = False
@@ -153,47 +153,10 @@ class Profile:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.end(begun=kind is None and self.step_num > self._first)
 
-    # What scripts ask of a `torch.profiler.profile`, in `on_trace_ready` or after the loop.
-
     @property
     def windows(self) -> list[dict[str, Any]]:
         """What came of each window so far, as in ``manifest.jsonl``."""
         return self._manifest.entries
-
-    def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
-        """Copy the trace of the last window to ``path``, gzipped if it ends in ".gz".
-
-        ``use_python_export``, which torch's own handlers pass from torch 2.13 on, changes nothing.
-        """
-        self._recorded("export_chrome_trace").export(os.fspath(path))
-
-    def add_metadata(self, key: str, value: str) -> None:
-        """Put a text into the trace of each window that ends from now on."""
-        for name, text in (("key", key), ("value", value)):
-            if not isinstance(text, str):
-                raise TypeError(f'"{name}" must be a string: {text!r}')
-        self._metadata[key] = value
-
-    def key_averages(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what `torch.profiler.profile.key_averages` does: 30 s and 2 GB for 500,000 events."""
-        return self._recorded("key_averages").profiler.key_averages(*args, **kwargs)
-
-    def events(self) -> Any:
-        """Return what `torch.profiler.profile.events` does."""
-        return self._recorded("events").profiler.events()
-
-    def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> Any:
-        """Do what `torch.profiler.profile.export_stacks` does."""
-        return self._recorded("export_stacks").profiler.export_stacks(path, metric)
-
-    def export_memory_timeline(self, path: str, device: str | None = None) -> Any:
-        """Do what `torch.profiler.profile.export_memory_timeline` does."""
-        return self._recorded("export_memory_timeline").profiler.export_memory_timeline(path, device)
-
-    def _recorded(self, asked: str) -> Any:
-        if not hasattr(self._last, "profiler"):
-            raise CaptureError(f"{asked}: no window was recorded by torch.profiler so far")
-        return self._last
 
     # The way through the schedule. Nothing below raises into the loop.
 

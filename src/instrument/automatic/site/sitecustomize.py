@@ -10,7 +10,7 @@ def _hidden() -> None:
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
     this = sys.modules.pop("sitecustomize")
     try:
-        import sitecustomize  # noqa: F401
+        __import__("sitecustomize")
     except ImportError as error:
         sys.modules["sitecustomize"] = this
         if error.name != "sitecustomize":

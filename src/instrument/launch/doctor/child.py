@@ -73,6 +73,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _signal(child: subprocess.Popen[bytes], number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
-            os.killpg(child.pid, number)  # of the session that was started for it
+            os.killpg(child.pid, number)  # it leads a group of its own
         else:
             child.kill()
