@@ -500,7 +500,7 @@ def test_the_file_is_left_alone(tmp_path: Path) -> None:
     [
         (b"", "the file is empty"),
         (b"not a database at all", "not an SQLite database"),
-        (b"SQLite format 3\0" + b"\xff" * 500, "file is not a database"),
+        (b"SQLite format 3\0" + b"\xff" * 500, "damaged database: file is not a database"),
     ],
 )
 def test_files_that_are_no_reports(content: bytes, reason: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Raw, Struct
 
 from .event_args import READERS, names, values
-from .table import Array, Numbers, Words
+from .table import Array, Numbers, TooLargeError, Words
 
 # Where complete events of a category go. Some categories were named otherwise in 2021.
 _TABLES = {
@@ -92,6 +92,10 @@ _decode_exact = msgspec.json.Decoder(list[_Exact]).decode
 class Collector:
     """Takes the text of events and makes columns of them.
 
+    Args:
+        most_events: how many it takes.
+        most_text: how many characters all words may have together.
+
     Attributes:
         words: numbers of words.
         threads: numbers of pairs of process and thread.
@@ -100,8 +104,9 @@ class Collector:
         unread: how many of them are of phases that have no place in a trace, such as begins without durations.
     """
 
-    def __init__(self) -> None:
-        self.words = Words()
+    def __init__(self, most_events: int, most_text: int) -> None:
+        self.words = Words(most_text)
+        self._most = most_events
         self.threads: Numbers[tuple[Any, Any]] = Numbers()
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.count = 0
@@ -117,6 +122,7 @@ class Collector:
         Raises:
             ValueError: if it is not one.
             RecursionError: if it is nested too deep.
+            TooLargeError: if there are too many by now.
         """
         try:
             events: Sequence[Event] = _decode_known(text)
@@ -134,6 +140,8 @@ class Collector:
             "event": np.arange(self.count, self.count + len(events)),
         }
         self.count += len(events)
+        if self.count > self._most:
+            raise TooLargeError(f"it holds more than {self._most:,} events, as no trace of its size does")
         for (phase, category), kind in self._kinds.items():
             rows = np.flatnonzero(kinds == kind)
             if phase not in _FLOWS and len(rows):

@@ -11,7 +11,7 @@ from .events import Collector
 from .links import assemble
 from .pieces import Pieces
 from .salvage import metadata
-from .text import blocks
+from .text import blocks, most_events, most_text
 from .trace import Device, Lost, Thread, Trace
 
 
@@ -26,7 +26,7 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         TraceError: if nothing in it is an event.
         OSError: if it cannot be opened.
     """
-    lost, collector = Lost(), Collector()
+    lost, collector = Lost(), Collector(most_events(path), most_text(path))
     with path.open("rb") as file:
         pieces = Pieces(path, blocks(path, file, lost, progress), collector.take, lost)
         pieces.read()

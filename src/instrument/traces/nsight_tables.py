@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TraceError
+from .database import FAULTS, connected, is_database, most_rows, most_text, small
 from .table import Array, Words
 from .trace import Lost
 
@@ -34,9 +35,7 @@ LIBRARIES = {"OSRT_API": "osrt", "CUDNN_EVENTS": "cudnn", "CUBLAS_EVENTS": "cubl
 
 _EVENTS = (KERNELS, GRAPHS, COPIES, FILLS, CALLS, SYNCS, RANGES, *LIBRARIES)
 _ROWS = 1 << 40  # an event is the number of its table, times this, and of its row
-_MAGIC = b"SQLite format 3\0"
 _EXPORT_SECONDS = 600
-_ROW_BYTES = 6  # no row takes less, so that a damaged tree that refers to itself ends
 _VALUE = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) WHEN 'blob' THEN CAST(hex({0}) AS BLOB) ELSE {0} END"
 _UNSIGNED = (  # SQLite has no such numbers
     f"CASE WHEN typeof({{0}}) = 'integer' AND {{0}} < 0 THEN CAST(printf('%llu', {{0}}) AS BLOB) ELSE {_VALUE} END"
@@ -53,24 +52,22 @@ class Report:
 
     Args:
         connection: to the database.
-        size: of the file, in bytes.
+        path: the database, whose size bounds what can be in it.
 
     Attributes:
         words: all texts that were read.
         lost: what could not be read.
     """
 
-    def __init__(self, connection: sqlite3.Connection, size: int) -> None:
-        self.words = Words()
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.words = Words(most_text(path))
         self.lost = Lost()
         self._connection = connection
-        self._most = size // _ROW_BYTES
+        self._most = most_rows(path)  # a damaged tree that refers to itself would have no end
         self._strings: dict[int, str] = {}
-        connection.text_factory = lambda data: data.decode("utf-8", "replace")
-        connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA writable_schema = ON")  # or a file that was cut off is not read at all
         connection.create_function("word", 1, self._word)
-        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 10000").fetchall()
+        names = list(small(connection, "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 10000"))
         self.tables = {name: self._columns_of(name) for (name,) in names if isinstance(name, str)}
 
     def rows(self, table: str, numbers: Sequence[str], **texts: Sequence[str]) -> Array:
@@ -87,15 +84,17 @@ class Report:
         fields = np.dtype([(name, "i8") for name in ("rowid", *numbers, *texts)])
         if table not in self.tables:
             return np.empty(0, fields)
+        rowid = self._rowid(table)
         written = [f"word({self._first(table, columns)})" for columns in texts.values()]
         # The second way takes twice as long, and is needed only where texts are found among the numbers.
         for number in ("ifnull({0}, {1})", "CASE typeof({0}) WHEN 'integer' THEN {0} ELSE {1} END"):
             read = [number.format(self._column(table, name), MISSING) for name in numbers]
             try:
-                return np.fromiter(self._query(table, ", ".join(["rowid", *read, *written])), fields)
+                return np.fromiter(self._query(table, ", ".join([rowid, *read, *written])), fields)
             except (TypeError, ValueError, OverflowError):
                 continue
-        raise AssertionError("integers only")  # pragma: no cover
+        self.lost.add(f"{table}: its columns are not what they seem")
+        return np.empty(0, fields)
 
     def events(self, table: str, numbers: Sequence[str], **texts: Sequence[str]) -> Array:
         """Return the rows of a table, as `rows` does with ``start`` and ``end`` added, that have a duration."""
@@ -115,7 +114,13 @@ class Report:
         """Return some columns as Python values; meant for small tables. None is what is not there."""
         if table not in self.tables:
             return []
-        return list(self._query(table, ", ".join(self._column(table, name) for name in columns)))
+        chosen = ", ".join(self._column(table, name) for name in columns)
+        found: list[tuple[Any, ...]] = []
+        try:
+            found.extend(small(self._connection, self._select(table, chosen)))
+        except FAULTS as error:
+            self.lost.add(f"{table}: {error}")
+        return found
 
     def string(self, number: int) -> str:
         """Return one of the shared strings; one that is not there is its number."""
@@ -135,7 +140,8 @@ class Report:
         table, rowid = _EVENTS[event // _ROWS], event % _ROWS
         columns = sorted(self.tables.get(table, ()))
         chosen = ", ".join(self._column(table, name) for name in columns)
-        for values in self._query(table, chosen, "WHERE rowid = ?", rowid) if columns else ():
+        where = f"WHERE {self._rowid(table)} = ?" if columns else ""
+        for values in self._query(table, chosen, where, rowid) if columns else ():
             known = {name: value for name, value in zip(columns, values, strict=True) if value is not None}
             return known | {
                 name: self.string(known[name]) for name in _STRINGS if isinstance(known.get(name), int)
@@ -143,7 +149,16 @@ class Report:
         return {}
 
     def _columns_of(self, table: str) -> frozenset[str]:
-        return frozenset(row[1] for row in self._connection.execute(f"PRAGMA table_info({_quoted(table)})"))
+        try:
+            return frozenset(row[1] for row in small(self._connection, f"PRAGMA table_info({_quoted(table)})"))
+        except FAULTS as error:
+            self.lost.add(f"{table}: {error}")
+            return frozenset()
+
+    def _rowid(self, table: str) -> str:
+        """What SQLite calls the number of a row: a column may have taken one of its names."""
+        taken = {name.lower() for name in self.tables[table]}
+        return next((name for name in ("rowid", "_rowid_", "oid") if name not in taken), "-1")
 
     def _column(self, table: str, name: str) -> str:
         return _quoted(name) if name in self.tables[table] else "NULL"
@@ -163,11 +178,13 @@ class Report:
         return self.words[value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)]
 
     def _query(self, table: str, columns: str, where: str = "", *values: int) -> Iterator[Any]:
-        query = f"SELECT {columns} FROM {_quoted(table)} {where} LIMIT {self._most}"
         try:
-            yield from self._connection.execute(query, values)
-        except (sqlite3.Error, UnicodeError) as error:
+            yield from self._connection.execute(self._select(table, columns, where), values)
+        except FAULTS as error:
             self.lost.add(f"{table}: {error}")
+
+    def _select(self, table: str, columns: str, where: str = "") -> str:
+        return f"SELECT {columns} FROM {_quoted(table)} {where} LIMIT {self._most}"
 
 
 def timed(table: str, rows: Array) -> dict[str, Array]:
@@ -197,35 +214,25 @@ def open_report(path: Path) -> Iterator[Report]:
         TraceError: if it is no such file, or nsys is needed and is not installed or fails.
         OSError: if it cannot be opened.
     """
-    with path.open("rb") as file:
-        start = file.read(len(_MAGIC))
-    if not start:
+    if not path.stat().st_size:
         raise TraceError(path, "the file is empty")
     if path.suffix in (".nsys-rep", ".qdrep"):
-        with TemporaryDirectory(prefix="instrument-") as folder, _connected(path, _export(path, folder)) as report:
-            yield report
-        return
-    if start != _MAGIC:
+        with TemporaryDirectory(prefix="instrument-") as folder:
+            database = _export(path, folder)
+            with connected(path, database) as connection:
+                yield _report(path, database, connection)
+    elif is_database(path):
+        with connected(path) as connection:
+            yield _report(path, path, connection)
+    else:
         raise TraceError(path, "not an SQLite database")
-    with _connected(path, path) as report:
-        yield report
 
 
-@contextmanager
-def _connected(path: Path, database: Path) -> Iterator[Report]:
-    # An immutable database is read without locks and without files beside it, but also without a log of
-    # changes that is beside it.
-    log = database.with_name(database.name + "-wal")
-    mode = "mode=ro" if log.exists() else "mode=ro&immutable=1"
-    try:
-        connection = sqlite3.connect(f"{database.absolute().as_uri()}?{mode}", uri=True)
-        with closing(connection):
-            report = Report(connection, database.stat().st_size)
-            if not any(name.startswith(_OURS) for name in report.tables):
-                raise TraceError(path, "an SQLite database without any table of Nsight Systems")
-            yield report
-    except sqlite3.Error as error:
-        raise TraceError(path, str(error)) from None
+def _report(path: Path, database: Path, connection: sqlite3.Connection) -> Report:
+    report = Report(connection, database)
+    if not any(name.startswith(_OURS) for name in report.tables):
+        raise TraceError(path, "an SQLite database without any table of Nsight Systems")
+    return report
 
 
 def _export(path: Path, folder: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-import sqlite3
 import stat
 import sys
 import tempfile
@@ -13,19 +12,20 @@ import weakref
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import Executor
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import TraceError
+from .database import connected, is_database
 from .kineto import read_kineto
 from .progress import progress
+from .table import TooLargeError
 from .trace import Trace
 
 if TYPE_CHECKING:
     from .ranks import TraceSet
 
-_SQLITE = b"SQLite format 3\0"
 _DATABASES = (".sqlite", ".db")
 _REPORTS = (".nsys-rep", ".qdrep")
 _HEAD = 1 << 16
@@ -64,10 +64,19 @@ def read_trace(
 
 def read_file(path: Path) -> Trace:
     """Read one file; errors as `read_trace`."""
+    try:
+        return _read_file(path)
+    except TooLargeError as error:
+        raise TraceError(path, str(error)) from None
+    except MemoryError:
+        raise TraceError(path, "there is not enough memory for what is in it") from None
+
+
+def _read_file(path: Path) -> Trace:
     if str(path) == "-" or not stat.S_ISREG(path.stat().st_mode):
         return _spooled(path)
     head = _head(path)
-    if head.startswith(_SQLITE):
+    if is_database(path):
         return _database(path)
     if path.suffix in _DATABASES and not head.lstrip().startswith((b"{", b"[")):
         raise TraceError(path, "it is empty" if not head else "it is not an SQLite database")
@@ -96,11 +105,9 @@ def _database(path: Path) -> Trace:
     from .nsight import read_nsight
     from .rocpd import read_rocpd
 
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            found = database.execute("SELECT count(*) FROM sqlite_master WHERE name LIKE 'rocpd%'").fetchone()
-    except sqlite3.Error as error:
-        raise TraceError(path, f"damaged database: {error}") from error
+    with connected(path) as database:
+        query = "SELECT count(*) FROM sqlite_master WHERE name LIKE 'rocpd%'"
+        found = database.execute(query).fetchone()
     return read_rocpd(path) if found[0] else read_nsight(path)
 
 

@@ -22,12 +22,15 @@ _EXTRA = {"ancestor": ("i8", -1), "queue": ("i8", -1)}
 class Collected:
     """The columns of a trace, part by part.
 
+    Args:
+        most_text: how many characters all words may have together.
+
     Attributes:
         words: with the numbers that the columns hold.
     """
 
-    def __init__(self) -> None:
-        self.words = Words()
+    def __init__(self, most_text: int) -> None:
+        self.words = Words(most_text)
         self._threads: dict[tuple[int | str, int], int] = {}
         self._parts: dict[str, list[dict[str, Array]]] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TraceError
+from .database import FAULTS, connected, is_database, most_rows, most_text, small
 from .links import assemble
 from .rocm import PROCESS, Collected, each, of_process
 from .table import Array, Words
@@ -20,8 +21,6 @@ from .trace import Device, Lost, Trace
 _VIEWS = ("kernels", "regions", "memory_copies", "samples", "memory_allocations")
 _REQUIRED = frozenset(_VIEWS[:3])
 _VIEW = 56  # the bit of an event's number where that of its view begins
-_FAULTS = (sqlite3.Error, UnicodeDecodeError)  # the second where the text of the first is damaged
-_HEADER = b"SQLite format 3\0"
 
 # Each is the first of these expressions that the view of this schema knows.
 _Wanted = dict[str, tuple[str, ...]]
@@ -58,21 +57,10 @@ def read_rocpd(path: Path) -> Trace:
         TraceError: if it is no such database or its views are missing.
         OSError: if it cannot be opened.
     """
-    lost = Lost()
-    try:
-        with closing(_open(path)) as connection:
-            return _Reader(path, connection, lost).read()
-    except _FAULTS as error:
-        raise TraceError(path, f"it is a damaged database: {error}") from None
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    with path.open("rb") as file:
-        if file.read(len(_HEADER)) != _HEADER:
-            raise TraceError(path, "it is no SQLite database")
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-    connection.text_factory = lambda text: text.decode("utf-8", "replace")
-    return connection
+    if not is_database(path):
+        raise TraceError(path, "it is no SQLite database")
+    with connected(path, log=False) as connection:
+        return _Reader(path, connection, Lost()).read()
 
 
 class _Codes(dict[bytes | None, int]):
@@ -92,9 +80,10 @@ class _Reader:
         self._path = path
         self._connection = connection
         self._lost = lost
-        self._collected = Collected()
+        self._most = most_rows(path)
+        self._collected = Collected(most_text(path))
         self._processes: dict[tuple[int, int], int] = {}  # by the word of the guid and the process id
-        found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        found = {name for (name,) in small(connection, "SELECT name FROM sqlite_master")}
         if missing := sorted(_REQUIRED - found):
             raise TraceError(path, f"it has no view {', '.join(missing)}, as a database of rocprofv3 has")
         self._views = found
@@ -177,7 +166,7 @@ class _Reader:
         columns += [f"CAST({self._known(view, wanted)} AS REAL)" for wanted in (reals or {}).values()]
         dtype = [(name, "i8") for name in (*texts, "start_ns", "duration_ns", *numbers)]
         dtype += [(name, "f8") for name in reals or {}]
-        query = f"SELECT {', '.join(columns)} FROM {view} WHERE {where}"
+        query = f"SELECT {', '.join(columns)} FROM {view} WHERE {where} LIMIT {self._most}"
         table = np.fromiter(self._rows(view, query, len(texts)), np.dtype(dtype))
         kept = table[table["start_ns"] >= 0]
         if len(kept) < len(table):
@@ -188,7 +177,7 @@ class _Reader:
 
     def _known(self, view: str, expressions: tuple[str, ...]) -> str:
         for expression in expressions:
-            with suppress(*_FAULTS):
+            with suppress(*FAULTS):
                 self._connection.execute(f"SELECT {expression} FROM {view} LIMIT 0")
                 return expression
         return "NULL"
@@ -200,15 +189,14 @@ class _Reader:
             try:
                 for row in self._connection.execute(query):
                     yield (*[words[text] for text in row[:texts]], *row[texts:])
-            except _FAULTS as error:
+            except FAULTS as error:
                 self._lost.add(f"{view}: {error}")
 
     def _dicts(self, query: str) -> list[dict[str, Any]]:
         try:
-            cursor = self._connection.execute(query)
-            names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor]
-        except _FAULTS as error:
+            names = [column[0] for column in self._connection.execute(query).description]
+            return [dict(zip(names, row, strict=True)) for row in small(self._connection, query)]
+        except FAULTS as error:
             self._lost.add(str(error))
             return []
 
@@ -260,10 +248,7 @@ def _look_up(path: Path, guids: Sequence[str], event: int) -> dict[str, Any]:
         return {}
     view, process = divmod(event >> PROCESS, 1 << _VIEW - PROCESS)
     query = f"SELECT * FROM {_VIEWS[view]} WHERE id = ? AND guid = ?"
-    try:
-        with closing(_open(path)) as connection:
-            cursor = connection.execute(query, (event & (1 << PROCESS) - 1, guids[process]))
-            names = [column[0] for column in cursor.description]
-            return dict(zip(names, cursor.fetchone() or (), strict=False))
-    except _FAULTS as error:
-        raise TraceError(path, f"it is a damaged database: {error}") from None
+    with connected(path, log=False) as connection:
+        cursor = connection.execute(query, (event & (1 << PROCESS) - 1, guids[process]))
+        names = [column[0] for column in cursor.description]
+        return dict(zip(names, cursor.fetchone() or (), strict=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -10,25 +10,15 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from ..errors import TraceError
 from .links import assemble
 from .rocm import PROCESS, Collected, each, of_process
-from .rocprof_records import (
-    Agent,
-    Call,
-    Copy,
-    Counted,
-    Counter,
-    Kernel,
-    Process,
-    Record,
-    Symbol,
-    Text,
-)
-from .rocprof_text import UNREADABLE, bounded, decoded_file, whole
-from .table import Array
+from .rocprof_records import Agent, Call, Copy, Counted, Counter, Kernel, Kind, Label, Record, Symbol
+from .rocprof_text import UNREADABLE, DamagedError, Text, UnlikeError, bounded, sections, split, whole
+from .table import Array, TooLargeError
+from .text import blocks, most_events, most_text
 from .trace import Device, Lost, Trace
 
 _APIS = ("hip_api", "hsa_api", "rccl_api", "rocdecode_api", "rocjpeg_api")
@@ -36,21 +26,25 @@ _MEMORY = ("memory_allocation", "scratch_memory")
 _LISTS = ("kernel_dispatch", "memory_copy", "marker_api", *_APIS, *_MEMORY, "counter_collection")
 _LIST = 40  # the bit of an event's number where that of its list begins
 _GPU = 2
+_MOST_PROCESSES = (1 << 63 - PROCESS) - 1
+_RECORDS: dict[str, type[Record]] = {"kernel_dispatch": Kernel, "memory_copy": Copy}  # of all others, Call
+_COUNTED = "counter_collection"
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound=Struct)
 
 
 def read_rocprof(path: Path) -> Trace:
     """Read the JSON of rocprofv3, gzip or plain, of one or more processes.
 
-    Where the file is cut off or damaged, the records before that place are read; see `Trace.lost`.
+    Where the file is cut off or damaged, the records before that place are read; see `Trace.lost`. A piece of the
+    text is in memory at a time.
 
     Raises:
         TraceError: if it is not such a file.
         OSError: if it cannot be opened.
     """
     lost = Lost()
-    collected, devices, metadata = _collect(path, lost)  # the text is gone when the tables are made
+    collected, devices, metadata = _collect(path, lost)
     return assemble(
         path,
         "rocprof",
@@ -65,43 +59,183 @@ def read_rocprof(path: Path) -> Trace:
 
 
 def _collect(path: Path, lost: Lost) -> tuple[Collected, list[Device], dict[str, Any]]:
-    processes = decoded_file(path, lost)
-    most = (1 << 63 - PROCESS) - 1
-    if len(processes) > most:
-        raise TraceError(path, f"it holds {len(processes):,} processes; up to {most:,} are read")
-    collected = Collected()
+    collected = Collected(most_text(path))
     devices: dict[int, Device] = {}
-    for number, process in enumerate(processes):
-        _Reader(number, process, collected, devices, lost).read()
-    metadata = {"processes": [process.metadata for process in processes]}
-    return collected, [devices[number] for number in sorted(devices)], metadata
+    about: list[dict[str, Any]] = []
+    parts = _Parts(path, lost)
+    with path.open("rb") as file:
+        text = Text(blocks(path, file, lost))
+        if not text.peek():
+            raise TraceError(path, next(iter(lost.reasons), "it is empty"))
+        try:
+            for number, key, inner in sections(text):
+                if key:
+                    parts.take(text, key, inner)
+                elif number >= _MOST_PROCESSES:
+                    raise TraceError(path, f"it holds more than {_MOST_PROCESSES:,} processes")
+                else:
+                    about += parts.finish(collected, devices)
+                    parts.begin(number)
+            if text.peek():
+                lost.add("after the end of the JSON there is more", size=text.rest())
+        except UnlikeError as error:
+            raise TraceError(path, f"it is not what rocprofv3 writes: {error}") from None
+        except DamagedError as error:
+            if not parts.items:
+                raise TraceError(path, f"it is no JSON that rocprofv3 wrote: {error}") from None
+            lost.add(f"the text is cut off or damaged: {error}", size=text.rest())
+    about += parts.finish(collected, devices)
+    return collected, [devices[number] for number in sorted(devices)], {"processes": about}
 
 
-class _Reader:
-    """Adds what one process recorded."""
+class _Parts:
+    """What is read of one process after the other, in the order of the text.
 
-    def __init__(
-        self, number: int, process: Process, collected: Collected, devices: dict[int, Device], lost: Lost
-    ) -> None:
-        pid = process.metadata.get("pid", number)
-        self._number = number
+    Args:
+        path: the file.
+        lost: gets what cannot be read.
+
+    Attributes:
+        items: how many items of lists were met in all processes.
+    """
+
+    def __init__(self, path: Path, lost: Lost) -> None:
+        self._most = most_events(path)
+        self._lost = lost
+        self.items = 0
+        self._process: _Process | None = None
+
+    def begin(self, number: int) -> None:
+        """Begin another process."""
+        self._process = _Process(number)
+
+    def finish(self, collected: Collected, devices: dict[int, Device]) -> list[dict[str, Any]]:
+        """Add what the process recorded, if there is one; return its metadata."""
+        if self._process is None:
+            return []
+        process, self._process = self._process, None
+        _Adder(process, collected, devices).add()
+        return [process.metadata]
+
+    def take(self, text: Text, key: str, inner: str) -> None:
+        """Take the value of a key.
+
+        Raises:
+            DamagedError: it is.
+            UnlikeError: it is of another type.
+            TooLargeError: there are more items than a file of this size has.
+        """
+        process = self._process
+        assert process
+        match key, inner:
+            case "metadata", "":
+                process.metadata = _object(text.value(key))
+            case "agents", "":
+                process.agents += chain.from_iterable(self._decoded(text, key, Agent))
+            case "counters", "":
+                found = chain.from_iterable(self._decoded(text, key, Counter))
+                process.counters.update((counter.id.handle, counter.name) for counter in found)
+            case "kernel_symbols", "":
+                for symbols in self._decoded(text, key, Symbol):
+                    process.add_symbols(symbols)
+            case "strings", "buffer_records":
+                process.kinds += chain.from_iterable(self._decoded(text, inner, Kind))
+            case "strings", "marker_api":
+                labels = chain.from_iterable(self._decoded(text, inner, Label))
+                process.labels.update((label.key, label.value) for label in labels)
+            case (("callback_records" | "buffer_records"), name) if name in _LISTS and name not in process.rows:
+                self._take_records(process, text, name)
+            case _:
+                text.skip()
+
+    def _take_records(self, process: _Process, text: Text, name: str) -> None:
+        rows: list[Array] = []
+        try:
+            if name == _COUNTED:
+                for number, counted in self._records(text, name, Counted):
+                    process.add_values(counted, sum(map(len, rows)))
+                    rows.append(_rows(number, counted))
+            else:
+                for number, records in self._records(text, name, _RECORDS.get(name, Call)):
+                    rows.append(_rows(number, records))
+        finally:  # also what comes before damage
+            if rows:
+                process.rows[name] = rows
+
+    def _decoded(self, text: Text, name: str, kind: type[_T]) -> Iterator[list[_T]]:
+        return (records for _, records in self._records(text, name, kind))
+
+    def _records(self, text: Text, name: str, kind: type[_T]) -> Iterator[tuple[Sequence[int], list[_T]]]:
+        """The records that can be read, some at a time, and their places in the list."""
+        decode = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
+        count = 0
+        for items in text.items(name):
+            wrong = ""
+            places: Sequence[int]
+            try:
+                records = decode(b"[" + items + b"]")
+                size = len(records)
+                places = range(count, count + size)
+            except UNREADABLE:
+                raws, wrong = split(items)
+                size = len(raws)
+                read = list(_one_by_one(raws, kind, self._lost))
+                places, records = [count + place for place, _ in read], [record for _, record in read]
+            count += size
+            self.items += size
+            if self.items > self._most:
+                raise TooLargeError(f"it holds more than {self._most:,} records, as no trace of its size does")
+            if records:
+                yield places, records
+            if wrong:
+                raise DamagedError(wrong)
+
+
+class _Process:
+    """What one process recorded, with the numbers that the file has for names, which may come later in it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.metadata: dict[str, Any] = {}
+        self.agents: list[Agent] = []
+        self.counters: dict[int, str] = {}
+        self.symbols: dict[int, tuple[str, int]] = {}  # name and registers
+        self.kinds: list[Kind] = []
+        self.labels: dict[int, str] = {}
+        self.rows: dict[str, list[Array]] = {}  # records by list, as `_rows` makes them
+        self.values: list[tuple[Array, Array]] = []  # row and counter; value
+
+    def add_symbols(self, symbols: list[Symbol]) -> None:
+        """Add names of kernels; of one id, the last counts."""
+        for symbol in symbols:
+            self.symbols[symbol.id] = symbol.formatted or symbol.demangled or symbol.name, symbol.registers
+
+    def add_values(self, counted: list[Counted], first: int) -> None:
+        """Add the values of counters of kernels, of which there are some before."""
+        found = [(row, v.counter.handle, v.value) for row, each in enumerate(counted, first) for v in each.values]
+        rows, handles, values = zip(*found, strict=True) if found else ((), (), ())
+        self.values.append((np.array([rows, handles], np.int64), np.array(values, np.float64)))
+
+
+class _Adder:
+    """Adds what one process recorded to the columns of a trace."""
+
+    def __init__(self, process: _Process, collected: Collected, devices: dict[int, Device]) -> None:
+        pid = process.metadata.get("pid", process.number)
         self._pid = pid if isinstance(pid, int) else str(pid)
         self._process = process
-        self._lists = process.lists()
         self._collected = collected
-        self._lost = lost
         self._gpus: dict[int, Device] = {}  # by the handle of the agent
-        for agent in self._decoded(process.agents, Agent):
+        for agent in process.agents:
             if agent.type == _GPU:
                 device = self._gpus[agent.id.handle] = _device(agent, len(self._gpus))
                 devices.setdefault(device.id, device)
 
-    def read(self) -> None:
-        counted = list(_records(self._list("counter_collection"), Counted, self._lost))
-        kernels = self._part("kernel_dispatch", Kernel)
-        dispatches = self._columns("counter_collection", counted)
+    def add(self) -> None:
+        """Add it all."""
+        kernels, dispatches = self._columns("kernel_dispatch", Kernel), self._columns(_COUNTED, Kernel)
+        self._add_counters(dispatches)
         self._add_kernels(kernels if len(kernels["event"]) else dispatches)
-        self._add_counters(counted, dispatches)
         self._add_copies(self._part("memory_copy", Copy))
         self._add_markers(self._part("marker_api", Call))
         for name in _APIS:
@@ -111,38 +245,29 @@ class _Reader:
             part["category"] = np.full(len(part["event"]), self._collected.words[name])
             self._collected.add("others", part)
 
-    def _list(self, name: str) -> list[Raw]:
-        return self._lists.get(name, [])
-
-    def _decoded(self, raws: list[Raw], kind: type[_T]) -> Iterator[_T]:
-        return (record for _, record in _records(raws, kind, self._lost))
-
     def _part(self, name: str, kind: type[Record]) -> dict[str, Array]:
-        part = self._columns(name, _records(self._list(name), kind, self._lost), kind)
-        if "operation" in part:
-            self._name(part)
+        part = self._columns(name, kind)
+        self._name(part)
         return part
 
-    def _columns(
-        self, name: str, records: Iterable[tuple[int, Record | Counted]], kind: type[Record] = Kernel
-    ) -> dict[str, Array]:
-        names = ("event", *kind.COLUMNS)
-        flat = np.fromiter(chain.from_iterable((i, *record.row()) for i, record in records), np.int64)
-        part = dict(zip(names, flat.reshape(-1, len(names)).T, strict=True))
-        part["event"] = part["event"] + ((self._number << PROCESS) + (_LISTS.index(name) << _LIST))
+    def _columns(self, name: str, kind: type[Record]) -> dict[str, Array]:
+        names, number = ("event", *kind.COLUMNS), self._process.number
+        rows = np.concatenate([np.empty((0, len(names)), np.int64), *self._process.rows.pop(name, [])])
+        part = dict(zip(names, rows.T, strict=True))
+        part["event"] = part["event"] + ((number << PROCESS) + (_LISTS.index(name) << _LIST))
         part["thread"] = self._collected.thread(self._pid, part["thread"])
         part["internal"] = part["correlation"]
         for column in ("correlation", "ancestor"):
             if column in part:
-                part[column] = of_process(part[column], self._number, lowest=1)
+                part[column] = of_process(part[column], number, lowest=1)
         for column in ("queue", "stream"):
             if column in part:
-                part[column] = of_process(part[column], self._number)
+                part[column] = of_process(part[column], number)
         return part
 
     def _name(self, part: dict[str, Array]) -> None:
         """Turn the numbers of kinds and operations into words."""
-        kinds, words = self._process.strings.kinds, self._collected.words
+        kinds, words = self._process.kinds, self._collected.words
 
         def kind(number: int) -> int:
             return words[kinds[number].kind] if 0 <= number < len(kinds) else 0
@@ -161,14 +286,14 @@ class _Reader:
         return each(agents, lambda handle: self._gpus[handle].id if handle in self._gpus else -1)
 
     def _add_kernels(self, part: dict[str, Array]) -> None:
-        words, used = self._collected.words, set(np.unique(part["kernel"]).tolist())
-        names, registers = {}, {}
-        for symbol in self._decoded(self._process.symbols, Symbol):
-            if symbol.id in used:
-                names[symbol.id] = words[symbol.formatted or symbol.demangled or symbol.name]
-                registers[symbol.id] = symbol.registers
-        part["name"] = each(part["kernel"], lambda kernel: names.get(kernel) or words[f"kernel {kernel}"])
-        part["registers"] = each(part["kernel"], lambda kernel: registers.get(kernel, -1))
+        words, symbols = self._collected.words, self._process.symbols
+
+        def name(kernel: int) -> int:
+            known = symbols.get(kernel, ("", -1))[0]
+            return words[known or f"kernel {kernel}"]
+
+        part["name"] = each(part["kernel"], name)
+        part["registers"] = each(part["kernel"], lambda kernel: symbols.get(kernel, ("", -1))[1])
         part["device"] = self._gpu(part["agent"])
         part["sms"] = each(part["agent"], lambda handle: self._gpus[handle].sms if handle in self._gpus else 0)
         part["grid"] = np.stack([part[axis] for axis in "xyz"], axis=1)
@@ -181,25 +306,39 @@ class _Reader:
         self._collected.add_copies(part)
 
     def _add_markers(self, part: dict[str, Array]) -> None:
-        texts = {text.key: text.value for text in self._decoded(self._process.strings.texts, Text)}
-        part["text"] = each(part["internal"], lambda call: self._collected.words[texts.get(call, "")])
+        labels = self._process.labels
+        part["text"] = each(part["internal"], lambda call: self._collected.words[labels.get(call, "")])
         self._collected.add_markers(part)
 
-    def _add_counters(self, counted: list[tuple[int, Counted]], dispatches: dict[str, Array]) -> None:
+    def _add_counters(self, dispatches: dict[str, Array]) -> None:
         """Add the values of each kernel; instances of one counter are added up."""
-        words = self._collected.words
-        names = {counter.id.handle: counter.name for counter in self._decoded(self._process.counters, Counter)}
-        sums: dict[tuple[int, int], float] = {}
-        for row, (_, record) in enumerate(counted):
-            for value in record.values:
-                handle = value.counter.handle
-                key = row, words[names.get(handle, f"counter {handle}")]
-                sums[key] = sums.get(key, 0.0) + value.value
-        rows = np.array([row for row, _ in sums], np.int64)
+        words, names = self._collected.words, self._process.counters
+        keys = np.concatenate([np.empty((2, 0), np.int64), *(keys for keys, _ in self._process.values)], axis=1)
+        values = np.concatenate([np.empty(0), *(values for _, values in self._process.values)])
+        keys[1] = each(keys[1], lambda handle: words[names.get(handle, f"counter {handle}")])
+        different, first, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        order = np.argsort(first)  # as they come in the file
+        sums = np.bincount(which.reshape(-1), values, different.shape[1])[order]
+        rows, name = different[:, order]
         part = {column: dispatches[column][rows] for column in ("start_ns", "duration_ns", "thread", "event")}
-        part["name"] = np.array([name for _, name in sums], np.int64)
-        part["value"] = np.array(list(sums.values()))
-        self._collected.add("counters", part)
+        self._collected.add("counters", part | {"name": name, "value": sums})
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        content = msgspec.json.decode(text.decode("utf-8", "replace"))
+    except UNREADABLE as error:
+        raise DamagedError(str(error)) from None
+    if not isinstance(content, dict):
+        raise UnlikeError("Expected an object as metadata")
+    return content
+
+
+def _rows(places: Sequence[int], records: Sequence[Record | Counted]) -> Array:
+    """A row each of the place in the list and the numbers that the columns of the kind name."""
+    width = 1 + len(records[0].COLUMNS)
+    flat = chain.from_iterable((place, *record.row()) for place, record in zip(places, records, strict=True))
+    return np.fromiter(flat, np.int64, len(records) * width).reshape(-1, width)
 
 
 def _device(agent: Agent, index: int) -> Device:
@@ -212,9 +351,9 @@ def _device(agent: Agent, index: int) -> Device:
     )
 
 
-def _records(raws: list[Raw], kind: type[_T], lost: Lost) -> Iterator[tuple[int, _T]]:
-    """The records that can be read, with their places in the list."""
-    decode = msgspec.json.Decoder(kind).decode
+def _one_by_one(raws: list[Raw], kind: type[_T], lost: Lost) -> Iterator[tuple[int, _T]]:
+    """The records that can be read, with their places."""
+    decode: Callable[[Raw], _T] = msgspec.json.Decoder(kind).decode
     for place, raw in enumerate(raws):
         try:
             yield place, decode(raw)
@@ -232,7 +371,18 @@ def _records(raws: list[Raw], kind: type[_T], lost: Lost) -> Iterator[tuple[int,
 def _look_up(path: Path, event: int) -> dict[str, Any]:
     if event < 0:
         return {}
-    process = decoded_file(path, Lost())[event >> PROCESS]
-    name = _LISTS[event >> _LIST & (1 << PROCESS - _LIST) - 1]
-    found: dict[str, Any] = whole(process.lists()[name][event & (1 << _LIST) - 1])
-    return found
+    wanted = event >> PROCESS, _LISTS[event >> _LIST & (1 << PROCESS - _LIST) - 1]
+    place = event & (1 << _LIST) - 1
+    with path.open("rb") as file:
+        text = Text(blocks(path, file, Lost()))
+        for number, key, inner in sections(text):
+            if key in ("callback_records", "buffer_records") and (number, inner) == wanted:
+                for items in text.items(inner):
+                    raws, _ = split(items)
+                    if place < len(raws):
+                        found: dict[str, Any] = whole(raws[place])
+                        return found
+                    place -= len(raws)
+            elif key:
+                text.skip()
+    return {}

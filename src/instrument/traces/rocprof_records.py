@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-from msgspec import Meta, Raw, Struct, field
+from msgspec import Meta, Struct, field
 
 _Int = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Time = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -171,7 +171,7 @@ class Counter(_Part, frozen=True):
     name: str = ""
 
 
-class Text(_Part, frozen=True):
+class Label(_Part, frozen=True):
     """What a call of rocTX was given, by the id of the call."""
 
     key: _Int
@@ -183,32 +183,3 @@ class Kind(_Part, frozen=True):
 
     kind: str = ""
     operations: list[str] = field(default_factory=list)
-
-
-class Strings(_Part, frozen=True):
-    """Names and texts."""
-
-    kinds: list[Kind] = field(default_factory=list, name="buffer_records")
-    texts: list[Raw] = field(default_factory=list, name="marker_api")
-
-
-class Process(_Part, frozen=True):
-    """What one process recorded; lists are decoded one item at a time."""
-
-    metadata: dict[str, Any] = field(default_factory=dict)
-    agents: list[Raw] = field(default_factory=list)
-    counters: list[Raw] = field(default_factory=list)
-    strings: Strings = Strings()
-    symbols: list[Raw] = field(default_factory=list, name="kernel_symbols")
-    callbacks: dict[str, list[Raw]] = field(default_factory=dict, name="callback_records")
-    buffers: dict[str, list[Raw]] = field(default_factory=dict, name="buffer_records")
-
-    def lists(self) -> dict[str, list[Raw]]:
-        """Return all records, by the name of their list."""
-        return self.buffers | self.callbacks
-
-
-class File(_Part, frozen=True):
-    """One process or more."""
-
-    processes: list[Process] | Process = field(name="rocprofiler-sdk-tool")

@@ -1,49 +1,277 @@
-"""The text of rocprofv3's JSON, also where it is cut off or damaged."""
+"""Takes the JSON of rocprofv3 apart a piece at a time, also where it is cut off or damaged."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Raw
 
-from ..errors import TraceError
-from .rocprof_records import File, Process
-from .text import blocks
-from .trace import Lost
+from .table import Array
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
-_PLACE = re.compile(r"\(byte (\d+)\)")
+FILE = "rocprofiler-sdk-tool"
+
+_NESTED = ("strings", "callback_records", "buffer_records")
+_LONGEST = 1 << 24  # of one item of a list, and of the metadata: 16 MiB
+_LONGEST_KEY = 1 << 16
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_COMMA = b", \t\r\n"
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_SCALAR = re.compile(rb'[^"{}\[\],:\s]+')
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
-_ITEMS = 2  # a list this deep is one of items that are read whole; the one above is of processes
+_BEGINS = b'{["-0123456789tfn'  # of a value
 
-_decode = msgspec.json.Decoder(File).decode
+_QUOTE = 2
+_KINDS = np.zeros(256, np.int8)
+_KINDS[list(b"{[")] = 1
+_KINDS[list(b"}]")] = -1
+_KINDS[ord('"')] = _QUOTE
+
+_split = msgspec.json.Decoder(list[Raw]).decode
 
 
-def decoded_file(path: Path, lost: Lost) -> list[Process]:
-    """Return the processes in a file; of a damaged one, what comes before the damage.
+class DamagedError(Exception):
+    """The text is cut off, or is not JSON; the message says where."""
+
+
+class UnlikeError(Exception):
+    """The text is JSON that rocprofv3 does not write; the message says what it is."""
+
+
+class Text:
+    """JSON of which only the piece that is looked at is in memory.
+
+    Args:
+        blocks: the text, in parts that are not empty.
+    """
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._text = b""
+        self._place = 0
+        self._before = 0  # bytes of the file that are gone
+
+    def peek(self) -> bytes:
+        """Return the next character that is not a space; none at the end of the text."""
+        while True:
+            found = _SPACE.match(self._text, self._place)
+            self._place = found.end() if found else self._place
+            if self._place < len(self._text):
+                return self._text[self._place : self._place + 1]
+            if not self._more():
+                return b""
+
+    def members(self, name: str) -> Iterator[str]:
+        """Yield the keys of an object; after each, the value has to be taken.
+
+        Raises:
+            DamagedError: the text is.
+            UnlikeError: it is not an object.
+        """
+        self._open(b"{", f"an object as {name}")
+        while self.peek() != b"}":
+            yield self._key()
+            if self.peek() != b"}":
+                self._take(b",")
+        self._take(b"}")
+
+    def objects(self, name: str) -> Iterator[int]:
+        """Yield the places in a list; after each, the item has to be taken. Errors as `members`."""
+        self._open(b"[", f"a list as {name}")
+        count = 0
+        while self.peek() != b"]":
+            yield count
+            count += 1
+            if self.peek() != b"]":
+                self._take(b",")
+        self._take(b"]")
+
+    def items(self, name: str) -> Iterator[bytes]:
+        """Yield the text of a list, whole items with commas between them: some MiB at a time.
+
+        Raises:
+            DamagedError: the text is; all items before that place were yielded.
+            UnlikeError: it is not a list.
+        """
+        self._open(b"[", f"a list as {name}")
+        scan, scanned = _Scan(), 0
+        while True:
+            places, depth = scan.feed(self._text[self._place + scanned :])
+            closed = np.flatnonzero(depth < 0)[:1]
+            whole = places[closed] if len(closed) else places[depth == 0][-1:] + 1
+            size = scanned + int(whole[0]) if len(whole) else 0
+            if text := self._text[self._place : self._place + size].strip(_COMMA):
+                yield text
+            self._place += size + len(closed)
+            if len(closed):
+                return
+            scanned = len(self._text) - self._place
+            if scanned > _LONGEST:
+                raise DamagedError(f"an item of {name} is longer than {_LONGEST >> 20} MiB")
+            if not self._more():
+                raise DamagedError("it is cut off")
+
+    def value(self, name: str) -> bytes:
+        """Return the text of a value.
+
+        Raises:
+            DamagedError: the text is, or the value is longer than 16 MiB.
+        """
+        parts = []
+        for part in self._value():
+            parts.append(part)
+            if sum(map(len, parts)) > _LONGEST:
+                raise DamagedError(f"{name} is longer than {_LONGEST >> 20} MiB")
+        return b"".join(parts)
+
+    def skip(self) -> None:
+        """Pass by a value, however long.
+
+        Raises:
+            DamagedError: the text is.
+        """
+        for _ in self._value():
+            pass
+
+    def rest(self) -> int:
+        """Return how many bytes are left, all of which are read."""
+        return len(self._text) - self._place + sum(map(len, self._blocks))
+
+    def _value(self) -> Iterator[bytes]:
+        first = self.peek()
+        if first not in (b"{", b"["):
+            yield self._match(_STRING if first == b'"' else _SCALAR, _LONGEST)
+            return
+        yield first
+        self._place += 1
+        scan = _Scan()
+        while True:
+            places, depth = scan.feed(self._text[self._place :])
+            closed = places[np.flatnonzero(depth < 0)[:1]] + 1
+            size = int(closed[0]) if len(closed) else len(self._text) - self._place
+            yield self._text[self._place : self._place + size]
+            self._place += size
+            if len(closed):
+                return
+            if not self._more():
+                raise DamagedError("it is cut off")
+
+    def _key(self) -> str:
+        key = self._match(_STRING, _LONGEST_KEY)
+        self._take(b":")
+        return key[1:-1].decode("utf-8", "replace")
+
+    def _match(self, pattern: re.Pattern[bytes], most: int) -> bytes:
+        self.peek()
+        while not (found := pattern.match(self._text, self._place)) or found.end() == len(self._text):
+            if len(self._text) - self._place > most or not self._more():
+                break
+        if not found:
+            raise self._damaged()
+        self._place = found.end()
+        return found[0]
+
+    def _open(self, bracket: bytes, expected: str) -> None:
+        first = self.peek()
+        if first and first != bracket and first in _BEGINS:
+            raise UnlikeError(f"Expected {expected}")
+        self._take(bracket)
+
+    def _take(self, char: bytes) -> None:
+        if self.peek() != char:
+            raise self._damaged()
+        self._place += 1
+
+    def _damaged(self) -> DamagedError:
+        return DamagedError(f"byte {self._before + self._place:,} is wrong" if self.peek() else "it is cut off")
+
+    def _more(self) -> bool:
+        block = next(self._blocks, b"")
+        self._before += self._place
+        self._text = self._text[self._place :] + block
+        self._place = 0
+        return bool(block)
+
+
+class _Scan:
+    """Finds the brackets and braces of text that comes in parts, and how deep each of them leads."""
+
+    def __init__(self) -> None:
+        self._quoted = False
+        self._escaped = False
+        self._depth = 0
+
+    def feed(self, text: bytes) -> tuple[Array, Array]:
+        """Return the places of brackets outside of strings, and the depth after each; it is 0 at the start."""
+        before = int(self._escaped)
+        if before or b"\\" in text:
+            text = _ESCAPE.sub(b"__", b"\\" * before + text)
+            self._escaped = text.endswith(b"\\")
+        kinds = _KINDS[np.frombuffer(text, np.uint8)]
+        places = np.flatnonzero(kinds)
+        kinds = kinds[places]
+        quoted = (np.cumsum(kinds == _QUOTE) + self._quoted) & 1
+        bracket = (kinds != _QUOTE) & (quoted == 0)
+        depth = self._depth + np.cumsum(kinds[bracket], dtype=np.int64)
+        self._quoted = bool(quoted[-1]) if len(quoted) else self._quoted
+        self._depth = int(depth[-1]) if len(depth) else self._depth
+        return places[bracket] - before, depth
+
+
+def sections(text: Text) -> Iterator[tuple[int, str, str]]:
+    """Yield what each process has: its number, a key, and a key inside of that or "".
+
+    After each, the value has to be taken; where the key is "", a process begins and there is nothing to take.
 
     Raises:
-        TraceError: if it is not what rocprofv3 writes.
-        OSError: if it cannot be opened.
+        DamagedError: the text is.
+        UnlikeError: it is not what rocprofv3 writes.
     """
-    text = bytearray()
-    with path.open("rb") as file:
-        for block in blocks(path, file, lost):
-            text += block
-    if not text:
-        raise TraceError(path, next(iter(lost.reasons), "it is empty"))
-    try:
-        content = _decode(text)
-    except msgspec.ValidationError as error:
-        raise TraceError(path, f"it is not what rocprofv3 writes: {error}") from None
-    except UNREADABLE:
-        content = _damaged(path, text.decode("utf-8", "replace").encode(), lost)
-    processes = content.processes
-    return [processes] if isinstance(processes, Process) else processes
+    found = False
+    for key in text.members("the file"):
+        if found or key != FILE:
+            text.skip()
+            continue
+        found = True
+        if text.peek() == b"{":
+            yield from _process(text, 0)
+        else:
+            for number in text.objects(FILE):
+                yield from _process(text, number)
+    if not found:
+        raise UnlikeError(f'it has no "{FILE}"')
+
+
+def _process(text: Text, number: int) -> Iterator[tuple[int, str, str]]:
+    yield number, "", ""
+    for key in text.members("a process"):
+        if key in _NESTED:
+            for inner in text.members(key):
+                yield number, key, inner
+        else:
+            yield number, key, ""
+
+
+def split(items: bytes) -> tuple[list[Raw], str]:
+    """Return the items of a list; and where not all of them are JSON, those before, and what is wrong."""
+    for text in (items, items.decode("utf-8", "replace").encode()):
+        try:
+            return _split(b"[" + text + b"]"), ""
+        except UNREADABLE:
+            continue
+    found, begin = [], 0
+    places, depth = _Scan().feed(items)
+    for end in (places[depth == 0] + 1).tolist():
+        try:
+            found += _split(b"[" + items[begin:end].strip(_COMMA) + b"]")
+        except UNREADABLE as error:
+            return found, str(error)
+        begin = end
+    return found, "it is no list"
 
 
 def whole(raw: Raw) -> Any:
@@ -58,38 +286,3 @@ def bounded(value: Any) -> Any:
     if isinstance(value, list):
         return [bounded(item) for item in value]
     return -1 if isinstance(value, int) and value >> 63 not in (0, -1) else value
-
-
-def _damaged(path: Path, text: bytes, lost: Lost) -> File:
-    try:
-        content = _decode(text)
-        lost.add("invalid UTF-8")
-    except UNREADABLE as error:
-        place = _PLACE.search(str(error))
-        kept, ends = _whole(text[: int(place[1])] if place else text)
-        try:
-            content = _decode(kept + ends)
-        except UNREADABLE:
-            raise TraceError(path, f"it is no JSON that rocprofv3 wrote: {error}") from None
-        lost.add(f"the text is cut off or damaged: {error}", size=len(text) - len(kept))
-    return content
-
-
-def _whole(text: bytes) -> tuple[bytes, bytes]:
-    """The text up to the last whole item of the list that it ends in, and what closes all that is open there."""
-    codes = np.frombuffer(_ESCAPE.sub(b"__", text), np.uint8)
-    quoted = np.bitwise_xor.accumulate(codes == ord('"'))
-    opens = (codes == ord("{")) | (codes == ord("["))
-    closes = (codes == ord("}")) | (codes == ord("]"))
-    places = np.flatnonzero((opens | closes) & ~quoted)
-    if not len(places):
-        return b"", b""
-    depth = np.cumsum(np.where(opens[places], 1, -1))
-    lowest_after = np.minimum.accumulate(depth[::-1])[::-1]
-    left_open = np.flatnonzero(opens[places] & (depth <= lowest_after))
-    lists = np.flatnonzero(codes[places[left_open]] == ord("["))
-    items = lists[lists >= _ITEMS][:1]
-    kept, cut = np.split(left_open, items + 1 if len(items) else [len(left_open)])
-    last = (cut[0] if len(cut) else len(places)) - 1
-    ends = codes[places[kept[::-1]]] + 2  # in ASCII, brackets and braces close two places after they open
-    return text[: places[last] + 1], ends.tobytes()

@@ -87,11 +87,30 @@ class Numbers(dict[_Key, int]):
         return number
 
 
-class Words(Numbers[str]):
-    """Gives each word a number."""
+class TooLargeError(Exception):
+    """A file holds more than can be kept; the message says of what."""
 
-    def __init__(self) -> None:
+
+class Words(Numbers[str]):
+    """Gives each word a number.
+
+    Args:
+        most: how many characters all of them may have together.
+
+    Raises:
+        TooLargeError: when a word is looked up that would be too much.
+    """
+
+    def __init__(self, most: int = 1 << 40) -> None:
         super().__init__({"": 0, "kernel": KERNEL, "memcpy": MEMCPY, "memset": MEMSET})
+        self._left = most
+
+    def __missing__(self, word: str) -> int:
+        self._left -= len(word)
+        if self._left < 0:
+            raise TooLargeError("its texts are larger than those of any trace")
+        number = self[word] = len(self)
+        return number
 
 
 class Table(Mapping[str, Array]):

@@ -18,6 +18,19 @@ _GZIP = b"\x1f\x8b"
 _BOMB_RATIO = 200
 _BOMB_BYTES = 1 << 28
 
+_BYTES_PER_EVENT = 4  # of a gzip file; the fewest that a real trace was seen to have are 20
+_FEW_EVENTS = 1 << 20  # any file may have so many
+
+
+def most_events(path: Path) -> int:
+    """Return how many events a file may have: in more, no trace says anything."""
+    return max(_FEW_EVENTS, path.stat().st_size // _BYTES_PER_EVENT)
+
+
+def most_text(path: Path) -> int:
+    """Return how many characters the different texts in a file may have together."""
+    return _BOMB_BYTES + 40 * path.stat().st_size
+
 
 def blocks(
     path: Path, file: BinaryIO, lost: Lost, progress: Callable[[int], None] = lambda size: None
