@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .nest import Nest
+from .plausible import plausible_devices, plausible_epoch_ns, plausible_rows
 from .table import COLUMNS, Array, Numbers, Table, Words, table
 from .trace import Coverage, Device, Lost, Thread, Trace
 
@@ -57,7 +58,7 @@ def assemble(
     if "steps" not in columns:
         _part_steps(columns, texts)
     for kind in COLUMNS:
-        tables[kind] = _sorted(kind, columns.pop(kind, _EMPTY.copy()), texts)
+        tables[kind] = _sorted(kind, plausible_rows(kind, columns.pop(kind, _EMPTY.copy()), lost), texts)
         if "parent" in COLUMNS[kind]:
             nests[kind] = _nests(tables[kind])
     _link(tables, nests, threads)
@@ -68,11 +69,11 @@ def assemble(
         **tables,
         words=texts,
         threads=threads,
-        devices=devices,
+        devices=plausible_devices(devices, lost),
         metadata=metadata,
         rank=rank,
         world_size=world_size,
-        epoch_ns=epoch_ns,
+        epoch_ns=plausible_epoch_ns(epoch_ns, lost),
         lost=lost,
         coverage=coverage,
         look_up=look_up,

@@ -18,6 +18,7 @@ FILE = "rocprofiler-sdk-tool"
 _NESTED = ("strings", "callback_records", "buffer_records")
 _LONGEST = 1 << 24  # of one item of a list, and of the metadata: 16 MiB
 _LONGEST_KEY = 1 << 16
+_SHORT = 1 << 17
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _COMMA = b", \t\r\n"
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -98,22 +99,25 @@ class Text:
             UnlikeError: it is not a list.
         """
         self._open(b"[", f"a list as {name}")
-        scan, scanned = _Scan(), 0
+        scan = _Scan()
         while True:
-            places, depth = scan.feed(self._text[self._place + scanned :])
+            places, depth = self._scanned(scan)
             closed = np.flatnonzero(depth < 0)[:1]
             whole = places[closed] if len(closed) else places[depth == 0][-1:] + 1
-            size = scanned + int(whole[0]) if len(whole) else 0
-            if text := self._text[self._place : self._place + size].strip(_COMMA):
+            if len(whole) and (text := self._cut(scan, int(whole[0])).strip(_COMMA)):
                 yield text
-            self._place += size + len(closed)
             if len(closed):
+                self._place += 1
                 return
-            scanned = len(self._text) - self._place
-            if scanned > _LONGEST:
+            if len(self._text) - self._place > _LONGEST:
                 raise DamagedError(f"an item of {name} is longer than {_LONGEST >> 20} MiB")
-            if not self._more():
-                raise DamagedError("it is cut off")
+            if (
+                len(whole) and scan.step > _SHORT
+            ):  # a long list: to look for its brackets takes longer than to guess
+                while text := self._guessed():
+                    yield text
+                    self._more()
+                scan = _Scan()
 
     def value(self, name: str) -> bytes:
         """Return the text of a value.
@@ -150,15 +154,36 @@ class Text:
         self._place += 1
         scan = _Scan()
         while True:
-            places, depth = scan.feed(self._text[self._place :])
-            closed = places[np.flatnonzero(depth < 0)[:1]] + 1
-            size = int(closed[0]) if len(closed) else len(self._text) - self._place
-            yield self._text[self._place : self._place + size]
-            self._place += size
+            places, depth = self._scanned(scan)
+            closed = np.flatnonzero(depth < 0)[:1]
+            yield self._cut(scan, int(places[closed[0]]) + 1 if len(closed) else scan.ahead)
             if len(closed):
                 return
-            if not self._more():
-                raise DamagedError("it is cut off")
+
+    def _scanned(self, scan: _Scan) -> tuple[Array, Array]:
+        """The places and depths of the brackets in the next part of the text."""
+        if self._place + scan.ahead >= len(self._text) and not self._more():
+            raise DamagedError("it is cut off")
+        begin, before = self._place + scan.ahead, scan.ahead
+        places, depth = scan.feed(self._text[begin : begin + scan.step])
+        return places + before, depth
+
+    def _cut(self, scan: _Scan, size: int) -> bytes:
+        text = self._text[self._place : self._place + size]
+        self._place += size
+        scan.ahead -= size
+        return text
+
+    def _guessed(self) -> bytes:
+        """The items up to what looks like the end of the last whole one, if it is."""
+        end = self._text.rfind(b"},{", self._place) + 1
+        text = self._text[self._place : end].strip(_COMMA)
+        try:
+            whole = bool(_split(b"[" + text + b"]"))
+        except UNREADABLE:
+            return b""
+        self._place = end if whole else self._place
+        return text
 
     def _key(self) -> str:
         key = self._match(_STRING, _LONGEST_KEY)
@@ -198,15 +223,24 @@ class Text:
 
 
 class _Scan:
-    """Finds the brackets and braces of text that comes in parts, and how deep each of them leads."""
+    """Finds the brackets and braces of text that comes in parts, and how deep each of them leads.
+
+    Attributes:
+        ahead: how much of the text, from the place on that was taken last, was looked at.
+        step: how much is to be looked at next: little at first, as most lists are short.
+    """
 
     def __init__(self) -> None:
+        self.ahead = 0
+        self.step = 1 << 12
         self._quoted = False
         self._escaped = False
         self._depth = 0
 
     def feed(self, text: bytes) -> tuple[Array, Array]:
         """Return the places of brackets outside of strings, and the depth after each; it is 0 at the start."""
+        self.ahead += len(text)
+        self.step = min(4 * self.step, 1 << 20)
         before = int(self._escaped)
         if before or b"\\" in text:
             text = _ESCAPE.sub(b"__", b"\\" * before + text)

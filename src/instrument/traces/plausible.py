@@ -1,0 +1,76 @@
+"""Leaves out what no machine can have measured, so that sums of what is left fit into 64 bits."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+
+from .table import COLUMNS, Array
+from .trace import Device, Lost
+
+LONGEST_NS = 1 << 53
+"""104 days: longer events are lost."""
+
+_SUM = 2.0**61
+_LARGEST = 1 << 50  # bytes or elements of one event
+_QUANTITIES = {
+    *("bytes", "blocks", "shared_bytes", "elements_in", "elements_out"),
+    *("allocated_bytes", "reserved_bytes"),
+}
+_DEVICE = {"id": 1 << 31, "sms": 1 << 16, "threads_per_sm": 1 << 20, "memory_bytes": 1 << 50}
+_EPOCH_NS = 1 << 61
+
+
+def plausible_rows(kind: str, columns: dict[str, Array], lost: Lost) -> dict[str, Array]:
+    """Return the columns of a table without rows that last too long, and with -1 for quantities too large.
+
+    Args:
+        kind: of the table.
+        columns: by name.
+        lost: gets what is left out.
+    """
+    if "duration_ns" in columns:
+        too_long = _too_large(columns["duration_ns"], LONGEST_NS)
+        if too_long.any():
+            lost.add(f"{kind}: events that last longer than a trace can", events=int(too_long.sum()))
+            columns = {name: column[~too_long] for name, column in columns.items()}
+    for name in _QUANTITIES & columns.keys():
+        too_large = _too_large(columns[name], _LARGEST)
+        if too_large.any():
+            lost.add(f"{kind}: {name} of {int(too_large.sum()):,} events that no machine has")
+            columns = columns | {name: np.where(too_large, COLUMNS[kind][name][1], columns[name])}
+    return columns
+
+
+def plausible_devices(devices: list[Device], lost: Lost) -> list[Device]:
+    """Return the devices with 0 for numbers that no device has, and without those that have no possible id."""
+    found = []
+    for device in devices:
+        given = {item.name: getattr(device, item.name) for item in fields(device)}
+        absurd = [name for name, most in _DEVICE.items() if not 0 <= given[name] < most]
+        if absurd:
+            lost.add(f"a GPU whose {', '.join(absurd)} no GPU has")
+        if "id" not in absurd:
+            found.append(Device(**given | dict.fromkeys(absurd, 0)))
+    return found
+
+
+def plausible_epoch_ns(epoch_ns: int, lost: Lost) -> int:
+    """Return when the clock began, in ns since 1970; 0 if that is no time."""
+    if 0 <= epoch_ns < _EPOCH_NS:
+        return epoch_ns
+    lost.add("a beginning of the clock that is no time")
+    return 0
+
+
+def _too_large(values: Array, most: float) -> Array:
+    """Which values are beyond ``most``, or beyond what keeps the sum of the others in 64 bits."""
+    largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+    if largest <= most and largest * len(values) < _SUM:
+        return np.zeros(len(values), bool)
+    size = np.abs(values.astype(float))
+    while size[size <= most].sum() >= _SUM:
+        most /= 2
+    too_large: Array = size > most
+    return too_large
