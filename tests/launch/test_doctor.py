@@ -207,6 +207,26 @@ def command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def test_files_of_the_current_folder_do_not_run(tmp_path: Path, tools: Callable[..., Path]) -> None:
+    """Files in the current folder that are named as modules are not imported, by no command and no child of it."""
+    tools("nsys", 'shift 7; exec "$@"')
+    hostile = tmp_path / "here"
+    (hostile / "instrument").mkdir(parents=True)
+    names = ("torch", "json", "numpy", "rich", "msgspec", "sqlite3", "typer", "nvtx", "instrument/__init__")
+    for name in names:
+        text = f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r} + chr(10)); raise SystemExit(3)"
+        (hostile / f"{name}.py").write_text(text)
+    for rank in range(4):
+        shutil.copy(ROOT / "tests" / "data" / "gpu_two_steps.json", hostile / f"rank{rank}.json")
+    script = [str(Path(sys.executable).with_name("instrument"))]
+    for program in (script, [sys.executable, "-m", "instrument"]):
+        for arguments in (["doctor"], ["summarize", "."], ["syncs", "rank0.json"], ["run", "--help"]):
+            done = subprocess.run([*program, *arguments], cwd=hostile, capture_output=True, text=True, timeout=300)
+            assert not (tmp_path / "ran").exists(), (arguments, (tmp_path / "ran").read_text())
+            assert done.returncode in (0, 1), done.stderr
+        shutil.rmtree(hostile / "instrument", ignore_errors=True)  # of which "python -m" makes its own choice
+
+
 def test_a_machine_where_all_is_broken(tmp_path: Path, tools: Callable[..., Path]) -> None:
     """The page is whole, plain text where it is piped, and the exit code tells; so does a wrong option."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
@@ -321,7 +341,7 @@ def test_torch_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sourc
     """A torch that crashes or hangs takes a child with it, not the doctor."""
     monkeypatch.setattr(child, "_GRACE_S", 0.2)
     (tmp_path / "torch.py").write_text(source)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(tmp_path)
     machine = Machine(temp=tmp_path, limit_s=0.5 if "sleep" in source else 60)
     check = software.torch(machine)
     assert "problem" == check.status

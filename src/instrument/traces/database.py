@@ -16,10 +16,10 @@ FAULTS = (sqlite3.Error, UnicodeError)
 
 _MAGIC = b"SQLite format 3\0"
 _ROW_BYTES = 6  # no row takes less
-_SECONDS = 20.0  # of CPU time for a small file: real ones take milliseconds
-_BYTES_PER_SECOND = 1 << 20  # for a large one: 20 times slower than any that was measured
+_SECONDS = 5.0  # of CPU time for a small file: real ones take milliseconds
+_BYTES_PER_SECOND = 1 << 20  # for a large one: many times slower than any that was measured
 _INSTRUCTIONS = 100_000  # of SQLite's virtual machine between two looks at the clock: about 1 ms
-_SMALL_ROWS, _SMALL_BYTES = 1_000_000, 1 << 26
+_SMALL_ROWS, _SMALL_BYTES = 100_000, 1 << 26
 _LIMITS = {
     "SQLITE_LIMIT_LENGTH": 1 << 25,  # bytes of one row
     "SQLITE_LIMIT_SQL_LENGTH": 1 << 20,
@@ -65,7 +65,7 @@ def small(connection: sqlite3.Connection, query: str, values: Sequence[int] = ()
     """Yield the rows of a query that has few.
 
     Raises:
-        sqlite3.Error: it fails, or has more than 1,000,000 rows or 64 MiB of text.
+        sqlite3.Error: it fails, or has more than 100,000 rows or 64 MiB of text.
         UnicodeError: it fails, and the reason is not UTF-8.
     """
     size = 0
@@ -80,7 +80,7 @@ def small(connection: sqlite3.Connection, query: str, values: Sequence[int] = ()
 def connected(path: Path, database: Path | None = None, *, log: bool = True) -> Iterator[sqlite3.Connection]:
     """Open a database for reading; texts that are not UTF-8 have U+FFFD in the place of what is not.
 
-    Recursive queries are refused; all statements together may take 20 s of CPU time, and 1 s more for each MiB of
+    Recursive queries are refused; all statements together may take 5 s of CPU time, and 1 s more for each MiB of
     the file.
 
     Args:

@@ -14,7 +14,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
-_CODE = "import sys; sys.path[:] = {path!r}; from instrument.traces.worker import serve; serve()"
+
+def python(code: str, *arguments: str) -> list[str]:
+    """Return the command line of a Python process that runs ``code`` and imports what this process would.
+
+    Python itself would look into the current folder first, where any file may have the name of a module.
+    """
+    return [sys.executable or "", "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}", *arguments]
 
 
 class Processes(ThreadPoolExecutor):
@@ -64,9 +70,8 @@ class Processes(ThreadPoolExecutor):
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
-        code = _CODE.format(path=sys.path)
         process = subprocess.Popen(
-            [sys.executable or "", "-c", code],
+            python("from instrument.traces.worker import serve; serve()"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=1 << 20,

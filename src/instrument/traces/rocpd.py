@@ -193,12 +193,13 @@ class _Reader:
                 self._lost.add(f"{view}: {error}")
 
     def _dicts(self, query: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
         try:
             names = [column[0] for column in self._connection.execute(query).description]
-            return [dict(zip(names, row, strict=True)) for row in small(self._connection, query)]
+            found.extend(dict(zip(names, row, strict=True)) for row in small(self._connection, query))
         except FAULTS as error:
             self._lost.add(str(error))
-            return []
+        return found
 
     def _number(self, view: str, part: dict[str, Array]) -> None:
         """Number processes, threads and events; make ids those of one process only."""

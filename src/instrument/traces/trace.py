@@ -155,6 +155,7 @@ class Trace:
 
         Raises:
             OSError: if the file is gone.
+            TraceError: if it is damaged there.
         """
         if self.look_up is None:
             return {}

@@ -31,24 +31,27 @@ class Ended(NamedTuple):
         return f"{what} ended with code {self.code}{said}"
 
 
-def run(command: Sequence[str], log: Path, limit_s: float, environ: Mapping[str, str]) -> Ended:
+def run(command: Sequence[str], folder: Path, limit_s: float, environ: Mapping[str, str]) -> Ended:
     """Run ``command`` and return how it ended; what it started ends with it.
 
     Args:
         command: the program and its arguments.
-        log: the file for what it prints: a pipe would be kept open by whatever it left behind.
+        folder: an empty folder, in which it runs, so that it meets no file of the user's; what it prints goes to
+            a file there: a pipe would be kept open by whatever it left behind.
         limit_s: how long it may take.
         environ: its environment.
 
     Raises:
-        OSError: it cannot be started, or ``log`` not be written.
+        OSError: it cannot be started, or the file not be written.
     """
+    log = folder / "log"
     with log.open("wb") as output:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            cwd=folder,
             env=environ,
             start_new_session=True,
         )

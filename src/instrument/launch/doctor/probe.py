@@ -65,7 +65,8 @@ def _record(folder: Path, device: str) -> None:
     recorded.export_chrome_trace(str(folder / TRACE))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Do what the arguments of the process ask for."""
     if len(sys.argv) > 1:
         examine_torch(Path(sys.argv[1]))
     else:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...traces.processes import python
 from ...traces.read import read_file
 from ...traces.trace import Trace
 from . import child, probe
 
-_PROBE = (sys.executable, "-m", probe.__name__)
+_PROBE = f"from {probe.__name__} import main; main()"
 _OPTIONS = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite")
 
 
@@ -66,7 +66,7 @@ def prove_torch(temp: Path, limit_s: float) -> TorchProof:
     try:
         with tempfile.TemporaryDirectory(prefix="instrument-doctor-", dir=temp) as name:
             folder = Path(name)
-            ended = child.run([*_PROBE, name], folder / "log", limit_s, _environ(name))
+            ended = child.run(python(_PROBE, name), folder, limit_s, _environ(name))
             with suppress(FileNotFoundError):
                 facts = json.loads((folder / probe.FACTS).read_text())
             failure = (
@@ -93,8 +93,8 @@ def prove_nsys(nsys: str, temp: Path, limit_s: float) -> NsysProof:
     try:
         with tempfile.TemporaryDirectory(prefix="instrument-doctor-", dir=temp) as name:
             folder = Path(name)
-            command = [nsys, "profile", *_OPTIONS, "--output", str(folder / "report"), *_PROBE]
-            ended = child.run(command, folder / "log", limit_s, _environ(name))
+            command = [nsys, "profile", *_OPTIONS, "--output", str(folder / "report"), *python(_PROBE)]
+            ended = child.run(command, folder, limit_s, _environ(name))
             if ended.code != 0:
                 return NsysProof(failure=ended.how("nsys profile"))
             report = folder / "report.sqlite"

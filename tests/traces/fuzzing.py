@@ -1,0 +1,107 @@
+"""Reads damaged files and works out all that is said of them, with little memory and time for each.
+
+``python -m tests.traces.fuzzing "FORMAT" SEED`` does so with one; with a number of seconds after it, with that one
+and those that follow.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console
+
+from instrument.diagnosis.metrics import metrics
+from instrument.errors import TraceError
+from instrument.report.whole import render_trace
+from instrument.syncs.audit import audit_syncs
+from instrument.syncs.report import render
+from instrument.traces.read import read_trace
+from instrument.traces.trace import Trace
+
+from .mutants import MAKERS
+
+MEMORY = 3 << 30  # of addresses, which are more than what is used
+SECONDS = 30  # for one file: SQLite is given 5 s of CPU time
+
+
+def read_all(path: Path) -> str:
+    """Read a file and say all there is to say of it; return "read", or the reason why it cannot be read."""
+    try:
+        trace = read_trace(path)
+    except TraceError as error:
+        assert str(path) in str(error)
+        return error.reason
+    assert isinstance(trace, Trace)
+    numbers = metrics(trace)
+    parts = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
+    assert sum(numbers[part] for part in parts) == numbers["span_ns"]
+    json.dumps(numbers, allow_nan=False)
+    for key in numbers:
+        numbers.about(key)
+    console = Console(file=io.StringIO(), width=120)
+    render_trace(trace, "auto", console=console)
+    render(audit_syncs(trace), console=console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    odd = {char for char in shown if not char.isprintable()} - {"\n"}
+    assert not odd, f"characters that reach the terminal: {odd}"
+    pickle.loads(pickle.dumps(trace))
+    for table in (trace.gpu, trace.regions, trace.runtime, trace.others):
+        for row in range(0, len(table), max(len(table) // 2, 1)):
+            with suppress(TraceError):
+                trace.args(table, row)
+    return "read"
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Raise MemoryError beyond `MEMORY`, and TimeoutError after `SECONDS`."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"{SECONDS} s")
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def fuzz(kind: str, seed: int, seconds: float) -> None:
+    """Try one file after the other; print what happened as JSON, a line for each that fails, then one for all."""
+    count = read = 0
+    slowest = 0.0, 0
+    end = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        while not count or time.monotonic() < end:
+            path = MAKERS[kind](random.Random(f"{kind} {seed}"), Path(folder))
+            began = time.monotonic()
+            try:
+                with limited():
+                    read += read_all(path) == "read"
+            except Exception:
+                print(json.dumps({"seed": seed, "error": traceback.format_exc()}), flush=True)
+            slowest = max(slowest, (time.monotonic() - began, seed))
+            count += 1
+            seed += 1
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(json.dumps({"count": count, "read": read, "slowest": slowest, "peak_mib": peak}), flush=True)
+
+
+if __name__ == "__main__":
+    fuzz(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 0)
