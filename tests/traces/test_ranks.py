@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import pickle
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from instrument.errors import TraceError
 from instrument.traces.align import Clock, align, collective_kernels
-from instrument.traces.find import rank_of
+from instrument.traces.find import find, rank_of
 from instrument.traces.kineto import read_kineto
 from instrument.traces.links import assemble
 from instrument.traces.ranks import TraceSet, read_ranks
@@ -438,3 +439,77 @@ def test_threads_are_an_executor(tmp_path: Path) -> None:
     read_ranks([write(tmp_path / "rank0.json")], read, executor)
     assert calls == [tmp_path / "rank0.json"]
     assert executor.submit(len, calls).result() == 1
+
+
+# Folders and patterns that lead nowhere
+
+
+@pytest.fixture
+def loops(tmp_path: Path) -> Path:
+    """A folder in which links lead around in circles, with one trace."""
+    write(tmp_path / "a" / "b" / "t.json", 0, 1)
+    for number in range(12):
+        (tmp_path / f"up{number}").symlink_to(tmp_path)
+        (tmp_path / "a" / "b" / f"over{number}").symlink_to("../..")
+    (tmp_path / "a" / "latest.json").symlink_to("b/t.json")
+    os.mkfifo(tmp_path / "a" / "b" / "pipe.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.json", "**", "**/**/*/**/t.json", "*/*/*/*/*/*/*/*/*/*/*.json"])
+def test_links_in_circles(loops: Path, pattern: str) -> None:
+    """However links lead, each real file is found once, under its own name if the pattern means that."""
+    [found] = find(loops / pattern)
+    assert found.resolve() == loops / "a" / "b" / "t.json"
+    if not pattern.startswith("*/"):
+        assert found == loops / "a" / "b" / "t.json"
+
+
+def test_patterns_as_glob_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without links, a pattern means the files that it means for glob."""
+    for name in ("a/1.json", "a/b/2.json", ".hidden/3.json", "a/.4.json", "[x]/5.json", "6.json"):
+        write(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for pattern in (
+        "*.json",
+        "**/*.json",
+        "a/**",
+        "**/b/*",
+        "*/.*.json",
+        ".*/*",
+        "[[]x]/*",
+        "./a/*.json",
+        "a/../6*",
+    ):
+        names = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207
+        expected = {name for name in names if name.is_file()}
+        assert expected == set(find(pattern)), pattern
+        whole = {tmp_path / name for name in expected}
+        assert whole == set(find(tmp_path / pattern)) or ".." in pattern
+    assert find(tmp_path / "[x]") == [tmp_path / "[x]" / "5.json"]
+
+
+def test_files_that_are_no_traces(tmp_path: Path) -> None:
+    """Where small files are something else, that is said, and how many there are."""
+    for number in range(3):
+        (tmp_path / f"config{number}.json").write_text("{}")
+    with pytest.raises(TraceError, match=r"it holds 3 files .* none of them says \"traceEvents\""):
+        find(tmp_path)
+    trace = write(tmp_path / "trace.json")
+    assert find(tmp_path) == [trace]
+    with pytest.raises(TraceError, match=r"no file that ends in \.json"):
+        (tmp_path / "empty").mkdir()
+        find(tmp_path / "empty")
+
+
+def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More files than can be read together are an error that says what to do."""
+    monkeypatch.setattr("instrument.traces.find.MOST_FILES", 3)
+    for rank in range(4):
+        write(tmp_path / f"rank{rank}.json", rank, 4)
+    with pytest.raises(TraceError, match="4 files that may be traces; up to 3 are read together"):
+        find(tmp_path)
+    assert len(find(tmp_path / "rank[12].json")) == 2
+    monkeypatch.setattr("instrument.traces.find._MOST_NAMES", 3)
+    with pytest.raises(TraceError, match="more than 3 files and folders"):
+        find(tmp_path / "**" / "*.json")

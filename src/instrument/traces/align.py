@@ -74,7 +74,7 @@ def align(
         clocks[first] = Clock(apart, "epoch" if first != lowest else "reference", lowest)
         reached = [first]
         for known in reached:
-            for rank in list(waiting):
+            for rank in [rank for rank in waiting if sequences[rank]] if sequences[known] else ():
                 found = _compare(sequences[known], sequences[rank])
                 if found is not None:
                     offset, spread, count = found

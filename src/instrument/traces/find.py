@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import TraceError
@@ -13,6 +16,10 @@ from ..errors import TraceError
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
 """The files of a folder that are taken for traces."""
 
+MOST_FILES = 20_000
+"""So many files are read together; each takes some ms and 25 kB at least."""
+
+_MOST_NAMES = 1_000_000  # that are looked at to find them
 _SMALL = 1 << 16
 
 _NAMED = [
@@ -51,35 +58,102 @@ def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> li
     if not str(paths):
         raise TraceError(Path(), '"paths" is empty; a folder, a pattern or files are accepted')
     path = Path(paths)
-    if path.is_dir():
-        files = _in_folder(path)
-        if not files:
-            raise TraceError(path, f"the folder holds no file that ends in {', '.join(SUFFIXES)}")
-        return files
-    found = [path] if path.exists() else map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
-    files = sorted(found, key=_natural)
+    files = _in_folder(path) if path.is_dir() else [path] if path.exists() else _natural_order(_matching(path))
     if not files:
         raise TraceError(path, "there is no such file or folder, and no file that matches it as a pattern")
+    if len(files) > MOST_FILES:
+        raise TraceError(
+            path,
+            f"it holds {len(files):,} files that may be traces; up to {MOST_FILES:,} are read together, which a "
+            'pattern such as "rank1*.json" chooses',
+        )
     return files
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    files = _traces_in(folder)
-    if files:
-        return files
-    below = sorted((path for path in folder.rglob("*") if path.is_dir()), key=_natural)
-    found = [(path, files) for path in below if (files := _traces_in(path))]
+    chosen = _traces(_named_so(_matches(folder, ["*"])))
+    if chosen:
+        return chosen
+    by_folder: dict[Path, list[Path]] = {}
+    for path in _named_so(_matches(folder, ["**", "*"])):
+        by_folder.setdefault(path.parent, []).append(path)
+    found = [(path, files) for path in _natural_order(by_folder) if (files := _traces(by_folder[path]))]
     if found and all(_FOLDER.match(path.name) for path, _ in found):
         return [path for _, files in found for path in files]
-    return found[-1][1] if found else []
+    if found:
+        return found[-1][1]
+    others = sum(map(len, by_folder.values()))
+    if others:
+        held, them = ("1 file", "it does not say") if others == 1 else (f"{others:,} files", "none of them says")
+        raise TraceError(
+            folder,
+            f'it holds {held} with names such as traces have, *.json; {them} "traceEvents" or "rocprofiler"',
+        )
+    raise TraceError(folder, f"the folder holds no file that ends in {', '.join(SUFFIXES)}")
 
 
-def _traces_in(folder: Path) -> list[Path]:
-    files = {path for path in folder.iterdir() if path.name.endswith(SUFFIXES) and path.is_file()}
-    files = {path for path in files if _may_be_trace(path)}
+def _matching(pattern: Path) -> Iterator[Path]:
+    """Yield the files that a pattern means, as `glob` does, each once."""
+    pairs = zip(pattern.parts, ("", *pattern.parts), strict=False)
+    parts = [part for part, before in pairs if not part == before == "**"]
+    if "\0" not in str(pattern):
+        anchored = int(bool(pattern.anchor))
+        yield from _matches(Path(pattern.anchor), [*parts[anchored:], *["*"] * (parts[-1] == "**")])
+
+
+def _matches(folder: Path, parts: list[str]) -> Iterator[Path]:
+    """Yield the files below a folder that the parts of a pattern mean; links may lead around in circles."""
+    todo, links = deque([(folder, 0)]), deque[tuple[Path, int]]()
+    seen: set[tuple[int, int, int]] = set()
+    names = 0
+    while todo or links:
+        path, at = (todo or links).popleft()  # what is not a link first: that is how files are named
+        with suppress(OSError):
+            stat = path.stat()
+            if (stat.st_dev, stat.st_ino, at) in seen:
+                continue
+            seen.add((stat.st_dev, stat.st_ino, at))
+            if at == len(parts):
+                if path.is_file():
+                    yield path
+                continue
+            if parts[at] == "**":
+                todo.append((path, at + 1))
+            elif not glob.has_magic(parts[at]):
+                todo.append((path / parts[at], at + 1))
+                continue
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    names += 1
+                    if names > _MOST_NAMES:
+                        raise TraceError(
+                            folder,
+                            f"there are more than {_MOST_NAMES:,} files and folders in it; name one further in",
+                        )
+                    following = _following(entry, parts, at)
+                    if following is not None:
+                        (links if entry.is_symlink() else todo).append((path / entry.name, following))
+
+
+def _following(entry: os.DirEntry[str], parts: list[str], at: int) -> int | None:
+    """Which part of the pattern comes after this name; None if it does not match."""
+    hidden = entry.name.startswith(".")
+    if parts[at] == "**":
+        return at if not hidden and entry.is_dir() else None
+    if hidden != parts[at].startswith(".") or not fnmatch.fnmatch(entry.name, parts[at]):
+        return None
+    return at + 1 if at + 1 == len(parts) or entry.is_dir() else None
+
+
+def _named_so(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if path.name.endswith(SUFFIXES) and path.is_file()]
+
+
+def _traces(paths: Iterable[Path]) -> list[Path]:
+    files = {path for path in paths if not path.name.startswith(".") and _may_be_trace(path)}
     # nsys leaves the .sqlite that it made of a report beside it
     twins = {path.with_suffix(".nsys-rep") for path in files if path.suffix == ".sqlite"}
-    return sorted((path for path in files - twins if not path.name.startswith(".")), key=_natural)
+    return _natural_order(files - twins)
 
 
 def _may_be_trace(path: Path) -> bool:
@@ -92,6 +166,8 @@ def _may_be_trace(path: Path) -> bool:
     return any(word in text for word in (b"traceEvents", b'"ph"', b"rocprofiler"))
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sorts step-20 before step-100."""
-    return [(int(digits or 0), text) for text, digits in re.findall(r"(\D*)(\d*)", str(path))]
+def _natural_order(paths: Iterable[Path]) -> list[Path]:
+    """Sort step-20 before step-100."""
+    return sorted(
+        paths, key=lambda path: [(int(n or 0), text) for text, n in re.findall(r"(\D*)(\d*)", str(path))]
+    )

@@ -122,10 +122,9 @@ def read_ranks(
                 nameless.append(result)
             else:
                 claims[rank].append(result)
-    guessed = []
-    for trace in nameless:
-        guessed.append(next(rank for rank in range(len(files)) if rank not in claims))
-        claims[guessed[-1]].append(trace)
+    guessed = [rank for rank in range(len(files)) if rank not in claims][: len(nameless)]
+    for rank, trace in zip(guessed, nameless, strict=True):
+        claims[rank].append(trace)
     if not claims:
         reasons = "; ".join(f"{path.name}: {reason}" for path, reason in list(failed.items())[:3])
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
