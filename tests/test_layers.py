@@ -32,6 +32,7 @@ ORDER = [
     ["guard"],
     ["config", "compat"],
     ["errors", "identity", "log", "patch", "tools"],
+    ["printable"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

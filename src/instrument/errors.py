@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .printable import printable
+
 
 class InstrumentError(Exception):
     """The base of them all."""
@@ -23,7 +25,7 @@ class TraceError(InstrumentError, ValueError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"cannot read the trace {self.path}: {self.reason}"
+        return printable(f"cannot read the trace {self.path}: {self.reason}")
 
 
 class CaptureError(InstrumentError):

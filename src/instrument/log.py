@@ -9,6 +9,8 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any
 
+from .printable import printable
+
 
 def _logger() -> Any:
     # structlog is imported on the first event: most programs never have one.
@@ -26,7 +28,8 @@ def _logger() -> Any:
 def _sentence(_: object, __: str, fields: MutableMapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
     """Render an event for the standard logger: "instrument: window not recorded (window=1, reason=...)"."""
     event, error = fields.pop("event"), fields.pop("exc_info", None)
-    details = ", ".join(f"{name}={value}" for name, value in fields.items())
+    event = printable(str(event))
+    details = ", ".join(f"{name}={printable(str(value))}" for name, value in fields.items())
     return (f"instrument: {event} ({details})" if details else f"instrument: {event}",), {"exc_info": error}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from ..automatic.program import PROCESS, command, environment
 from ..config import RUN, settings
 from ..errors import LaunchError
 from ..launch.vendor import VENDORS, Request, command_line, launch
+from ..printable import shell_line
 from ..windows.schedule import Schedule
 from ..windows.steps import PLAN, planned
 from .budgets import budgets
@@ -115,7 +115,7 @@ def run(
     line = _command(program, ctx)
     if not settings.enabled:
         if print_command:
-            typer.echo(shlex.join(line))
+            typer.echo(shell_line(line))
             return
         raise typer.Exit(_become(line, dict(os.environ)))
     plan = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "every": every}
@@ -189,7 +189,7 @@ def _under(profiler: str, request: Request, only_print: bool) -> int:
     """Run a program under a vendor's tool, which this process waits for."""
     try:
         if only_print:
-            folder = shlex.join(["mkdir", "-p", str(request.out)])  # which the tool does not make
+            folder = shell_line(["mkdir", "-p", str(request.out)])  # which the tool does not make
             typer.echo(f"{folder} && {_shown(command_line(profiler, request), request.environment)}")
             return 0
         return launch(profiler, request)
@@ -201,7 +201,7 @@ def _under(profiler: str, request: Request, only_print: bool) -> int:
 
 def _shown(line: list[str], given: Mapping[str, str]) -> str:
     changed = [f"{name}={given[name]}" for name in ("PYTHONPATH", RUN)]
-    return shlex.join(["env", *changed, *line])
+    return shell_line(["env", *changed, *line])
 
 
 def _become(line: list[str], given: dict[str, str]) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from ..printable import printable
+
 
 def sentence(error: Exception) -> str:
     """Return what went wrong, for a person."""
@@ -12,7 +14,12 @@ def sentence(error: Exception) -> str:
     return str(error)
 
 
+def say(text: str) -> None:
+    """Print a line about the command itself on standard error."""
+    typer.echo(f"instrument: {printable(text)}", err=True)
+
+
 def unusable(error: Exception) -> typer.Exit:
     """Print what went wrong; return the end of a command that could not do what it was told."""
-    typer.echo(f"instrument: {sentence(error)}", err=True)
+    say(sentence(error))
     return typer.Exit(2)

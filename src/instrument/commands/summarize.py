@@ -17,7 +17,7 @@ from ..report.whole import render_set, render_trace
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace
 from ..traces.trace import Trace
-from .sentence import sentence
+from .sentence import say, sentence
 
 
 def summarize(
@@ -43,7 +43,7 @@ def summarize(
         try:
             trace = read_trace(path)
         except (TraceError, OSError) as error:
-            typer.echo(f"instrument: {sentence(error)}", err=True)
+            say(sentence(error))
             failed = True
             continue
         failed = failed or (isinstance(trace, TraceSet) and bool(trace.failed))
@@ -51,7 +51,7 @@ def summarize(
             numbers.append(_numbers(trace, pattern))
             continue
         if len(traces) > 1:
-            line(console, f"\n{path}", bold=True)
+            line(console, path, bold=True, space=True)
         _print(trace, path, pattern, console)
     if numbers:
         typer.echo(json.dumps(numbers if len(traces) > 1 else numbers[0], indent=2))

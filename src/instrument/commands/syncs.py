@@ -21,7 +21,7 @@ from ..syncs.written import as_dict
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace
 from .budgets import budgets
-from .sentence import unusable
+from .sentence import say, unusable
 
 Reports = list[tuple[str, SyncReport]]
 _ARGUMENTS = f"{__name__}.arguments"
@@ -137,11 +137,9 @@ def _apply(known: Known, found: list[SyncReport], name: str) -> None:
     """Allow what is known, and say what the file has that is no more so."""
     for report in found:
         for place, now, most in known.allow(report, name):
-            typer.echo(
-                f"instrument: more often than {name} has it: {place}: {now} in a step, not {most}", err=True
-            )
+            say(f"more often than {name} has it: {place}: {now} in a step, not {most}")
     for entry in known.stale(found):
-        typer.echo(f"instrument: no longer found, and may go from {name}: {entry}", err=True)
+        say(f"no longer found, and may go from {name}: {entry}")
 
 
 def _print(reports: Reports, as_json: bool) -> None:
@@ -152,16 +150,16 @@ def _print(reports: Reports, as_json: bool) -> None:
     console = Console()
     for number, (target, report) in enumerate(reports):
         if len(reports) > 1:
-            line(console, f"{chr(10) * bool(number)}{target}", bold=True)
+            line(console, target, bold=True, space=bool(number))
         render(report, console=console)
 
 
 def _write(fresh: Known, path: Path, found: list[SyncReport]) -> None:
     if all(report.finished for report in found):  # else it would lose what was not come to
         fresh.write(path)
-        typer.echo(f"instrument: known waits written to {path}: {len(fresh.entries)}", err=True)
+        say(f"known waits written to {path}: {len(fresh.entries)}")
     else:
-        typer.echo(f"instrument: {path} is not written: a run did not come to its end", err=True)
+        say(f"{path} is not written: a run did not come to its end")
 
 
 def _failed(reports: Reports, most: int | None, written: bool) -> bool:
@@ -170,6 +168,6 @@ def _failed(reports: Reports, most: int | None, written: bool) -> bool:
     for target, report in reports:
         reason = (None if report.finished else "the run did not come to its end") if written else report.over(most)
         if reason is not None:
-            typer.echo(f"instrument: {target}: {reason}", err=True)
+            say(f"{target}: {reason}")
             failed = True
     return failed

@@ -40,7 +40,8 @@ class Vtune:
         if tool is not None:
             command = [tool.path, "-report", "summary", "-r", str(reports[0])]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-            line(console, done.stdout.rstrip() or done.stderr.rstrip())
+            for said in (done.stdout.rstrip() or done.stderr.rstrip()).splitlines():
+                line(console, said)
         line(
             console,
             f"\nMore of it: vtune -report hotspots -group-by task -r {reports[0]}, or vtune-gui {reports[0]}",

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..printable import printable
+
 _NAME = 12
 _GAP = 2
 
@@ -30,14 +32,18 @@ def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], cons
     console.print(table, crop=False, no_wrap=True, overflow="ignore")
 
 
-def line(console: Console, text: str, *, bold: bool = False) -> None:
-    """Print text as it is: no markup, no colours of rich's choice, paths in one piece."""
-    console.print(Text(text, style="bold" if bold else ""), soft_wrap=True)
+def line(console: Console, text: str, *, bold: bool = False, space: bool = False) -> None:
+    """Print a line of text as it is: no markup, no colours of rich's choice, paths in one piece.
+
+    With ``space`` there is an empty line before it.
+    """
+    console.print("\n" * space, end="")
+    console.print(Text(printable(text), style="bold" if bold else ""), soft_wrap=True)
 
 
 def _cut(name: str, width: int, dots: str) -> str:
     """The name on one line, without its middle where it is too long: both ends tell more."""
-    name = "".join(char if char.isprintable() else " " for char in name)
+    name = printable(name)
     if cell_len(name) <= width:
         return name
     room = width - len(dots)

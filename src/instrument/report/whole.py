@@ -28,7 +28,7 @@ def render_set(traces: TraceSet, collectives: Collectives, *, console: Console) 
     """Print the ranks of a job side by side, then the trace of the lowest."""
     render_ranks(traces, collectives, console=console)
     rank, trace = next(iter(traces.items()))
-    line(console, f"\nRank {rank}", bold=True)
+    line(console, f"Rank {rank}", bold=True, space=True)
     render_trace(trace, collectives, console=console)
 
 
@@ -41,7 +41,7 @@ def render_windows(windows: Sequence[Trace], collectives: Collectives, *, consol
     render(summary, files=[], folder=windows[0].path.parent, console=console)
     numbers = metrics(windows[-1], collectives)
     if numbers["gpu_events"]:
-        line(console, f"\nThe last of {len(windows)} windows", bold=True)
+        line(console, f"The last of {len(windows)} windows", bold=True, space=True)
         render_gpu(numbers, console=console)
     for trace in windows:
         render_lost(trace.lost, console=console)

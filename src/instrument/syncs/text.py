@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from ..printable import printable
 from ..report.plain import count, duration
 from .finding import Finding, Site
 from .fixes import fix_of
@@ -56,7 +57,7 @@ def headline(results: Results) -> str:
         looked += f", {count(results.steps)} step{'s' * (results.steps > 1)}"
     syncs = results.syncs
     if not syncs and results.blind:
-        return f"Nothing was looked at ({looked}): {plain(results.blind)}"
+        return f"Nothing was looked at ({looked}): {printable(results.blind)}"
     if not syncs:
         return f"No line makes the CPU wait for the GPU ({looked})"
     total = count(sum(map(results.per_step, syncs)))
@@ -67,14 +68,9 @@ def headline(results: Results) -> str:
     return f"{lines} the CPU wait for the GPU: {waits} ({looked})"
 
 
-def plain(text: str) -> str:
-    """Return ``text`` on one line, without characters that could move the cursor."""
-    return "".join(char if char.isprintable() else " " for char in text.expandtabs(4))
-
-
 def _block(results: Results, found: Finding, width: int) -> Iterator[Text]:
     severity = results.severity(found)
-    yield Text.assemble((f"{severity:<8}", _COLOURS[severity]), (plain(_where(found)), "bold"))
+    yield Text.assemble((f"{severity:<8}", _COLOURS[severity]), (printable(_where(found)), "bold"))
     size = f", {count(found.bytes)} bytes{' in all' * (found.count > 1)}" if found.bytes is not None else ""
     copied = f" ({found.direction}{size})" if found.direction else ""
     yield from _prose(f"{found.op}: {found.cause}{copied}{', inside no_syncs' * found.forbidden}", width)
@@ -148,7 +144,7 @@ def _excerpt(site: Site, width: int) -> Iterator[Text]:
     if not 0 < site.line <= len(code):
         return
     first = max(site.line - _AROUND, 1)
-    shown = [plain(line.rstrip()) for line in code[first - 1 : site.line + _AROUND]]
+    shown = [printable(line.rstrip().expandtabs(4)) for line in code[first - 1 : site.line + _AROUND]]
     digits = len(str(first + len(shown) - 1))
     margin = min((len(line) - len(line.lstrip()) for line in shown if line), default=0)
     for number, line in enumerate((line[margin:] for line in shown), first):
@@ -168,7 +164,7 @@ def _list(title: str, items: list[str], width: int) -> Iterator[Text]:
 def _prose(text: str, width: int, indent: str = _INDENT, hanging: int = 0) -> Iterator[Text]:
     """``text`` in lines of ``width``, broken between words only."""
     wrapped = textwrap.wrap(
-        plain(text), max(width, 30), initial_indent=indent, subsequent_indent=indent + " " * hanging,
+        printable(text), max(width, 30), initial_indent=indent, subsequent_indent=indent + " " * hanging,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     return map(Text, wrapped)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..printable import printable
+
 _LARGE = 100_000_000  # bytes; smaller ones are read within a second or so
 
 
@@ -18,9 +20,14 @@ def progress(path: Path) -> Iterator[Callable[[int], None]]:
         yield lambda read: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = ("reading {task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("reading {task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(path.name, total=size)
+        task = bar.add_task(printable(path.name), total=size)
         yield lambda read: bar.advance(task, read)

@@ -24,7 +24,7 @@ def _other() -> bool:
     for name in ("instrument.py", os.path.join("instrument", "__init__.py")):
         own = os.path.join(os.path.dirname(script), name)
         if os.path.isfile(own) and not os.path.isdir(os.path.join(os.path.dirname(own), "automatic", "site")):
-            sys.stderr.write(f"instrument: nothing is recorded, as {own} has that name too\n")
+            sys.stderr.write(f"instrument: nothing is recorded, as {own!r} has that name too\n")
             return True
     return False
 

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ...printable import printable
+
 _GRACE_S = 5.0  # a profiler that is asked to end still removes what it left
 
 
@@ -21,9 +23,8 @@ class Ended(NamedTuple):
 
     def how(self, what: str) -> str:
         """Return in words how ``what`` ended, with the last line that it printed."""
-        printed = "".join(char if char.isprintable() else "\n" for char in self.output)
-        lines = [line.strip() for line in printed.splitlines() if line.strip()]
-        said = f": {lines[-1][:300]}" if lines else ""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        said = f": {printable(lines[-1][:300])}" if lines else ""
         if self.code is None:
             return f"{what} did not end in time{said}"
         if self.code < 0:

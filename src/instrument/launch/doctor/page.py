@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ... import __version__
+from ...printable import printable
 from ...report.plain import line
 from .check import Status
 from .examine import Examined
@@ -26,10 +27,10 @@ def render(found: Iterable[Examined], *, console: Console) -> list[Examined]:
     shown: list[Examined] = []
     for item in found:
         if not shown or shown[-1].section != item.section:
-            line(console, f"{chr(10) * bool(shown)}{item.section}", bold=True)
+            line(console, item.section, bold=True, space=bool(shown))
         _print(item, console)
         shown.append(item)
-    line(console, f"\n{_conclusion(shown)}", bold=True)
+    line(console, _conclusion(shown), bold=True, space=True)
     return shown
 
 
@@ -37,7 +38,7 @@ def _print(item: Examined, console: Console) -> None:
     status = item.check.status
     column = _STATUS + _NAME
     text = textwrap.wrap(
-        " ".join(item.check.sentence.split()),
+        printable(" ".join(item.check.sentence.split())),
         max(console.width - column, _LEAST),
         break_long_words=False,
         break_on_hyphens=False,
