@@ -1,0 +1,80 @@
+"""Nothing from outside reaches a terminal as it is."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from instrument import log
+from instrument.errors import TraceError
+from instrument.printable import printable, shell_line
+
+HOSTILE = "\x1b]0;owned\x07\x9b31m\u202egnp\u2066\nrm"
+SHOWN = r"\x1b]0;owned\x07\x9b31m\u202egnp\u2066\nrm"
+
+
+@given(st.text())
+@example(HOSTILE)
+def test_all_text(text: str) -> None:
+    """What comes out is one line of characters that are shown, and what went in where all of it is shown."""
+    shown = printable(text)
+    assert all(unicodedata.category(char)[0] not in "CZ" or char == " " for char in shown)
+    assert printable(shown) == shown
+    shown.encode()
+
+
+def test_escapes() -> None:
+    """Escape sequences, C1, bidirectional controls and line breaks are written out; spaces stay spaces."""
+    assert printable(HOSTILE) == SHOWN
+    assert printable("a\u00a0b\u2003é\u2028") == r"a b é\u2028"
+
+
+def test_log_and_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """Log lines and the text of errors are fit for a terminal; the error keeps the path as it is."""
+    with caplog.at_level(logging.INFO, "instrument"):
+        log.warning("not recorded", reason=HOSTILE)
+    assert caplog.messages == [f"instrument: not recorded (reason={SHOWN})"]
+    error = TraceError(Path(HOSTILE), HOSTILE)
+    assert str(error) == f"cannot read the trace {SHOWN}: {SHOWN}"
+    assert error.path == Path(HOSTILE)
+
+
+def test_lines_to_be_copied() -> None:
+    """A shell that takes such quotes gets the words that were meant."""
+    words = ["a b", "it's", "\x1b[31m'\\n", "\n"]
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("needs Bash")
+    line = shell_line(words)
+    assert line.isprintable()
+    told = subprocess.run([bash, "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
+    assert told.stdout.split("\0")[:-1] == words
+
+
+def test_commands(tmp_path: Path) -> None:
+    """Names of files and folders, and what is in the files, are printed so by the commands."""
+    folder = tmp_path / HOSTILE
+    folder.mkdir()
+    data = Path(__file__).parent / "data" / "gpu_two_steps.json"
+    for name in (f"rank0{HOSTILE}.json", f"rank1{HOSTILE}.json"):
+        (folder / name).write_text(data.read_text())
+    (folder / f"rank2{HOSTILE}.json").write_text("hello" + "x" * 100_000)
+    good, bad = str(folder / f"rank0{HOSTILE}.json"), str(folder / f"rank2{HOSTILE}.json")
+    for arguments in (
+        ["summarize", str(folder), good, bad],
+        ["syncs", good, good],
+        ["run", "--print-command", good],
+    ):
+        command = [sys.executable, "-m", "instrument", *arguments]
+        done = subprocess.run(command, capture_output=True, timeout=120, cwd=tmp_path)
+        said = (done.stdout + done.stderr).decode()
+        assert SHOWN in said, said
+        assert not {char for char in said if not char.isprintable()} - {"\n"}
