@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -72,6 +74,18 @@ class State:
         except AttributeError:
             here = self._threads.here = Here()
         return here
+
+    @contextmanager
+    def named(self, call: str) -> Iterator[None]:
+        """Run the body as ``call``, a public function that is not one of torch's overridable functions."""
+        here = self.here
+        outer = here.call
+        if not outer:
+            here.call, here.waited = call, False
+        try:
+            yield
+        finally:
+            here.call = outer
 
     def wait(self, op: str, cause: str, direction: Direction | None = None, size: int | None = None) -> None:
         """Note that the calling thread waits; once in a call of a torch function."""
