@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .roots import portable
+from .stopped import Stopped
 
 Direction = Literal["H2D", "D2H"]
 Severity = Literal["high", "medium", "low"]
@@ -185,7 +186,9 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the class and the message of ``error`` in one line."""
+    """Return the class and the message of ``error`` in one line; of a `Stopped`, what ended the run."""
+    if isinstance(error, Stopped):
+        return error.why
     try:
         message = " ".join(str(error).split())
     except Exception:  # of the program's own class
