@@ -63,7 +63,7 @@ class Event:
         direction: of a copy.
         bytes: of a copy; None where it is not one, or not known.
         blocked_ns: how long the CPU waited; None where that is not known.
-        idle_ns: how long the GPU then had nothing to do; None where that is not known.
+        idle_ns: for how long it left the GPU without work; None where that is not known.
         region: the names of the regions around it, outermost first.
         step: the number of the step; None outside of steps.
         thread: the name of the thread.

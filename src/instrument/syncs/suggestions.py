@@ -202,7 +202,6 @@ GUARD = Fix(
     "total += torch.isnan(loss)",
 )
 LIBRARY = Fix("A line of a library waits: see whether an option of it, or a newer version, does without.")
-OUTSIDE = Fix("Outside of the steps it costs little.")
 EVENT = Fix(
     "Let the GPU wait for it, not the CPU.",
     "done.synchronize()",

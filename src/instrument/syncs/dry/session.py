@@ -102,15 +102,13 @@ class Run:
         self.recorder.clear()
         self._stepped = 0
         self.recorder.step = None if self.recorder.step is None else 0
-        self.state.exceeded.clear()
-        self._next_step()
+        self._forget_budget()
 
     def built(self) -> None:
         """An optimizer is made: what came before was not yet a step."""
         if self.recorder.step is None:
             self.recorder.step, self._built = 0, True
-            self._next_step()
-            self.state.exceeded.clear()
+            self._forget_budget()
 
     def stop_after(self, steps: int | None) -> None:
         """End the program with `Stopped` once it made ``steps`` more steps; None lets it go on."""
@@ -130,6 +128,10 @@ class Run:
         """Remove what ends the program."""
         if self._limit is not None:
             self._limit.remove()
+
+    def _forget_budget(self) -> None:
+        if self.state.budget is not None:
+            self.state.budget.clear()
 
     def _next_step(self) -> None:
         if self.state.budget is not None:
@@ -175,7 +177,7 @@ class Run:
             dropped=recorder.dropped,
             blind=blind,
             budgeted=self.state.budget is not None,
-            exceeded=self.state.exceeded,
+            exceeded=[] if self.state.budget is None else self.state.budget.exceeded(steps),
         )
 
 

@@ -61,7 +61,6 @@ class State:
     def __init__(self, recorder: Recorder, fake: Any = None, budget: Budget | None = None) -> None:
         self.recorder = recorder
         self.budget = budget
-        self.exceeded: list[str] = []
         self.fake = fake  # the FakeTensorMode, or None
         self.tags = Tags()
         self._threads = threading.local()
@@ -102,9 +101,7 @@ class State:
         event = self.recorder.note(NAMES.get(op, op), cause, frame, direction=direction, bytes=size)
         self.recorder.add(event)
         if self.budget is not None and event.allowed is None:
-            said = self.budget.spend(event)[1]
-            if said is not None:
-                self.exceeded.append(f"{said}: {event.site or event.via}")
+            self.budget.spend(event)
 
     def uncovered(self, why: str, *, fails: bool = False) -> None:
         """Note something that cannot be carried out; with ``fails``, on a GPU neither."""
