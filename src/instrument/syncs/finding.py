@@ -89,6 +89,7 @@ class Event:
 
 
 NOT_COVERED = "not covered"
+CHOSEN = "the device was chosen before the dry run began"
 _LONGEST = 500  # characters of an error's message
 
 

@@ -9,6 +9,7 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from . import sarif, text, written
+from .finding import CHOSEN
 from .pattern import times
 from .results import Results
 
@@ -52,7 +53,8 @@ class SyncReport(Results):
             return f"the CPU waits for the GPU {times(forbidden)} inside no_syncs"
         wrong = next((found for found in self.not_covered if found.forbidden), None)
         if wrong is not None:
-            return f"would not run on a GPU: {wrong.cause} ({wrong.site or wrong.via})"
+            about = "" if wrong.cause.startswith(CHOSEN) else "would not run on a GPU: "
+            return f"{about}{wrong.cause} ({wrong.site or wrong.via})"
         if self.exceeded:
             return self.exceeded[0]
         waits = self.most(*self.syncs) + self.dropped

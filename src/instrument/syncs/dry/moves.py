@@ -97,6 +97,8 @@ def _moved(mode: Functions, name: str, source: torch.Tensor, transfer: Transfer)
     if target is not None and _real_device(source).type != "cpu":
         return source.to(CPU)  # raises what torch would
     if before == target:
+        if target is None:
+            mode.state.asked_for_cpu()
         return mode.placed(T.to, (source, dtype, non_blocking, transfer.copy), {"memory_format": memory_format})
     if source.numel() and (before is None or target is None):
         # torch pins what it makes for a copy from the GPU that need not wait

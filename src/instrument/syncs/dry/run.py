@@ -56,6 +56,7 @@ def dry_run(
     """
     _check(step, '"step"')
     with running(fake, None if budget is None else Budget(budget)) as run:
+        run.state.code_before = True
         run.place(on_gpu)
         run.carry_out(step)
     return run.report()

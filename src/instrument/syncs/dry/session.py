@@ -40,6 +40,10 @@ _NOWHERE = (
     'nothing was on a GPU: build the model inside of the step with device="cuda", '
     "or name what is on the GPU already by on_gpu=[model, optimizer]"
 )
+_TOO_EARLY = (
+    "{} asks for the CPU: where the device was chosen before the dry run began, choose it inside the step, or run "
+    "the file: instrument syncs FILE.py::FUNCTION"
+)
 
 
 class Run:
@@ -154,6 +158,10 @@ class Run:
         settled.update({0: first, None: ends - first})
         return +settled
 
+    def _nowhere(self) -> str:
+        chosen = self.state.cpu_by_name
+        return _NOWHERE if chosen is None else f"{_NOWHERE}. {_TOO_EARLY.format(chosen)}"
+
     def report(self) -> SyncReport:
         """Return what was found."""
         recorder = self.recorder
@@ -162,7 +170,7 @@ class Run:
             self._limit.merge_into(recorder)
         for found in recorder.findings:
             found.steps = self._settled(found.steps, steps)
-        blind = "" if self.state.tags.used or self.error is not None else _NOWHERE
+        blind = "" if self.state.tags.used or self.error is not None else self._nowhere()
         coverage = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
         if self._stopped is not None and self.error is None:
             coverage.append(self._stopped.why)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch.autograd.profiler import profile
 
+from .. import sites
 from ..budget import Budget
-from ..finding import NOT_COVERED, Direction
+from ..finding import NOT_COVERED, Direction, Site
 from ..recorder import Recorder
 from .tags import Tags
 
@@ -27,6 +29,7 @@ NAMES = {
 }  # fmt: skip
 
 
+_LITERAL = re.compile(r"""["']cpu["']|\.cpu\(""")
 _PROFILER = (profile.__exit__.__code__, torch.profiler.profile.stop_trace.__code__)
 
 
@@ -64,6 +67,10 @@ class State:
         self.fake = fake  # the FakeTensorMode, or None
         self.tags = Tags()
         self._threads = threading.local()
+        self.code_before = False  # code that may have chosen a device ran before the dry run
+        self.cpu_by_name: Site | None = None
+        self.early = False  # that this may be the cause of an error was said
+        self._asked: set[tuple[CodeType, int]] = set()
 
     @property
     def here(self) -> Here:
@@ -102,6 +109,19 @@ class State:
         self.recorder.add(event)
         if self.budget is not None and event.allowed is None:
             self.budget.spend(event)
+
+    def asked_for_cpu(self) -> None:
+        """Note the first line of the user's that asks for the CPU by a variable: it may hold an earlier choice."""
+        if not self.code_before or self.cpu_by_name is not None or self.here.quiet:
+            return
+        place = sites.locate(sys._getframe(1))
+        if place.frame is None or place.site is None or place.via is not None:
+            return
+        key = place.frame.f_code, place.site.line
+        if key not in self._asked:
+            self._asked.add(key)
+            if place.site.code and not _LITERAL.search(place.site.code):
+                self.cpu_by_name = place.site
 
     def uncovered(self, why: str, *, fails: bool = False) -> None:
         """Note something that cannot be carried out; with ``fails``, on a GPU neither."""
