@@ -41,7 +41,8 @@ def lines(results: Results, width: int) -> Iterator[Text]:
         yield Text()
         yield from _block(results, found, width)
     yield from _list("More", [_short(results, found) for found in syncs[_BLOCKS:]], width)
-    yield from _list(_APART, [_short(results, found) for found in apart], width)
+    outside = [f"{_where(found)}: {found.op}, {times(found.count)}" for found in apart]
+    yield from _list(_APART, outside, width)
     if results.dropped:
         yield from _prose(f"Lines that are not listed waited {times(results.dropped)}.", width)
     allowed = [f"{_short(results, found)}: {found.allowed}" for found in results.allowed]
@@ -116,8 +117,7 @@ def _thread(found: Finding) -> str:
 
 
 def _short(results: Results, found: Finding) -> str:
-    how = results.pattern(found)
-    return f"{_where(found)}: {found.op}, {times(how.outside) if _is_apart(results, found) else how}"
+    return f"{_where(found)}: {found.op}, {results.pattern(found)}"
 
 
 def _is_apart(results: Results, found: Finding) -> bool:
