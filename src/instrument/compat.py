@@ -210,6 +210,17 @@ def is_fake(tensor: Any) -> bool:
     return fake is not None and isinstance(tensor, fake)
 
 
+def parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
+    """Return the device, type, ``non_blocking`` and memory format that the arguments of `Module.to` mean.
+
+    There is no fallback: `Module.to` calls the same function.
+    """
+    import torch
+
+    parsed: tuple[Any, Any, bool, Any] = torch._C._nn._parse_to(*args, **kwargs)
+    return parsed
+
+
 def forget_warnings() -> None:
     """Make Python forget which warnings it showed; where it cannot be told, it shows none of them again."""
     import warnings

@@ -398,21 +398,53 @@ def test_a_stack_tells_who_synchronised() -> None:
 
 @pytest.mark.parametrize(
     ("later", "idle"),
-    [([kernel("k", 300, 400)], 110), ([kernel("k", 195, 400)], 0), ([kernel("k", 150, 400)], 0), ([], None)],
+    [
+        ([kernel("k", 300, 400)], 100),
+        ([kernel("k", 250, 400)], 60),
+        ([kernel("k", 195, 400)], 0),
+        ([kernel("k", 150, 400)], 0),
+        ([], None),
+    ],
 )
 def test_the_gpu_is_idle_until_its_next_work(later: list[Row], idle: int | None) -> None:
-    """From the end of what it did until what follows starts; 0 where work was queued, None where none follows."""
+    """From the end of what it did until what follows starts, no longer than the wait; 0 where work was queued."""
     calls = [launch(0, 10, 1), on_cpu("cudaStreamSynchronize", 100, 200, thread=1), launch(205, 206, 5)]
     found = only(audited(runtime=calls, gpu=[kernel("k", 50, 190, correlation=1), *later]))
     assert idle == found.idle_ns
 
 
 def test_a_gap_counts_once() -> None:
-    """Of two waits with nothing between them, the first has the gap."""
+    """Two waits with nothing between them share the gap."""
     calls = [launch(0, 10, 1), on_cpu("cudaStreamSynchronize", 100, 200), on_cpu("cudaEventSynchronize", 210, 220)]
     work = [kernel("k", 50, 190, correlation=1), kernel("k", 300, 310, correlation=2)]
     found = only(audited(runtime=[*calls, launch(290, 295, 2)], gpu=work))
     assert (found.count, found.idle_ns) == (2, 110)
+
+
+def test_a_long_gap_after_a_short_wait() -> None:
+    """What the program does next, as loading data, is not the wait's: that left the GPU idle while it lasted."""
+    calls = [
+        launch(0, 10, 1),
+        on_cpu("cudaDeviceSynchronize", 100_000, 112_500),
+        launch(128_200_000, 128_200_010, 2),
+        on_cpu("cudaMemcpyAsync", 128_300_000, 129_300_000, correlation=3),
+        launch(129_400_000, 129_400_010, 4),
+    ]
+    work = [
+        kernel("k", 50, 100_100, correlation=1),
+        kernel("k", 128_200_100, 128_250_000, correlation=2),
+        copy(DTOH, 128_300_100, 129_299_000, bytes=4, correlation=3),
+        kernel("k", 129_500_000, 129_600_000, correlation=4),
+    ]
+    report = audited(runtime=calls, gpu=work, operators=[on_cpu("DataLoader.__next__", 113_000, 128_000_000)])
+    found = {one.op: one for one in report.findings}
+    assert (12_500, 12_500) == (found["synchronize"].blocked_ns, found["synchronize"].idle_ns)
+    assert ("low", "high") == (report.severity(found["synchronize"]), report.severity(report.findings[0]))
+    text = str(report)
+    assert "waited 12.5 us, which left the GPU without work for 12.5 us; less than 0.1 % of the time" in " ".join(
+        text.split()
+    )
+    assert "128 ms" not in text
 
 
 def test_each_gpu_is_idle_for_itself() -> None:
@@ -579,7 +611,7 @@ def test_a_report_of_nsight_systems(tmp_path: Path) -> None:
     assert found.keys() == {"item", "synchronize"}
     assert (found["item"].blocked_ns, found["item"].direction, found["item"].bytes) == (110, "D2H", 4)
     assert found["item"].region == ("train",)
-    assert (found["item"].idle_ns, found["synchronize"].blocked_ns) == (1000, 50)
+    assert (found["item"].idle_ns, found["synchronize"].idle_ns, found["synchronize"].blocked_ns) == (110, 50, 50)
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ def test_compiled_function() -> None:
     assert "eager" in note.cause
     assert 'compiled(torch.ones(2, device="cuda"))' == note.site.code
     report.assert_max(3)
-    with pytest.raises(AssertionError, match="waits for the GPU in a step: 3, more than 2"):
+    with pytest.raises(AssertionError, match="waits for the GPU 3 times; allowed: 2"):
         report.assert_max(2)
 
 

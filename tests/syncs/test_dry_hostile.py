@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import io
 import json
 import os
@@ -453,7 +454,7 @@ def test_mixed_devices(fake: bool, name: str) -> None:
     """What a GPU would refuse goes on, and fails the run."""
     report = finished(MIXED[name], fake=fake)
     assert report.not_covered, report
-    assert "takes tensors of the CPU and of the GPU: there, it raises" in notes(report)[0]
+    assert "takes tensors of the CPU and of the GPU, which raises an error on a GPU" in notes(report)[0]
     with pytest.raises(AssertionError, match="would not run on a GPU"):
         report.assert_max(99)
 
@@ -479,6 +480,31 @@ def test_moved_tensors_of_before() -> None:
         optimizer.step()
 
     assert "would not run on a GPU" in str(finished(step, on_gpu=[model, optimizer]).over(9))
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def test_a_device_chosen_before() -> None:
+    """A device that was chosen where there is no GPU is not a mistake of the step: the message says what to do."""
+    model = nn.Linear(3, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        (model(torch.ones(2, 3).to(device)).sum() - torch.zeros(1, device=device)).backward()
+        optimizer.step()
+
+    line = inspect.getsourcelines(step)[1] + 1
+    report = finished(step, on_gpu=[model, optimizer])
+    assert 1 == len(report.not_covered)
+    assert str(report.over(9)).startswith("the device was chosen before the dry run began, without a GPU, so ")
+    assert f"test_dry_hostile.py:{line} uses the CPU. Choose the device inside the step" in str(report.over(9))
+    assert "asks for the CPU: where the device was chosen" in dry_run(step).blind
+
+    def by_mistake() -> None:
+        model(torch.ones(2, 3, device="cpu")).sum().backward()
+
+    assert str(finished(by_mistake, on_gpu=[model]).over(9)).startswith("would not run on a GPU: addmm takes")
 
 
 def test_exchanged() -> None:

@@ -144,6 +144,12 @@ GPU_LINE = Site("/v/site-packages/transformers/masking_utils.py", 776, "create")
         ("bool", "if not x.isfinite().all():", {}, "once in many steps"),
         ("bool", "if loss > 10:", {}, "torch.where"),
         ("bool", "out = model(**batch)", {"via": GPU_LINE}, "A line of a library waits"),
+        (
+            "setitem",
+            "nn.init.dirac_(w)",
+            {"via": Site("/v/site-packages/torch/nn/init.py", 441, "dirac_")},
+            "once",
+        ),
         ("setitem", "loss.backward()", {"backward": "IndexBackward0"}, "How many elements are chosen"),
     ],
 )

@@ -62,4 +62,4 @@ def test_tests_pass(folder: Path) -> None:
     """The tests that it shows pass."""
     installed = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
     named = [] if installed else ["-p", PLUGIN]
-    assert "2 passed" in run("pytest", "-q", *named, "-p", "no:cacheprovider", "test_train.py")
+    assert "2 passed" in run("pytest", "-q", *named, "-p", "no:cacheprovider", "test_steps.py")

@@ -158,7 +158,7 @@ def test_report(syncs):
     report = syncs(step, on_gpu=[model, batch])
     assert ["item"] == [found.op for found in report.syncs]
     report.assert_max(1)
-    with pytest.raises(AssertionError, match="waits for the GPU in a step: 1, more than 0"):
+    with pytest.raises(AssertionError, match="the step waits for the GPU once; allowed: 0"):
         report.assert_max(0)
 
 
@@ -253,7 +253,7 @@ def test_marker(marked: tuple[Path, str]) -> None:
 def test_failure_shows_the_report(marked: tuple[Path, str]) -> None:
     """The report is the message, with the line of the test."""
     text = failure(marked[1], "test_waits")
-    assert "waits for the GPU in a step: 1, more than 0" in text
+    assert "the step waits for the GPU once; allowed: 0" in text
     assert "test_it.py:25 in test_waits" in text
     assert "+ total += loss.detach()" in text
     assert "pytest_plugin.py" not in text

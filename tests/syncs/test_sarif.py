@@ -77,8 +77,8 @@ def test_result(path: Path) -> None:
         "ruleIndex": 0,
         "level": "error",
         "message": {
-            "text": "item makes the CPU wait for the GPU: reads a value back from the GPU (1 in a step, in region "
-            "train/forward). Keep the numbers on the GPU and read them once in many steps."
+            "text": "item makes the CPU wait for the GPU: reads a value back from the GPU (once in the step, in "
+            "region train/forward). Keep the numbers on the GPU and read them once in many steps."
         },
         "locations": [
             {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -17,6 +18,7 @@ from ..report.plain import line
 from ..syncs.allowlist import Known
 from ..syncs.report import SyncReport, render
 from ..syncs.sarif import to_sarif
+from ..syncs.stopped import Stopped
 from ..syncs.written import as_dict
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace
@@ -41,6 +43,12 @@ class WithArguments(TyperCommand):
 def syncs(
     ctx: typer.Context,
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="Functions, scripts or traces.")],
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="End each script after N optimizer updates.", metavar="N")
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(min=0.001, help="End each script after so many seconds.", metavar="SECONDS")
+    ] = None,
     fake: Annotated[bool, typer.Option("--fake", help="Shapes only, for models too large to run.")] = False,
     most: Annotated[
         int | None, typer.Option("--max", min=0, help="How often a step may wait; 0 without a budget.")
@@ -62,11 +70,15 @@ def syncs(
 ) -> None:
     """Find the lines that make the CPU wait for the GPU; no GPU is needed.
 
-    TARGET is a function of a file (train.py::step), which is called once in a dry run; a script (train.py), all of
-    which is run so; or a trace of torch.profiler or Nsight Systems. What follows -- are the script's arguments.
+    TARGET is a script (train.py), which is run as if there were a GPU; a function of a file (train.py::step),
+    which is called once in the same way; or a trace of torch.profiler or Nsight Systems, which is read. What
+    follows -- are the script's arguments: instrument syncs --steps 3 train.py -- --batch-size 4
 
-    The exit code is 0 where no step waits more often than --max, 1 where one does or a run does not come to its
-    end, and 2 where something cannot be read.
+    What was found so far is printed however a script ends: by --steps or --time-limit, by an error, by Ctrl-C or
+    by SIGTERM.
+
+    The exit code is 0 where no step waits more often than --max, 1 where one does or a script ends with an error,
+    2 where something cannot be read, 130 after Ctrl-C and 143 after SIGTERM.
     """
     try:
         known = Known.read(baseline) if baseline else None
@@ -79,12 +91,14 @@ def syncs(
     except (OSError, ValueError) as error:
         raise unusable(error) from None
     reports: Reports = []
+    out = _reserve_stdout() if as_json else sys.stdout
     for target in targets:
         try:
-            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-                reports += _look(target, fake, limits, ctx.meta[_ARGUMENTS])
+            reports += _look(target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit)
         except (OSError, ValueError, TypeError) as error:
             raise unusable(error) from None
+        if _signalled(reports):
+            break
     found = [report for _, report in reports]
     if excused is not None:
         _apply(excused, found, f"allowlist {allowlist}")
@@ -94,17 +108,29 @@ def syncs(
     try:
         if sarif:
             sarif.write_text(to_sarif(found), encoding="utf-8")
-        _print(reports, as_json)
+        _print(reports, out, as_json)
         if write_baseline:
             _write(fresh, write_baseline, found)
     except OSError as error:
         raise unusable(error) from None
-    if _failed(reports, most, written=write_baseline is not None):
-        raise typer.Exit(1)
+    failed = _failed(reports, most, written=write_baseline is not None)
+    if code := _signalled(reports) or int(failed):
+        raise typer.Exit(code)
+
+
+def _signalled(reports: Reports) -> int:
+    """The exit code after the signal that ended the last run; 0 where none did."""
+    error = reports[-1][1].error if reports else None
+    return int(error.code or 0) if isinstance(error, Stopped) else 0
 
 
 def _look(
-    target: str, fake: bool, budgets: dict[str, int] | None, args: list[str]
+    target: str,
+    budgets: dict[str, int] | None,
+    args: list[str],
+    fake: bool,
+    steps: int | None,
+    time_limit: float | None,
 ) -> Iterator[tuple[str, SyncReport]]:
     file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
     if separator or target.endswith(".py"):
@@ -113,14 +139,18 @@ def _look(
         if separator and not file:
             raise ValueError(_NAMED.format(target))
         path, called = Path(file if separator else target), function if separator else None
-        yield target, dry_run_file(path, called, fake=fake, args=args, budget=budgets)
+        yield (
+            target,
+            dry_run_file(path, called, fake=fake, args=args, budget=budgets, steps=steps, time_limit=time_limit),
+        )
         return
     if ".py:" in target and not Path(target).exists():
         raise ValueError(_NAMED.format(target))
     if args:
         raise ValueError(f"{target} is a trace, which takes no arguments: {' '.join(args)}")
-    if budgets:
-        raise ValueError(f"{target} is a trace, which takes no budget: {budgets}")
+    options = {"--budget": budgets, "--steps": steps, "--time-limit": time_limit, "--fake": fake}
+    for option in (option for option, value in options.items() if value):
+        raise ValueError(f"{option} is for scripts, and {target} is a trace")
     from ..syncs.audit import audit_syncs
 
     trace = read_trace(target)
@@ -142,10 +172,25 @@ def _apply(known: Known, found: list[SyncReport], name: str) -> None:
         say(f"no longer found, and may go from {name}: {entry}")
 
 
-def _print(reports: Reports, as_json: bool) -> None:
+def _reserve_stdout() -> TextIO:
+    """Return standard output, for the JSON alone: until this process ends, all else goes to standard error.
+
+    So does what child processes of a script print, and what its exit handlers do.
+    """
+    out = sys.stdout
+    with contextlib.suppress(OSError, ValueError):  # one of a test has no descriptor
+        if out.fileno() == 1:
+            out.flush()
+            out = open(os.dup(1), "w", encoding=out.encoding, errors=out.errors)  # noqa: PTH123, SIM115
+            os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return out
+
+
+def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
     if as_json:
         written = [{"target": target} | as_dict(report) for target, report in reports]
-        typer.echo(json.dumps(written if len(written) != 1 else written[0], indent=2))
+        print(json.dumps(written if len(written) != 1 else written[0], indent=2), file=out, flush=True)
         return
     console = Console()
     for number, (target, report) in enumerate(reports):

@@ -29,8 +29,8 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
     """Return every wait of the CPU for the GPU that a trace of torch.profiler, Nsight Systems or rocprof holds.
 
     All that one operator waited is one wait, under the name of the outermost one: `blocked_ns` is the time in
-    the calls that waited, `idle_ns` how long the GPU had nothing to do afterwards. The synchronisations with
-    which torch.profiler itself begins and ends a recording are left out.
+    the calls that waited, `idle_ns` how long they left the GPU without work. The synchronizations with which
+    torch.profiler itself begins and ends a recording are left out.
 
     Args:
         trace: what `instrument.read_trace` returned, or the path of a file that it reads.
@@ -60,11 +60,23 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
     findings = [found for recorder in recorders.values() for found in recorder.findings]
     dropped = sum(recorder.dropped for recorder in recorders.values())
     blind = "" if len(recorded.runtime) or len(recorded.syncs) else "the trace has no calls of CUDA or HIP"
-    report = SyncReport("trace", findings, steps=len(recorded.steps), dropped=dropped, blind=blind)
+    report = SyncReport(
+        "trace", findings, steps=len(recorded.steps), dropped=dropped, blind=blind, span_ns=_span(recorded)
+    )
     report.coverage = _coverage(recorded, sum(found.count for found in findings), len(own), unattributed)
     if live is not None:
         report.coverage.append(_compared(unexplained(report, live)))
     return report
+
+
+def _span(trace: Trace) -> int | None:
+    """How long the steps took, or without any, all that was recorded; None where nothing was."""
+    if trace.steps:
+        return int(trace.steps.duration_ns.sum())
+    parts = [part for part in (trace.runtime, trace.operators, trace.gpu) if part]
+    if not parts:
+        return None
+    return max(int(part.end_ns.max()) for part in parts) - min(int(part.start_ns.min()) for part in parts)
 
 
 def unexplained(audit: SyncReport, live: SyncReport) -> list[Finding]:

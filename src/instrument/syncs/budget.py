@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from .finding import Event
+from .finding import Event, Site
+from .pattern import times
 
 EVERYWHERE = ""
 
@@ -25,10 +26,41 @@ class Budget:
     def __init__(self, limits: int | Mapping[str, int]) -> None:
         self._limits = _checked(limits)
         self._spent: Counter[str] = Counter()
+        self._over: dict[str, list[int]] = {}  # what was spent in each step that exceeded a limit
+        self._first: dict[str, Site | None] = {}  # the line of the first wait beyond it
 
     def next_step(self) -> None:
         """Begin with nothing spent."""
+        for name in self._exceeding():
+            self._over.setdefault(name, []).append(self._spent[name])
         self._spent.clear()
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self._spent.clear()
+        self._over.clear()
+        self._first.clear()
+
+    def exceeded(self, steps: int) -> list[str]:
+        """Return a sentence on each limit that was exceeded, those exceeded in most of ``steps`` steps first."""
+        over = {name: list(spent) for name, spent in self._over.items()}
+        for name in self._exceeding():
+            over.setdefault(name, []).append(self._spent[name])
+        return [
+            self._sentence(name, spent, steps)
+            for name, spent in sorted(over.items(), key=lambda one: -len(one[1]))
+        ]
+
+    def _exceeding(self) -> list[str]:
+        return [name for name, spent in self._spent.items() if spent > self._limits[name]]
+
+    def _sentence(self, name: str, spent: list[int], steps: int) -> str:
+        often = (
+            "" if steps < 2 else f" in {len(spent)} of {steps} steps" if len(spent) < steps else " in every step"
+        )
+        upto = "up to " if len({*spent}) > 1 else ""
+        where = f" (the first one too many: {site})" if (site := self._first.get(name)) else ""
+        return f"{_named(name)} waits {upto}{times(max(spent))}{often}, its budget is {self._limits[name]}{where}"
 
     def spend(self, event: Event) -> tuple[bool, str | None]:
         """Count one wait.
@@ -42,9 +74,13 @@ class Budget:
         for name in names:
             self._spent[name] += 1
             if self._spent[name] > self._limits[name]:
-                where = f'region "{name}"' if name else "a step"
-                exceeded = f"{where} waits {self._spent[name]} times, its budget is {self._limits[name]}"
+                self._first.setdefault(name, event.site or event.via)
+                exceeded = f"{_named(name)} waits {times(self._spent[name])}, its budget is {self._limits[name]}"
         return bool(names), exceeded
+
+
+def _named(name: str) -> str:
+    return f'region "{name}"' if name else "a step"
 
 
 def _checked(limits: Any) -> dict[str, int]:

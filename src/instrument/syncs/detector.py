@@ -52,8 +52,10 @@ class SyncDetector(Listener):
             self._why, traced=self._traced, error_mode=self._error_mode, every=self._every, steps=recorder.steps
         )
         return SyncReport(
-            "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped, blind=self._why or ""
-        )
+            "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped, blind=self._why or "",
+            budgeted=self._budget is not None,
+            exceeded=[] if self._budget is None else self._budget.exceeded(recorder.steps),
+        )  # fmt: skip
 
     def start(self) -> None:
         """Begin, with nothing found; inside of itself it goes on, until the outermost `stop`."""
@@ -72,7 +74,7 @@ class SyncDetector(Listener):
         self._running, self._told = True, False
         self.recorder.step = 0
         if self._budget is not None:
-            self._budget.next_step()
+            self._budget.clear()
         with guard.contained("following the optimizer"):
             self._optimizer = OptimizerSteps(self._optimizer_stepped)
         self._arm()
@@ -190,12 +192,13 @@ class SyncDetector(Listener):
                     found.steps[new] += waits
 
     def _log(self) -> None:
-        syncs = self.report.syncs
+        report = self.report
+        syncs = report.syncs
         for found in syncs[:_SHOWN]:
             blocked = f"{found.blocked_ns / 1e6:.3f} ms" if found.blocked_ns is not None else "unknown"
             log.warning(
                 "the CPU waited for the GPU", at=found.site or found.via or found.thread, op=found.op,
-                count=found.count, blocked=blocked,
+                count=found.count, blocked=blocked, often=str(report.pattern(found)),
             )  # fmt: skip
         if len(syncs) > _SHOWN:
             log.warning("the CPU waited for the GPU at more lines than shown", lines=len(syncs) - _SHOWN)

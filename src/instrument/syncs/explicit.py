@@ -20,6 +20,7 @@ from ..patch import Patch
 from ..regions import live
 from .calls import Copy
 from .finding import Direction
+from .transfer import parse_cuda, parse_to
 
 Function = Callable[..., Any]
 _DEVICE = "waits for all work of the device"
@@ -128,7 +129,10 @@ def _pageable(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if kwargs.get("non_blocking") is not True and not any(value is True for value in args):
         return None
     with guard.contained("looking at a copy"):
-        source, target, host = _route(op, tensor, args, kwargs)
+        route = _route(op, tensor, args, kwargs)
+        if route is None:
+            return None
+        source, target, host = route
         if {source.device.type, target} != {"cpu", "cuda"} or compat.is_fake(tensor) or not source.numel():
             return None
         if host is not None and not host.is_pinned():
@@ -136,26 +140,21 @@ def _pageable(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return None
 
 
-def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str | None, Any]:
+def _route(
+    op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, str | None, Any] | None:
     """Return what a non-blocking call copies, the kind of device it goes to, and what holds it on the CPU.
 
     The last is None where torch sees to it, as for a copy to the CPU, or where the call does not mean to be
-    non-blocking.
+    non-blocking. All is None where torch refuses the arguments: the call itself raises the error.
     """
-    asked = kwargs.get("non_blocking", next((value for value in args if isinstance(value, bool)), False))
     if op == "copy_":
         source: Any = kwargs.get("src", args[0] if args else tensor)
+        asked = kwargs.get("non_blocking", args[1] if len(args) > 1 else False)
         return source, tensor.device.type, (source if source.device.type == "cpu" else tensor) if asked else None
-    target = _target(args[0] if args else kwargs.get("device", kwargs.get("other"))) if op == "to" else "cuda"
-    return tensor, target, tensor if asked and target == "cuda" else None
-
-
-def _target(where: Any) -> str | None:
-    """Return the kind of device that the first argument of `Tensor.to` means."""
-    import torch
-
-    if isinstance(where, torch.Tensor):
-        where = where.device
-    if isinstance(where, (str, torch.device)):
-        return str(torch.device(where).type)
-    return "cuda" if isinstance(where, int) and not isinstance(where, bool) else None
+    try:
+        transfer = parse_to(args, kwargs) if op == "to" else parse_cuda(args, kwargs)
+    except (TypeError, RuntimeError):
+        return None
+    target = "cuda" if op == "cuda" else getattr(transfer.device, "type", None)
+    return tensor, target, tensor if transfer.non_blocking and target == "cuda" else None

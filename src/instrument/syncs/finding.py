@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .roots import portable
+from .stopped import Stopped
 
 Direction = Literal["H2D", "D2H"]
 Severity = Literal["high", "medium", "low"]
@@ -62,7 +63,7 @@ class Event:
         direction: of a copy.
         bytes: of a copy; None where it is not one, or not known.
         blocked_ns: how long the CPU waited; None where that is not known.
-        idle_ns: how long the GPU then had nothing to do; None where that is not known.
+        idle_ns: for how long it left the GPU without work; None where that is not known.
         region: the names of the regions around it, outermost first.
         step: the number of the step; None outside of steps.
         thread: the name of the thread.
@@ -88,6 +89,7 @@ class Event:
 
 
 NOT_COVERED = "not covered"
+CHOSEN = "the device was chosen before the dry run began"
 _LONGEST = 500  # characters of an error's message
 
 
@@ -185,7 +187,9 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the class and the message of ``error`` in one line."""
+    """Return the class and the message of ``error`` in one line; of a `Stopped`, what ended the run."""
+    if isinstance(error, Stopped):
+        return error.why
     try:
         message = " ".join(str(error).split())
     except Exception:  # of the program's own class

@@ -17,6 +17,7 @@ _BY_VIA = (
     ("torch/distributions/", "", suggestions.VALIDATE),
     ("torch/testing/", "", suggestions.TESTING),
     ("torch/serialization.py", "save", BY_OP["save"]),
+    ("torch/nn/init.py", "", suggestions.INIT),
 )
 _SAME = {
     "is_nonzero": "bool", "str": "print", "repr": "print", "array": "cpu", "numpy": "cpu", "asarray": "tensor",
@@ -67,8 +68,12 @@ def _by_cause(op: str, found: Finding) -> Fix | None:
         return BY_OP["getitem"]
     if op == "getitem":
         return suggestions.CPU_INDEX if up else suggestions.SLICE if "value" in cause else None
-    if op in ("where", "setitem") and up:
-        return suggestions.NUMBER if "number" in cause else suggestions.CPU_INDEX
+    if op == "where" and up:
+        return suggestions.NUMBER
+    if op == "setitem" and up:
+        if "number" in cause:
+            return suggestions.ELEMENT if "one element" in cause else suggestions.INDEX_FILL
+        return suggestions.CPU_INDEX if "index" in cause else suggestions.FILL
     if op == "synchronize":
         kinds = {"event": suggestions.EVENT, "stream": suggestions.STREAM}
         return next((fix for word, fix in kinds.items() if word in cause), suggestions.DEVICE)

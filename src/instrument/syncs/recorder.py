@@ -51,10 +51,7 @@ class Recorder:
 
     def add(self, event: Event) -> None:
         """Count ``event``."""
-        # Without a line of the user's, the library's and the autograd node tell findings apart.
-        inner = (event.via, event.backward) if event.site is None else (None, None)
-        what = f"{NOT_COVERED}: {event.cause}" if event.op == NOT_COVERED else event.op
-        key = (event.site, inner[0], what, inner[1], event.allowed is None)
+        key = _key(event)
         with self._lock:
             found = self._found.get(key)
             if found is not None:
@@ -63,6 +60,11 @@ class Recorder:
                 self._found[key] = Finding.of(event)
             else:
                 self.dropped += 1
+
+    def like(self, event: Event) -> Finding | None:
+        """Return the finding that ``event`` would be counted in; None where it would be a new one."""
+        with self._lock:
+            return self._found.get(_key(event))
 
     @property
     def findings(self) -> list[Finding]:
@@ -75,3 +77,10 @@ class Recorder:
         with self._lock:
             self._found.clear()
             self.dropped = 0
+
+
+def _key(event: Event) -> Key:
+    """What tells findings apart; without a line of the user's, the library's line and the autograd node."""
+    inner = (event.via, event.backward) if event.site is None else (None, None)
+    what = f"{NOT_COVERED}: {event.cause}" if event.op == NOT_COVERED else event.op
+    return event.site, inner[0], what, inner[1], event.allowed is None

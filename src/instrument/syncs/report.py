@@ -9,6 +9,8 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from . import sarif, text, written
+from .finding import CHOSEN
+from .pattern import times
 from .results import Results
 
 _WIDTH = 100  # where no terminal tells
@@ -36,7 +38,10 @@ class SyncReport(Results):
             raise AssertionError(f"{reason}\n\n{self}")
 
     def over(self, most: int | None = None) -> str | None:
-        """Return why `assert_max` would fail, in a sentence; None where it would not."""
+        """Return why `assert_max` would fail, in a sentence; None where it would not.
+
+        Of several steps with too many waits, the sentence says how many they are.
+        """
         unlimited = most is None and self.budgeted
         most = most or 0
         if not isinstance(most, int) or isinstance(most, bool):
@@ -45,18 +50,26 @@ class SyncReport(Results):
             raise ValueError(f'"most" must be >= 0: {most}')
         forbidden = sum(found.count for found in self.syncs if found.forbidden)
         if forbidden:
-            return f"waits for the GPU inside no_syncs: {forbidden}"
+            return f"the CPU waits for the GPU {times(forbidden)} inside no_syncs"
         wrong = next((found for found in self.not_covered if found.forbidden), None)
         if wrong is not None:
-            return f"would not run on a GPU: {wrong.cause} ({wrong.site or wrong.via})"
+            about = "" if wrong.cause.startswith(CHOSEN) else "would not run on a GPU: "
+            return f"{about}{wrong.cause} ({wrong.site or wrong.via})"
         if self.exceeded:
             return self.exceeded[0]
         waits = self.most(*self.syncs) + self.dropped
         if waits > most and not unlimited:
-            return f"waits for the GPU{' in a step' * (self.steps > 0)}: {waits}, more than {most}"
+            return self._too_many(waits, most)
         if self.blind:
             return f"nothing was looked at: {self.blind}"
         return None if self.finished else "the run did not come to its end"
+
+    def _too_many(self, waits: int, most: int) -> str:
+        over = sum(number > most for number in self.each_step(*self.syncs))
+        if self.steps < 2 or not over:
+            return f"the {'step' if self.steps else 'run'} waits for the GPU {times(waits)}; allowed: {most}"
+        who = "every step waits" if over == self.steps else f"{over} of {self.steps} steps wait"
+        return f"{who} for the GPU {'up to ' * (over > 1 and waits > 1)}{times(waits)}; allowed in a step: {most}"
 
     def to_json(self) -> str:
         """Return everything, exact, as JSON; `instrument.syncs.written.as_dict` says what is in it."""

@@ -96,7 +96,7 @@ def _rule(found: Finding) -> dict[str, Any]:
 def _message(results: Results, found: Finding) -> str:
     if not found.covered:
         return f"Not covered: {found.cause}"
-    often = f"{results.per_step(found):g} in a step" if results.steps else f"{found.count} in all"
+    often = str(results.pattern(found))
     region = f", in region {'/'.join(found.region)}" if found.region else ""
     return f"{found.op} makes the CPU wait for the GPU: {found.cause} ({often}{region}). {fix_of(found).text}"
 

@@ -176,6 +176,17 @@ NUMBER = Fix(
     "x = torch.where(mask, torch.tensor(0.0), x)",
     "x = torch.where(mask, 0.0, x)",
 )
+ELEMENT = Fix(
+    "A number that is assigned to a single element is copied to the GPU first. Let the GPU fill the element.",
+    "x[0] = 1.0",
+    "x[0].fill_(1.0)",
+)
+INDEX_FILL = Fix(
+    "The number is copied to the GPU first. Let the GPU fill the elements.",
+    "x[labels] = 1.0",
+    "x.index_fill_(0, labels, 1.0)",
+)
+INIT = Fix("Initialize the module on the CPU, and move it to the GPU afterwards, once, before the loop.")
 SLICE = Fix(
     "A size or an index must be a Python number. Keep the size, and mask what is beyond.",
     "total = x[:n].sum()",
@@ -202,7 +213,6 @@ GUARD = Fix(
     "total += torch.isnan(loss)",
 )
 LIBRARY = Fix("A line of a library waits: see whether an option of it, or a newer version, does without.")
-OUTSIDE = Fix("Outside of the steps it costs little.")
 EVENT = Fix(
     "Let the GPU wait for it, not the CPU.",
     "done.synchronize()",

@@ -13,14 +13,16 @@ from ..printable import printable
 from ..report.plain import count, duration
 from .finding import Finding, Site
 from .fixes import fix_of
+from .pattern import times
 from .results import Results
 from .roots import portable
-from .suggestions import OUTSIDE
 
 _BLOCKS = 20  # shown in full; of the others a line each
 _AROUND = 2  # lines of code before and after
 _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 _INDENT = " " * 4
+_APART = "Outside of the steps, where a wait costs little"
+_PER = {0: "", 1: " in the step"}
 
 
 def lines(results: Results, width: int) -> Iterator[Text]:
@@ -34,16 +36,19 @@ def lines(results: Results, width: int) -> Iterator[Text]:
         yield from _prose(
             f"The run did not come to its end, and the rest was not looked at: {results.ended}", width
         )
-    syncs = results.syncs
+    apart = [found for found in results.syncs if _is_apart(results, found)]
+    syncs = [found for found in results.syncs if not _is_apart(results, found)]
     for found in syncs[:_BLOCKS]:
         yield Text()
         yield from _block(results, found, width)
-    yield from _list("And", [_short(results, found) for found in syncs[_BLOCKS:]], width)
+    yield from _list("More", [_short(results, found) for found in syncs[_BLOCKS:]], width)
+    outside = [f"{_where(found)}: {found.op}, {times(found.count)}" for found in apart]
+    yield from _list(_APART, outside, width)
     if results.dropped:
-        yield from _prose(f"Further lines, not listed, waited {count(results.dropped)} times.", width)
+        yield from _prose(f"Lines that are not listed waited {times(results.dropped)}.", width)
     allowed = [f"{_short(results, found)}: {found.allowed}" for found in results.allowed]
     yield from _list("Allowed", allowed, width)
-    unseen = [f"{_where(found)}: {found.cause} ({_times(results, found)})" for found in results.not_covered]
+    unseen = [f"{_where(found)}: {found.cause} ({results.pattern(found)})" for found in results.not_covered]
     yield from _list("Not covered", unseen, width)
     yield from _list("Coverage", results.coverage, width)
 
@@ -60,10 +65,9 @@ def headline(results: Results) -> str:
         return f"Nothing was looked at ({looked}): {printable(results.blind)}"
     if not syncs:
         return f"No line makes the CPU wait for the GPU ({looked})"
-    total = count(sum(map(results.per_step, syncs)))
-    waits = f"{total} wait{'s' * (total != '1')}{' in a step' if results.steps else ''}"
-    most = count(results.most(*syncs))
-    waits += f", {most} at most" if results.steps and most != total else ""
+    usual, most = results.typical(*syncs), results.most(*syncs)
+    waits = f"{count(usual)} wait{'s' * (usual != 1)}{_PER.get(results.steps, ' in most steps')}"
+    waits += f", up to {count(most)} in others" if most != usual else ""
     lines = f"{len(syncs)} lines make" if len(syncs) > 1 else "1 line makes"
     return f"{lines} the CPU wait for the GPU: {waits} ({looked})"
 
@@ -74,10 +78,11 @@ def _block(results: Results, found: Finding, width: int) -> Iterator[Text]:
     size = f", {count(found.bytes)} bytes{' in all' * (found.count > 1)}" if found.bytes is not None else ""
     copied = f" ({found.direction}{size})" if found.direction else ""
     yield from _prose(f"{found.op}: {found.cause}{copied}{', inside no_syncs' * found.forbidden}", width)
-    yield from _prose(f"{_times(results, found)}{_blocked(results, found)}", width)
+    yield from _prose(f"{results.pattern(found)}{_blocked(results, found)}", width)
     about = [f"region {'/'.join(found.region)}"] if found.region else []
     if found.via and found.site:
-        others = f", and {count(len(found.vias) - 1)} more lines" if len(found.vias) > 1 else ""
+        more = len(found.vias) - 1
+        others = f", and {count(more)} more line{'s' * (more > 1)}" if more else ""
         line = f":{found.via.line}" if found.via.line else ""
         about.append(f"via {portable(found.via.file)}{line} in {found.via.function}{others}")
     about += [f"backward of {found.backward}"] if found.backward else []
@@ -87,7 +92,7 @@ def _block(results: Results, found: Finding, width: int) -> Iterator[Text]:
     site = found.site or found.via
     if site is not None:
         yield from _excerpt(site, width)
-    fix = OUTSIDE if results.steps and found.count == found.steps[None] else fix_of(found)
+    fix = fix_of(found)
     yield from _prose(f"Fix: {fix.text}", width)
     for sign, code, style in (("-", fix.before, "red"), ("+", fix.after, "green")):
         for line in code.splitlines():
@@ -108,34 +113,24 @@ def _thread(found: Finding) -> str:
 
 
 def _short(results: Results, found: Finding) -> str:
-    return f"{_where(found)}: {found.op}, {_times(results, found)}"
+    return f"{_where(found)}: {found.op}, {results.pattern(found)}"
 
 
-def _times(results: Results, found: Finding) -> str:
-    """How often: "2 in a step", "3 in 100 steps", "1 outside of steps"."""
-    if not results.steps:
-        return f"{count(found.count)} time{'s' * (found.count != 1)}"
-    outside = found.steps[None]
-    inside = found.count - outside
-    parts = []
-    if inside >= results.steps:
-        parts.append(f"{count(inside / results.steps)} in a step")
-    elif inside:
-        parts.append(f"{count(inside)} in {count(results.steps)} steps")
-    if outside:
-        parts.append(f"{count(outside)} outside of steps")
-    return ", ".join(parts)
+def _is_apart(results: Results, found: Finding) -> bool:
+    """Whether all waits of ``found`` were outside of the steps, and may be."""
+    return bool(results.steps) and not results.pattern(found).counts and not found.forbidden
 
 
 def _blocked(results: Results, found: Finding) -> str:
     if results.source == "dry run":
         return ""
     if found.blocked_ns is None:
-        return f"; time unknown: {results.why_untimed(found)}"
-    each = f", {duration(found.blocked_ns / found.timed)} each" if found.timed > 1 else ""
-    timed = f" ({count(found.timed)} of {count(found.count)} timed)" if found.timed < found.count else ""
-    idle = f"; then {duration(found.idle_ns)} of idle GPU" if found.idle_ns else ""
-    return f"; blocked {duration(found.blocked_ns)}{each}{timed}{idle}"
+        return f"; how long is unknown: {results.why_untimed(found)}"
+    each = f", {duration(found.blocked_ns / found.timed)} each time" if found.timed > 1 else ""
+    timed = f" ({count(found.timed)} of {count(found.count)} waits are timed)" if found.timed < found.count else ""
+    idle = f", which left the GPU without work for {duration(found.idle_ns)}" if found.idle_ns else ""
+    little = "; less than 0.1 % of the time" if results.negligible(found) else ""
+    return f"; the CPU waited {duration(found.blocked_ns)}{each}{timed}{idle}{little}"
 
 
 def _excerpt(site: Site, width: int) -> Iterator[Text]:

@@ -47,8 +47,9 @@ class Wait(NamedTuple):
         copy_ns: when the call that launched it began.
         adjacent: it was this call, or the one right before it.
         device: whose work it waited for, as far as can be told.
-        idle_ns: how long that device then had nothing to do; None where nothing follows. Of several waits
-            in one such gap only the first has it.
+        idle_ns: for how long the wait left that device without work: from the end of what it did to the start of
+            what follows, but no longer than the call blocked, as without the wait the program would have come to
+            it by so much earlier. None where nothing follows. Several waits in one gap share it.
     """
 
     start_ns: int
@@ -80,7 +81,7 @@ def find(trace: Trace) -> list[Wait]:
     adjacent[some] = _adjacent(trace.runtime, gpu.launch[copy[some]], thread[some], start[some])
     used = _devices(gpu, launched, by, at, thread, start)
     device = np.where(calls["device"] >= 0, calls["device"], used)
-    idle = _idle(gpu, calls["end_ns"], device)
+    idle = _idle(gpu, calls["end_ns"], calls["blocked_ns"], device)
     arrays = (start, calls["end_ns"], calls["blocked_ns"], calls["kind"], thread, copy, copy_ns, adjacent, device)
     one, two, three, four, *rest = (array.tolist() for array in arrays)
     return [Wait(*row) for row in zip(one, two, three, four, names, *rest, idle, strict=True)]
@@ -228,19 +229,21 @@ def _adjacent(runtime: Table, launch: Array, thread: Array, start: Array) -> Arr
     return result
 
 
-def _idle(gpu: Table, end: Array, device: Array) -> list[int | None]:
-    """How long each device had nothing to do at these times; of several in one gap the first has it, others 0."""
+def _idle(gpu: Table, end: Array, blocked: Array, device: Array) -> list[int | None]:
+    """How long each wait left its device without work; see `Wait`."""
     found: list[int | None] = [None] * len(end)
     for number in np.unique(device).tolist():
         rows = gpu.device == number
         starts, ends = union(gpu.start_ns[rows], gpu.end_ns[rows])
         here = np.flatnonzero(device == number)
         here = here[np.argsort(end[here], kind="stable")]
-        before = -1
+        before, left = -1, 0  # of which gap how much is not yet a wait's
         for row, after in zip(here.tolist(), np.searchsorted(starts, end[here], "right").tolist(), strict=True):
             since = int(ends[after - 1]) if after else int(end[row])
-            if since > end[row] or (after == before and after < len(starts)):
+            if since > end[row]:
                 found[row] = 0
             elif after < len(starts):
-                found[row], before = int(starts[after]) - since, after
+                left = left if after == before else int(starts[after]) - since
+                before, found[row] = after, min(left, int(blocked[row]))
+                left -= found[row] or 0
     return found

@@ -21,17 +21,18 @@ def as_dict(results: Results) -> dict[str, Any]:
     """Return the findings as JSON takes them; names are only added to it while ``version`` is 1.
 
     ``source`` ("live", "dry run", "trace"), ``steps`` (looked at; 0: "in a step" is of the whole run),
-    ``waits_per_step`` (not allowed, the greatest number in any one step), ``finished``, ``error`` (null, or what
-    ended the run), ``blind`` (empty, or why nothing could be seen), ``dropped`` (waits at lines that are not
-    listed), ``exceeded`` (sentences on the budget), ``coverage`` (sentences), and ``findings``, worst first, each
-    with
+    ``waits_per_step`` (not allowed, the greatest number in any one step), ``median_waits`` (not allowed, the
+    median of the steps), ``finished``, ``error`` (null, or what ended the run), ``blind`` (empty, or why nothing
+    could be seen), ``dropped`` (waits at lines that are not listed), ``exceeded`` (sentences on the budget),
+    ``coverage`` (sentences), and ``findings``, worst first, each with
 
     - ``status`` ("sync", "allowed", "not covered"), ``severity`` ("high", "medium", "low"), ``op``, ``cause``;
     - ``site`` and ``via`` (null, or file, line, function, code), ``vias`` (line and count of each), ``thread``,
       ``backward``, ``region`` (the names from the outermost, where most of the waits are), ``regions`` (path and
       count of each);
-    - ``count``, ``per_step`` (mean), ``step`` (the first), ``steps`` (number and count of each; number null
-      outside of them);
+    - ``count``, ``pattern`` ("in 1 of 7 steps, 61 times"), ``in_steps`` (how many steps wait there), ``outside``
+      (waits outside of the steps), ``per_step`` (mean), ``step`` (the first), ``steps`` (number and count of each;
+      number null outside of them);
     - ``direction`` ("H2D", "D2H", null), ``bytes``, ``blocked_ns``, ``timed`` (how many waits that is the sum
       of), ``untimed`` (why it is null), ``idle_ns``: integers, null where unknown;
     - ``allowed`` (the reason, or null), ``forbidden`` (inside `no_syncs`), ``fingerprint``, and ``fix`` (text,
@@ -42,6 +43,7 @@ def as_dict(results: Results) -> dict[str, Any]:
         "source": results.source,
         "steps": results.steps,
         "waits_per_step": results.most(*results.syncs),
+        "median_waits": results.typical(*results.syncs),
         "finished": results.finished,
         "error": results.ended,
         "blind": results.blind,
@@ -53,6 +55,7 @@ def as_dict(results: Results) -> dict[str, Any]:
 
 
 def _finding(results: Results, found: Finding) -> dict[str, Any]:
+    pattern = results.pattern(found)
     status = "not covered" if not found.covered else "sync" if found.allowed is None else "allowed"
     return {
         "status": status,
@@ -67,6 +70,9 @@ def _finding(results: Results, found: Finding) -> dict[str, Any]:
         "region": list(found.region),
         "regions": [{"path": list(path), "count": count} for path, count in found.regions.most_common()],
         "count": found.count,
+        "pattern": str(pattern),
+        "in_steps": len(pattern.counts),
+        "outside": pattern.outside,
         "per_step": results.per_step(found),
         "step": found.step,
         "steps": [{"number": number, "count": count} for number, count in found.steps.items()],

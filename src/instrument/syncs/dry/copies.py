@@ -20,6 +20,9 @@ def copied(state: State, target: Any, source: Any, non_blocking: bool) -> None:
         state.tags.put([target, source], to if up else fro)  # a bucket of DistributedDataParallel's, of C++
         return
     host = fro if up else to
+    if up and state.here.call == "__setitem__" and not source.dim():  # `x[0] = 1`; more elements are filled
+        state.wait("setitem", "copies the number for one element to the GPU", "H2D", size_of(source))
+        return
     moved(state, "copy_", up, host is PINNED and dense(target, source), non_blocking, size_of(source))
 
 

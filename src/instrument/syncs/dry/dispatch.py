@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from ..finding import CHOSEN
 from .rules import Rule, rule_of
 from .state import State, as_cuda
 from .tags import tensors
@@ -51,9 +52,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]
             if rule.check is not None:
                 rule.check(state, func, args, kwargs)
             elif rule.together and not here.quiet and self._apart(args):
-                state.uncovered(
-                    f"{rule.name} takes tensors of the CPU and of the GPU: there, it raises", fails=True
-                )
+                self._refused(rule.name)
         here.depth += 1
         try:
             fake = state.fake
@@ -77,6 +76,20 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]
             self._state.tags.put(out, device)
             self._state.uncovered(f"what the operator {func.name()} does inside was not looked at")
         return out
+
+    def _refused(self, name: str) -> None:
+        """Note an operator that would raise on a GPU, once for each run where an early choice may be the cause."""
+        state = self._state
+        why = f"{name} takes tensors of the CPU and of the GPU, which raises an error on a GPU"
+        if state.cpu_by_name is not None:
+            if state.early:
+                return
+            state.early = True
+            why = (
+                f"{CHOSEN}, without a GPU, so {state.cpu_by_name} uses the CPU. Choose the device inside the "
+                "step, or run the file: instrument syncs FILE.py::FUNCTION"
+            )
+        state.uncovered(why, fails=True)
 
     def _apart(self, values: Sequence[Any]) -> bool:
         """Tell whether a tensor of more than one number is not on a GPU."""

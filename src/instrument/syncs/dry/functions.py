@@ -96,6 +96,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
         target = as_cuda(device)
         pinned = kwargs.pop("pin_memory", False)
         if device is not None:
+            if target is None and device is not _device.CURRENT_DEVICE:
+                self.state.asked_for_cpu()
             kwargs["device"] = device if target is None else CPU
             self.here.inputs = ()
         out = run(*args, **kwargs)

@@ -10,6 +10,7 @@ from torch.utils import _device
 from torch.utils._pytree import tree_map_only
 from torch.utils.dlpack import DLDeviceType
 
+from ..transfer import Transfer, parse_cuda, parse_to
 from .copies import dense, moved
 from .functions import CPU, Functions, Handler
 from .state import as_cuda, size_of
@@ -40,57 +41,70 @@ def _is_pinned(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str
     return mode.tags.get(args[0]) is PINNED
 
 
+def _named(mode: Functions, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return arguments of `Tensor.to` with devices by name, where torch would ask the GPU or a tensor for them."""
+    positional, named = list(args), dict(kwargs)
+    first = positional[0] if positional else None
+    if isinstance(first, T):
+        positional[:1] = [_placed_on(mode, first), first.dtype]
+    elif type(first) is int:
+        positional[0] = as_cuda(first)
+    if isinstance(other := named.pop("tensor", None), T):
+        named |= {"device": _placed_on(mode, other), "dtype": other.dtype}
+    if type(named.get("device")) is int:
+        named["device"] = as_cuda(named["device"])
+    return positional, named
+
+
+def _placed_on(mode: Functions, tensor: torch.Tensor) -> torch.device:
+    device: torch.device = mode.tags.device(tensor) or _real_device(tensor)
+    return device
+
+
+def _parsed(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The parser of `Module.to` and `PackedSequence.to`."""
+    positional, named = _named(mode, args, kwargs)
+    return func(*positional, **named)
+
+
 def _to(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source, *rest = args
-    other = rest[0] if rest else kwargs.get("other")
-    if isinstance(other, T):
-        kwargs = {key: value for key, value in kwargs.items() if key != "other"}
-        target = mode.tags.device(other) or torch.device(_real_device(other))
-        return _to(mode, func, (source, target, other.dtype, *rest[1:]), kwargs)
-    device = rest[0] if rest else kwargs.get("device")
-    if isinstance(device, torch.dtype) or device is None:
+    transfer = parse_to(*_named(mode, rest, kwargs))
+    if transfer.device is None:
         return mode.placed(func, args, kwargs)
-    options = dict(zip(("device", "dtype", "non_blocking", "copy"), rest, strict=False)) | kwargs
-    if isinstance(options.get("dtype"), bool):  # to(device, non_blocking)
-        options = dict(zip(("device", "non_blocking", "copy"), rest, strict=False)) | kwargs
-    return _moved(mode, "to", source, **options)
+    return _moved(mode, "to", source, transfer)
 
 
 def _cuda(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    options = dict(zip(("device", "non_blocking"), args[1:], strict=False)) | kwargs
-    device = options.pop("device", None)
-    return _moved(mode, "cuda", args[0], as_cuda("cuda") if device is None else device, **options)
+    transfer = parse_cuda(args[1:], kwargs)
+    device = as_cuda("cuda" if transfer.device is None else transfer.device)
+    if device is None:
+        raise RuntimeError(f"Invalid device, must be cuda device: {transfer.device}")
+    return _moved(mode, "cuda", args[0], transfer._replace(device=device))
 
 
 def _cpu(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _moved(mode, "cpu", args[0], CPU, **kwargs)
+    return _moved(mode, "cpu", args[0], Transfer(CPU, **kwargs))
 
 
-def _moved(
-    mode: Functions,
-    name: str,
-    source: torch.Tensor,
-    device: Any,
-    dtype: torch.dtype | None = None,
-    non_blocking: bool = False,
-    copy: bool = False,
-    memory_format: Any = torch.preserve_format,
-) -> Any:
-    tags, target = mode.tags, as_cuda(device)
+def _moved(mode: Functions, name: str, source: torch.Tensor, transfer: Transfer) -> Any:
+    tags, target = mode.tags, as_cuda(transfer.device)
     before = tags.device(source)
-    if target is None and (torch.device(device).type != "cpu" or _real_device(source).type != "cpu"):
-        return source.to(device, dtype or source.dtype, non_blocking, copy)  # "meta", and what has no memory
+    dtype, non_blocking = transfer.dtype or source.dtype, transfer.non_blocking
+    memory_format = transfer.memory_format or torch.preserve_format
+    if target is None and (transfer.device.type != "cpu" or _real_device(source).type != "cpu"):
+        return source.to(transfer.device, dtype, non_blocking, transfer.copy)  # "meta", and what has no memory
     if target is not None and _real_device(source).type != "cpu":
         return source.to(CPU)  # raises what torch would
     if before == target:
-        return mode.placed(
-            T.to, (source, dtype or source.dtype, non_blocking, copy), {"memory_format": memory_format}
-        )
+        if target is None:
+            mode.state.asked_for_cpu()
+        return mode.placed(T.to, (source, dtype, non_blocking, transfer.copy), {"memory_format": memory_format})
     if source.numel() and (before is None or target is None):
         # torch pins what it makes for a copy from the GPU that need not wait
         pinned = non_blocking if target is None else tags.get(source) is PINNED and dense(source)
         moved(mode.state, name, target is not None, pinned, non_blocking, size_of(source))
-    out = mode.unwatched(source.to, dtype=dtype or source.dtype, copy=True, memory_format=memory_format)
+    out = mode.unwatched(source.to, dtype=dtype, copy=True, memory_format=memory_format)
     tags.put(out, target or (PINNED if non_blocking else None))
     return out
 
@@ -107,14 +121,13 @@ def _type(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     name = wanted if isinstance(wanted, str) else f"{wanted.__module__}.{wanted.__name__}"
     target = as_cuda("cuda") if ".cuda." in name else CPU
     kind = torch.empty(0).type(name.replace(".cuda.", ".")).dtype
-    options = dict(zip(("non_blocking",), args[2:], strict=False)) | kwargs
-    options.pop("dtype", None)
-    return _moved(mode, "type", source, target, kind, **options)
+    non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+    return _moved(mode, "type", source, Transfer(target, kind, non_blocking))
 
 
 def _type_as(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source, other = args[0], args[1] if len(args) > 1 else kwargs["other"]
-    return _moved(mode, "type_as", source, mode.tags.device(other) or _real_device(other), other.dtype)
+    return _moved(mode, "type_as", source, Transfer(_placed_on(mode, other), other.dtype))
 
 
 def _pin_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -132,9 +145,6 @@ def _from_data(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str
     """`torch.tensor` and its like: data of Python's, of numpy's, or tensors."""
     method = func is T.new_tensor
     data = args[1 if method else 0] if len(args) > method else kwargs.get("data", kwargs.get("obj"))
-    if func is torch.as_tensor and len(args) > 1:
-        kwargs = dict(zip(("dtype", "device"), args[1:], strict=False)) | kwargs
-        args = args[:1]
     own = mode.tags.device(data) if isinstance(data, T) else None
     device = kwargs.get("device")
     if device is None:
@@ -203,7 +213,16 @@ def _dlpack_device(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict
     return func(*args) if device is None else (DLDeviceType.kDLCUDA, device.index)
 
 
+def _device_of_index(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`torch.device`, which asks the GPU where it is given a number alone."""
+    number = args[0] if args else kwargs.get("device")
+    alone = type(number) is int and len(args) + len(kwargs) == 1
+    return as_cuda(number) if alone else func(*args, **kwargs)
+
+
 ANSWERS: dict[Any, Handler] = {
+    torch.device: _device_of_index,
+    torch._C._nn._parse_to: _parsed,
     T.__dlpack_device__: _dlpack_device,
     T.device.__get__: _device_of,
     T.is_cuda.__get__: _is_cuda,

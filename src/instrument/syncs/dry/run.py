@@ -16,6 +16,7 @@ from ..budget import Budget
 from ..finding import error_text
 from ..report import SyncReport
 from ..roots import INSTALLED
+from ..stopped import INTERRUPTED, Stopped, stopping
 from .session import running
 
 
@@ -55,6 +56,7 @@ def dry_run(
     """
     _check(step, '"step"')
     with running(fake, None if budget is None else Budget(budget)) as run:
+        run.state.code_before = True
         run.place(on_gpu)
         run.carry_out(step)
     return run.report()
@@ -67,6 +69,8 @@ def dry_run_file(
     fake: bool = False,
     args: Sequence[str] = (),
     budget: int | Mapping[str, int] | None = None,
+    steps: int | None = None,
+    time_limit: float | None = None,
 ) -> SyncReport:
     """Run a script as if there were a GPU, or import it and call one function of it.
 
@@ -76,6 +80,11 @@ def dry_run_file(
         fake: as in `dry_run`.
         budget: as in `dry_run`.
         args: the arguments of the script.
+        steps: end the run after so many steps, where the next one begins; None lets it come to its end.
+        time_limit: end the run after so many seconds.
+
+    However the run ends, by a limit, an error, Ctrl-C or SIGTERM, the report has what was found until then. It
+    ends from inside, as by `sys.exit`: ``finally`` blocks run.
 
     Raises:
         ValueError: there is no such file, or no such function in it.
@@ -86,20 +95,34 @@ def dry_run_file(
     before = sys.argv, list(sys.path), dict(sys.modules)
     sys.argv, sys.path[:0] = [str(path), *args], [str(path.parent.resolve()), str(Path.cwd())]
     try:
-        with running(fake, None if budget is None else Budget(budget)) as run:
+        with running(fake, None if budget is None else Budget(budget)) as run, stopping(time_limit):
             if function is None:
-                run.carry_out(lambda: runpy.run_path(str(path), run_name="__main__"))
+                run.stop_after(steps)
+                run.carry_out(_interruptible(lambda: runpy.run_path(str(path), run_name="__main__")))
             else:
-                step = run.carry_out(lambda: _function(path, function))
-                if run.error is None:
+                step = run.carry_out(_interruptible(lambda: _function(path, function)))
+                if step is not None:
                     run.forget()
-                    run.carry_out(step)
+                    run.stop_after(steps)
+                    run.carry_out(_interruptible(step))
         if isinstance(run.error, _UsageError):
             raise run.error.args[0]
         return run.report()
     finally:
         sys.argv, sys.path[:] = before[:2]
         _forget(before[2], path.parent.resolve())
+
+
+def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
+    """Return ``step`` with Ctrl-C as one of its ends."""
+
+    def call() -> Any:
+        try:
+            return step()
+        except KeyboardInterrupt:
+            raise Stopped("interrupted by Ctrl-C", INTERRUPTED) from None
+
+    return call
 
 
 def _forget(before: dict[str, Any], folder: Path) -> None:

@@ -22,8 +22,10 @@ from ..finding import NOT_COVERED, Event, error_text
 from ..recorder import Recorder
 from ..report import SyncReport
 from ..stepping import OptimizerSteps
+from ..stopped import Stopped
 from .cuda import PretendedCuda
 from .fake import Fake
+from .limit import StepLimit
 from .modes import modes
 from .patches import patched
 from .state import State, as_cuda
@@ -38,14 +40,22 @@ _NOWHERE = (
     'nothing was on a GPU: build the model inside of the step with device="cuda", '
     "or name what is on the GPU already by on_gpu=[model, optimizer]"
 )
+_TOO_EARLY = (
+    "{} asks for the CPU: where the device was chosen before the dry run began, choose it inside the step, or run "
+    "the file: instrument syncs FILE.py::FUNCTION"
+)
 
 
 class Run:
     """One dry run, from its start to its report."""
 
     def __init__(self, path: RegionPath, fake: bool, budget: Budget | None) -> None:
-        self.state = State(Recorder(path.names), Fake() if fake else None, budget)
+        self.recorder = Recorder(path.names)
+        self.state = State(self.recorder, Fake() if fake else None, budget)
         self.error: BaseException | None = None
+        self._stopped: Stopped | None = None
+        self._most: int | None = None
+        self._limit: StepLimit | None = None
         self._stepped = 0
         self._built = False
         pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # what these are given is watched
@@ -73,6 +83,9 @@ class Run:
         """Call ``step``; keep what ended it early."""
         try:
             return step()
+        except Stopped as stopped:
+            self._stopped = stopped
+            self.error = stopped if stopped.code else None
         except SystemExit as error:
             if error.code not in (None, 0):
                 self._ended(error)
@@ -86,27 +99,43 @@ class Run:
             traceback = traceback.tb_next
         place = sites.locate(traceback.tb_frame if traceback else None)
         text = f"the step ended here with {error_text(error)}"
-        self.state.recorder.add(Event(NOT_COVERED, text, place.site, place.via, step=self.state.recorder.step))
+        self.recorder.add(Event(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
 
     def forget(self) -> None:
-        """Forget what waited so far."""
-        self.state.recorder.clear()
-        self.state.exceeded.clear()
-        self._next_step()
+        """Forget what waited, and the steps, so far."""
+        self.recorder.clear()
+        self._stepped = 0
+        self.recorder.step = None if self.recorder.step is None else 0
+        self._forget_budget()
 
     def built(self) -> None:
         """An optimizer is made: what came before was not yet a step."""
-        recorder = self.state.recorder
-        if recorder.step is None:
-            recorder.step, self._built = 0, True
-            self._next_step()
-            self.state.exceeded.clear()
+        if self.recorder.step is None:
+            self.recorder.step, self._built = 0, True
+            self._forget_budget()
+
+    def stop_after(self, steps: int | None) -> None:
+        """End the program with `Stopped` once it made ``steps`` more steps; None lets it go on."""
+        self._most = steps
 
     def stepped(self) -> None:
         """A step ended."""
+        if self._limit is not None:
+            self._limit.stop()
         self._stepped += 1
-        self.state.recorder.step = self._stepped
+        self.recorder.step = self._stepped
         self._next_step()
+        if self._stepped == self._most:
+            self.state.recorder = self._limit = StepLimit(self._stepped, self.recorder.path)
+
+    def close(self) -> None:
+        """Remove what ends the program."""
+        if self._limit is not None:
+            self._limit.remove()
+
+    def _forget_budget(self) -> None:
+        if self.state.budget is not None:
+            self.state.budget.clear()
 
     def _next_step(self) -> None:
         if self.state.budget is not None:
@@ -129,14 +158,22 @@ class Run:
         settled.update({0: first, None: ends - first})
         return +settled
 
+    def _nowhere(self) -> str:
+        chosen = self.state.cpu_by_name
+        return _NOWHERE if chosen is None else f"{_NOWHERE}. {_TOO_EARLY.format(chosen)}"
+
     def report(self) -> SyncReport:
         """Return what was found."""
-        recorder = self.state.recorder
+        recorder = self.recorder
         steps = max(self._stepped, 1)
+        if self._limit is not None:
+            self._limit.merge_into(recorder)
         for found in recorder.findings:
             found.steps = self._settled(found.steps, steps)
-        blind = "" if self.state.tags.used or self.error is not None else _NOWHERE
+        blind = "" if self.state.tags.used or self.error is not None else self._nowhere()
         coverage = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
+        if self._stopped is not None and self.error is None:
+            coverage.append(self._stopped.why)
         if self._before:
             coverage.append(f"threads that ran before were not watched: {', '.join(self._before)}")
         return SyncReport(
@@ -148,7 +185,7 @@ class Run:
             dropped=recorder.dropped,
             blind=blind,
             budgeted=self.state.budget is not None,
-            exceeded=self.state.exceeded,
+            exceeded=[] if self.state.budget is None else self.state.budget.exceeded(steps),
         )
 
 
@@ -180,6 +217,7 @@ def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget | None) -> R
     live.add(path)
     stack.callback(live.remove, path)
     run = Run(path, fake, budget)
+    stack.callback(run.close)
     cuda = PretendedCuda(run.state)
     stack.callback(cuda.undo)
     cuda.install()

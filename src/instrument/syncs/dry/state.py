@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
-from types import FrameType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch.autograd.profiler import profile
 
+from .. import sites
 from ..budget import Budget
-from ..finding import NOT_COVERED, Direction
+from ..finding import NOT_COVERED, Direction, Site
 from ..recorder import Recorder
 from .tags import Tags
 
@@ -25,6 +29,7 @@ NAMES = {
 }  # fmt: skip
 
 
+_LITERAL = re.compile(r"""["']cpu["']|\.cpu\(""")
 _PROFILER = (profile.__exit__.__code__, torch.profiler.profile.stop_trace.__code__)
 
 
@@ -59,10 +64,13 @@ class State:
     def __init__(self, recorder: Recorder, fake: Any = None, budget: Budget | None = None) -> None:
         self.recorder = recorder
         self.budget = budget
-        self.exceeded: list[str] = []
         self.fake = fake  # the FakeTensorMode, or None
         self.tags = Tags()
         self._threads = threading.local()
+        self.code_before = False  # code that may have chosen a device ran before the dry run
+        self.cpu_by_name: Site | None = None
+        self.early = False  # that this may be the cause of an error was said
+        self._asked: set[tuple[CodeType, int]] = set()
 
     @property
     def here(self) -> Here:
@@ -72,6 +80,18 @@ class State:
         except AttributeError:
             here = self._threads.here = Here()
         return here
+
+    @contextmanager
+    def named(self, call: str) -> Iterator[None]:
+        """Run the body as ``call``, a public function that is not one of torch's overridable functions."""
+        here = self.here
+        outer = here.call
+        if not outer:
+            here.call, here.waited = call, False
+        try:
+            yield
+        finally:
+            here.call = outer
 
     def wait(self, op: str, cause: str, direction: Direction | None = None, size: int | None = None) -> None:
         """Note that the calling thread waits; once in a call of a torch function."""
@@ -88,9 +108,20 @@ class State:
         event = self.recorder.note(NAMES.get(op, op), cause, frame, direction=direction, bytes=size)
         self.recorder.add(event)
         if self.budget is not None and event.allowed is None:
-            said = self.budget.spend(event)[1]
-            if said is not None:
-                self.exceeded.append(f"{said}: {event.site or event.via}")
+            self.budget.spend(event)
+
+    def asked_for_cpu(self) -> None:
+        """Note the first line of the user's that asks for the CPU by a variable: it may hold an earlier choice."""
+        if not self.code_before or self.cpu_by_name is not None or self.here.quiet:
+            return
+        place = sites.locate(sys._getframe(1))
+        if place.frame is None or place.site is None or place.via is not None:
+            return
+        key = place.frame.f_code, place.site.line
+        if key not in self._asked:
+            self._asked.add(key)
+            if place.site.code and not _LITERAL.search(place.site.code):
+                self.cpu_by_name = place.site
 
     def uncovered(self, why: str, *, fails: bool = False) -> None:
         """Note something that cannot be carried out; with ``fails``, on a GPU neither."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import torch
 import torch.utils.dlpack
 
+from .copies import moved
 from .state import State, as_cuda
+from .tags import PINNED
 
 Made = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and what makes the replacement
+# Modules of torch that read a storage where it is: the memory of the CPU
+_REAL = ("torch.serialization", "torch.multiprocessing.reductions")
 
 
 def changes(state: State) -> Iterator[Made]:
@@ -47,32 +53,54 @@ def changes(state: State) -> Iterator[Made]:
 
         return default_restore_location
 
-    def cloned(storage: Any) -> Any:
-        state.here.quiet += 1
-        try:
-            return storage.clone()
-        finally:
-            state.here.quiet -= 1
+    def device(original: Any) -> property:
+        def get(storage: Any) -> Any:
+            asking = sys._getframe(1).f_globals.get("__name__")
+            found = None if asking in _REAL else tags.of_storage(storage)
+            return original.__get__(storage) if found is None else found
 
-    def downloaded(original: Any) -> Any:
-        def cpu(storage: Any) -> Any:
-            if tags.of_storage(storage) is None:
-                return original(storage)
-            state.wait("cpu", "copies from the GPU", "D2H", storage.nbytes())
-            return cloned(storage)
+        return property(get)
 
-        return cpu
-
-    def uploaded(original: Any) -> Any:
-        def cuda(storage: Any, *args: Any, **kwargs: Any) -> Any:
-            if tags.of_storage(storage) is not None:
-                return storage
-            state.wait("cuda", "copies to the GPU from memory that is not pinned", "H2D", storage.nbytes())
-            out = cloned(storage)
-            tags.put_storage(out, as_cuda("cuda"))
+    def created(original: Any) -> Any:
+        def new(kind: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+            target = as_cuda(device)
+            real = device if target is None else "cpu" if state.fake is None else "meta"
+            out = original(kind, *args, device=real, **kwargs)
+            if target is not None:
+                tags.put_storage(out, target)
             return out
 
-        return cuda
+        return staticmethod(new)
+
+    def filled(original: Any) -> Any:
+        """A copy calls an operator, which notes the wait; not so where there is no data."""
+
+        def copy_(storage: Any, source: Any, non_blocking: Any = None) -> Any:
+            if state.fake is None:
+                return original(storage, source, non_blocking)
+            up = tags.of_storage(storage) is not None
+            if up != (tags.of_storage(source) is not None):
+                pinned = tags.storage_tag(source if up else storage) is PINNED
+                moved(state, "copy_", up, pinned, bool(non_blocking), source.nbytes())
+            return storage
+
+        return copy_
+
+    def named(original: Any) -> Any:
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with state.named(original.__name__):
+                return original(*args, **kwargs)
+
+        return call
+
+    def created_unseen(original: Any) -> Any:
+
+        @wraps(original)
+        def create(*args: Any, **kwargs: Any) -> Any:
+            return state.here.functions.placed(original, args, kwargs)
+
+        return create
 
     def exchanged(original: Any) -> Any:
         def from_dlpack(source: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,8 +110,13 @@ def changes(state: State) -> Iterator[Made]:
 
         return from_dlpack
 
-    yield torch.UntypedStorage, "cpu", downloaded
-    yield torch.UntypedStorage, "cuda", uploaded
+    yield torch.UntypedStorage, "__new__", created
+    yield torch.UntypedStorage, "device", device
+    yield torch.UntypedStorage, "copy_", filled
+    for name in ("to", "cuda", "cpu"):
+        yield torch.UntypedStorage, name, named
+    yield torch, "range", created_unseen
+    yield torch._C._nested, "nested_tensor", created_unseen
     yield torch, "from_dlpack", exchanged
     yield torch.utils.dlpack, "from_dlpack", exchanged
     yield torch._C, "_group_tensors_by_device_and_dtype", grouped

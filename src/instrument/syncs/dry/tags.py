@@ -58,9 +58,13 @@ class Tags:
             except (NotImplementedError, RuntimeError):
                 setattr(_holder(tensor), self._key, tag)
 
+    def storage_tag(self, storage: Any) -> Any:
+        """Return the device that a storage pretends to be on, `PINNED`, or None for plain memory."""
+        return getattr(getattr(storage, "_untyped_storage", storage), self._key, None)
+
     def of_storage(self, storage: Any) -> Any:
-        """Return the device that a storage of bytes pretends to be on, or None."""
-        tag = getattr(getattr(storage, "_untyped_storage", storage), self._key, None)
+        """Return the device that a storage pretends to be on, or None."""
+        tag = self.storage_tag(storage)
         return None if tag is PINNED else tag
 
     def put_storage(self, storage: Any, tag: Any) -> None:

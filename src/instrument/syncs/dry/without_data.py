@@ -51,8 +51,10 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
             saved = getattr(data, "_fake_device", None)  # where torch.load would have put it
             where = getattr(chosen, "location", None)
             where = where.get(str(saved), saved) if isinstance(where, dict) else where
-            device = as_cuda(saved if where is None else where if isinstance(where, (str, torch.device)) else None)
-            if device is not None:
+            put = where(data, str(saved)) if callable(where) else None  # torch.load does not call it without data
+            where = None if callable(where) else where
+            device = as_cuda(saved if where is None else where) if put is None else tags.of_storage(put)
+            if device is not None and put is None:
                 state.wait("load", "copies to the GPU from memory that is not pinned", "H2D", data.nbytes())
             out = torch.empty_strided(size, stride, dtype=storage.dtype)
             tags.put(out, device if where is not None else device or tags.of_storage(data))

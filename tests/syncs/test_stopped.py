@@ -1,0 +1,177 @@
+"""A script that ends before its end: what was found so far is reported, and the exit code says how it ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from instrument.cli import app
+from instrument.syncs.dry.run import dry_run_file
+from instrument.syncs.report import SyncReport
+from instrument.syncs.stopped import Stopped
+
+from .reports import script
+
+TRAIN = """\
+import atexit
+import sys
+import time
+
+import torch
+from torch import nn
+
+if "exit" in sys.argv:
+    atexit.register(print, "at exit")
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Linear(4, 1).to(device=device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with torch.no_grad():
+    print("before", model(torch.ones(2, 4, device=device)).sum().item())
+try:
+    for number in range(int(sys.argv[1])):
+        batch = torch.randn(8, 4).to(device)
+        loss = model(batch).square().mean()
+        print("found", bool(loss > 0))
+        loss.backward()
+        optimizer.step()
+        print("update", number, loss.item(), flush=True)
+        if number == 2:
+            open("ready", "w").close()
+        time.sleep(float(sys.argv[2]))
+finally:
+    print("finally")
+"""
+
+
+@pytest.fixture(autouse=True)
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The script, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return script(tmp_path, "train.py", TRAIN)
+
+
+def seen(report: SyncReport) -> dict[int, dict[int | None, int]]:
+    """The waits by line and step."""
+    return {found.site.line: dict(found.steps) for found in report.syncs if found.site}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_steps(train: Path, capsys: pytest.CaptureFixture[str], steps: int) -> None:
+    """After so many updates the script ends as by itself; what follows the last one belongs to it."""
+    report = dry_run_file(train, None, args=["100", "0"], steps=steps)
+    out = capsys.readouterr().out
+    assert steps == out.count("update")
+    assert out.endswith("finally\n")
+    assert (steps, True, None) == (report.steps, report.finished, report.error)
+    each = dict.fromkeys(range(steps), 1)
+    found = seen(report)
+    assert {17: each, 19: each, 22: each} == {line: found[line] for line in (17, 19, 22)}
+    assert {14: {None: 1}} == {14: found[14]} or steps == 1
+    assert f"ended after {steps} step" in str(report)
+
+
+def test_more_steps_than_there_are(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit that is not reached changes nothing."""
+    report = dry_run_file(train, None, args=["2", "0"], steps=5)
+    assert 2 == report.steps == capsys.readouterr().out.count("update")
+    assert "ended after" not in str(report)
+
+
+def test_steps_of_a_function(tmp_path: Path) -> None:
+    """A function's steps are counted from its call on, not from those that importing its file made."""
+    code = f"{TRAIN.replace('sys.argv[1]', '2').replace('sys.argv[2]', '0')}\n\ndef more():\n"
+    code += "    for _ in range(9):\n        model(batch).sum().backward()\n        optimizer.step()\n"
+    path = script(tmp_path, "more.py", code)
+    report = dry_run_file(path, "more", steps=3)
+    assert (3, True) == (report.steps, report.finished)
+
+
+def test_swallowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that catches whatever is raised is ended at its next step again; no further update is made."""
+    code = TRAIN.replace("    loss = model(batch)", "    try:\n            loss = model(batch)").replace(
+        ".mean()\n", ".mean()\n        except BaseException:\n            print('caught')\n"
+    )
+    path = script(tmp_path, "swallow.py", code)
+    report = dry_run_file(path, None, args=["4", "0"], steps=2)
+    out = capsys.readouterr().out
+    assert (2, 2) == (report.steps, out.count("update"))
+
+
+def test_hooks_are_gone(train: Path) -> None:
+    """Nothing that ends a script is left behind, and models and optimizers work as before."""
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM)
+    dry_run_file(train, None, args=["9", "0"], steps=1, time_limit=60)
+    assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM))
+    assert (0.0, 0.0) == signal.getitimer(signal.ITIMER_REAL)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
+def test_time_limit(train: Path) -> None:
+    """After so many seconds a script ends in the same way, also where it sleeps."""
+    result = CliRunner().invoke(app, ["syncs", "train.py", "--time-limit", "1", "--", "5", "99"])
+    assert 1 == result.exit_code
+    assert "finally" in result.stdout
+    assert "train.py:19" in result.stdout
+    assert "ended after 1 s, the time limit" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_signals(train: Path, name: str) -> None:
+    """After a signal the report is printed, JSON and SARIF are whole, and the exit code is that of the signal."""
+    command = [sys.executable, "-m", "instrument", "syncs", "--json", "--sarif", "out.sarif", "train.py"]
+    process = subprocess.Popen(
+        [*command, "--", "9999", "0.02", "exit"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not Path("ready").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(getattr(signal, name))
+    out, err = process.communicate(timeout=120)
+    assert 128 + getattr(signal, name) == process.returncode, err
+    report = json.loads(out)
+    assert {"SIGINT": "interrupted by Ctrl-C", "SIGTERM": "terminated by SIGTERM"}[name] == report["error"]
+    assert not report["finished"]
+    assert {17, 19, 22} <= {found["site"]["line"] for found in report["findings"]}
+    assert err.index("finally") < err.index("at exit")
+    assert "terminated" in Path("out.sarif").read_text() or name == "SIGINT"
+    assert json.loads(Path("out.sarif").read_text())["runs"]
+
+
+def test_own_handler(tmp_path: Path) -> None:
+    """A script that handles SIGTERM itself goes on."""
+    code = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: print('mine'))\n"
+    path = script(tmp_path, "own.py", f"{code}os.kill(os.getpid(), signal.SIGTERM)\n")
+    assert dry_run_file(path, None).finished
+
+
+def test_stopped_targets() -> None:
+    """A signal ends the command: further scripts are not begun."""
+    Path("first.py").write_text("raise KeyboardInterrupt\n")
+    result = CliRunner().invoke(app, ["syncs", "first.py", "train.py", "--", "1", "0"])
+    assert 130 == result.exit_code
+    assert "interrupted by Ctrl-C" in result.stdout
+    assert "update" not in result.stdout
+
+
+def test_traces_take_no_limits() -> None:
+    """A limit on what does not run is refused."""
+    result = CliRunner().invoke(app, ["syncs", "trace.json", "--steps", "3"])
+    assert 2 == result.exit_code
+    assert "--steps is for scripts, and trace.json is a trace" in result.stderr
+
+
+def test_text() -> None:
+    """What ended the run is one line."""
+    assert ("why", 3) == (str(Stopped("why", 3)), Stopped("why", 3).code)
