@@ -174,7 +174,12 @@ def window(steps: list[int], status: str = "recorded") -> dict[str, Any]:
 
 
 def finding(line: int, op: str) -> dict[str, Any]:
-    return {"site": {"file": "/checkout/part/train.py", "line": line}, "op": op}
+    return {
+        "site": {"file": "/checkout/part/train.py", "line": line},
+        "op": op,
+        "status": "sync",
+        "cause": "reads",
+    }
 
 
 @pytest.fixture
@@ -256,6 +261,9 @@ def test_wrong_report(script: Script, outcomes: dict[str, Outcome]) -> None:
             "2 kinds of lines were not printed, first '<time>'",
         ]
     }
+    report.update(error=None, findings=[finding(11, "item"), {**finding(12, "mm"), "status": "not covered"}])
+    outcomes["syncs"].out = outcomes["plain"].out
+    assert differing(script, outcomes) == {"syncs": ["train.py:12 is said to be not covered: reads"]}
     outcomes["syncs"].report, outcomes["syncs"].err = None, "ValueError: no\n"
     assert differing(script, outcomes) == {"syncs": ["no report, exit code 0: ValueError: no"]}
 

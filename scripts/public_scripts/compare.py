@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
+from typing import Any
 
 from .script import Script
 from .ways import Outcome, middle
@@ -97,12 +98,13 @@ def _is(name: str, region: str) -> bool:
 
 def waits(outcome: Outcome) -> Counter[str]:
     """Return ``FILE:LINE OP`` of each line that `instrument syncs` found."""
-    findings = (outcome.report or {}).get("findings", [])
-    return Counter(
-        f"{found['site']['file'].rpartition('/')[2]}:{found['site']['line']} {found['op']}"
-        for found in findings
-        if found["site"]
-    )
+    findings = [found for found in (outcome.report or {}).get("findings", []) if found["status"] == "sync"]
+    return Counter(f"{_line(found)} {found['op']}" for found in findings if found["site"])
+
+
+def _line(found: dict[str, Any]) -> str:
+    site = found["site"]
+    return f"{site['file'].rpartition('/')[2]}:{site['line']}" if site else "an unknown line"
 
 
 def dry_run(script: Script, plain: Outcome, outcome: Outcome) -> list[str]:
@@ -114,11 +116,15 @@ def dry_run(script: Script, plain: Outcome, outcome: Outcome) -> list[str]:
     problems = []
     if report["error"] or not report["finished"]:
         problems.append(f"did not come to its end: {report['error']}")
+    problems += [
+        f"{_line(found)} is said to be {found['status']}: {found['cause']}"
+        for found in report["findings"]
+        if found["status"] not in ("sync", "allowed")
+    ]
     if outcome.code > WORST_EXIT_CODE_OF_SYNCS:
         problems.append(f"exit code {outcome.code}")
-    lost = _missing(
-        sorted(lines(script, plain.out, numbers=False)), sorted(lines(script, outcome.out, numbers=False))
-    )
+    expected = [line for line in lines(script, plain.out, numbers=False) if line not in script.cpu_lines]
+    lost = _missing(sorted(expected), sorted(lines(script, outcome.out, numbers=False)))
     if lost:
         problems.append(f"{len(lost)} kinds of lines were not printed, first {lost[0]!r}")
     if report["steps"] != script.updates * script.processes:

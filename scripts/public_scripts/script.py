@@ -16,6 +16,11 @@ class Edit:
     new: str
 
 
+def waits(file: str, **lines: str) -> tuple[str, ...]:
+    """Return ``FILE:LINE OP`` for each line number in `lines`, whose keywords are the operations."""
+    return tuple(f"{file}:{line} {op}" for op, numbers in lines.items() for line in numbers.split())
+
+
 @dataclass(frozen=True)
 class Script:
     """A public training script with the facts that a person found by reading it.
@@ -38,6 +43,7 @@ class Script:
         data: makes the data, given the root of the checkout.
         edits: changes without which the script does not run here or does not end.
         times: regular expressions of printed times, rates and process numbers, which differ from run to run.
+        cpu_lines: lines that are printed only where no GPU is used.
         needs: packages that it imports beside torch and numpy.
         env: environment variables.
         launcher: a command in front of the script, such as torchrun.
@@ -64,6 +70,7 @@ class Script:
     data: Callable[[Path], None] = lambda root: None
     edits: tuple[Edit, ...] = ()
     times: tuple[str, ...] = ()
+    cpu_lines: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     launcher: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ Each script runs in a fresh copy, on a CPU, with tiny random data made on the sp
   the script has are there.
 - **syncs**: the script comes to its end. It prints the same lines but for numbers and the device, since it takes
   the branches and the random numbers of a GPU. It has as many steps as updates, and the lines that wait for the
-  GPU are those found by reading.
+  GPU are those that a reader of the script agrees to.
 
 What `instrument` prints on standard error is left out. Times, rates and process numbers are masked; the patterns
 are the `times` of each script in `scripts/public_scripts/manifest.py`, with the hand counts, data and edits.
