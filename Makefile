@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PUBLIC := build/public-scripts/venv
 
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 
-.PHONY: demo test fuzz check bench format clean
+.PHONY: demo test fuzz check bench public-scripts format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
@@ -30,6 +31,11 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/python benchmarks/syncs.py
 
+# Public training scripts under instrument. PUBLIC_SCRIPTS=FOLDER takes clones from there instead of from GitHub,
+# SCRIPTS="mnist vae" runs some; only all of them write the page.
+public-scripts: $(PUBLIC)/.installed
+	$(PUBLIC)/bin/python -m scripts.public_scripts $(or $(SCRIPTS),--out docs/public-scripts.md)
+
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -46,4 +52,11 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-%: $(VENV)/.installed
 	$(PIP_INSTALL) --editable '.[$*]'
+	touch $@
+
+$(PUBLIC)/.installed: scripts/public_scripts/requirements.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PUBLIC)
+	$(PUBLIC)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable . --requirement $<
+	$(PUBLIC)/bin/python -m scripts.public_scripts.torchvision_without_cuda
 	touch $@

@@ -1,16 +1,30 @@
 #!/usr/bin/env bash
 # Installs Nsight Systems (nsys) from the distribution's non-free section, without a GPU, a driver or CUDA.
 #
-#   scripts/install-nsys.sh                                          # into /opt/nsys, linked in /usr/local/bin
-#   NSYS_PREFIX=~/nsys NSYS_BIN=~/.local/bin scripts/install-nsys.sh # anywhere else
-#
 # The machine's own apt configuration stays as it is: the non-free section is read through a temporary one.
 set -euo pipefail
 
-PREFIX=${NSYS_PREFIX:-/opt/nsys}
-BIN=${NSYS_BIN:-/usr/local/bin}
 PACKAGES=(nsight-systems nsight-systems-target)
 LIBRARIES=(libpfm4 libssh-4)
+
+usage() {
+  cat << 'END'
+Usage: scripts/install-nsys.sh [--prefix FOLDER] [--bin FOLDER]
+
+Installs Nsight Systems (nsys) on Debian or Ubuntu; no GPU, driver or CUDA is needed.
+
+  --prefix FOLDER  where the files go: /opt/nsys, or $NSYS_PREFIX
+  --bin FOLDER     where the link to nsys goes: /usr/local/bin, or $NSYS_BIN; with a prefix, its bin folder
+  --help           prints this
+
+Without a prefix and a bin folder, an nsys on PATH is enough: its version is printed and nothing is installed.
+END
+}
+
+wrong_argument() {
+  echo "install-nsys: $*; see scripts/install-nsys.sh --help" >&2
+  exit 2
+}
 
 fail() {
   echo "install-nsys: $*; install Nsight Systems by hand" >&2
@@ -35,12 +49,50 @@ writing() {
   if [ -w "$folder" ]; then "$@"; else as_root "$@"; fi
 }
 
-installed_version() {
-  local nsys
-  for nsys in "$(command -v nsys || true)" "$BIN/nsys"; do
-    [ -x "$nsys" ] && "$nsys" --version 2> /dev/null && return
+# Sets PREFIX and BIN to absolute paths, and CHOSEN where the caller named one of them.
+parse_arguments() {
+  local value
+  PREFIX=${NSYS_PREFIX:-}
+  BIN=${NSYS_BIN:-}
+  while [ $# -gt 0 ]; do
+    case $1 in
+      -h | --help) usage && exit ;;
+      --prefix | --bin) [ $# -gt 1 ] || wrong_argument "$1 needs a folder" ;;
+      --prefix=* | --bin=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+      *) wrong_argument "unknown argument: $1" ;;
+    esac
+    value=$2
+    case $value in
+      '' | -*) wrong_argument "$1 needs a folder, got '$value'" ;;
+    esac
+    [ "$1" = --prefix ] && PREFIX=$value || BIN=$value
+    shift 2
   done
-  return 1
+  CHOSEN=$PREFIX$BIN
+  [ -n "$BIN" ] || BIN=${PREFIX:-/usr/local}/bin
+  BIN=$(realpath -m "$BIN")
+  PREFIX=$(realpath -m "${PREFIX:-/opt/nsys}")
+}
+
+# Prints the version of the nsys that is on PATH; fails where there is none.
+version_on_path() {
+  local nsys
+  nsys=$(command -v nsys) && "$nsys" --version 2> /dev/null
+}
+
+# Prints the path of the nsys below a folder, leaving out trees that are not complete.
+find_nsys() {
+  find "$1" -path '*.partial/*' -prune -o -path '*/target-linux-*/nsys' -print -quit 2> /dev/null | grep .
+}
+
+link_nsys() {
+  writing "$BIN" mkdir -p "$BIN"
+  writing "$BIN" ln -sfn "$1" "$BIN/nsys"
+  "$BIN/nsys" --version || fail "the installed nsys does not start"
+  case ":$PATH:" in
+    *":$BIN:"*) ;;
+    *) echo "install-nsys: add $BIN to PATH" ;;
+  esac
 }
 
 # Prints the given deb822 files with $1 as the only components, leaving out the stanzas that have no "main".
@@ -117,7 +169,13 @@ complete_tree() {
 }
 
 main() {
-  if installed_version; then return; fi
+  parse_arguments "$@"
+  local nsys
+  if [ -z "$CHOSEN" ] && version_on_path; then return; fi
+  if nsys=$(find_nsys "$PREFIX"); then
+    link_nsys "$nsys"
+    return
+  fi
 
   case $(uname -m) in
     x86_64 | aarch64) ;;
@@ -149,14 +207,7 @@ main() {
   writing "$PREFIX" rm -rf "$home" "$home.partial"
   writing "$PREFIX" cp -a --no-preserve=ownership "$temporary/tree" "$home.partial"
   writing "$PREFIX" mv "$home.partial" "$home"
-  writing "$BIN" mkdir -p "$BIN"
-  writing "$BIN" ln -sfn "$(find "$home/usr/lib" -path '*/target-linux-*/nsys' -print -quit)" "$BIN/nsys"
-
-  "$BIN/nsys" --version || fail "the installed nsys does not start"
-  case ":$PATH:" in
-    *":$BIN:"*) ;;
-    *) echo "install-nsys: add $BIN to PATH" ;;
-  esac
+  link_nsys "$(find_nsys "$home")"
 }
 
-main
+main "$@"

@@ -4,9 +4,13 @@ import argparse
 import tempfile
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import set_seed
-from transformers import GPT2Config, GPT2LMHeadModel
+
+try:
+    from accelerate import Accelerator
+    from accelerate.utils import set_seed
+    from transformers import GPT2Config, GPT2LMHeadModel
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}. This script needs it: pip install accelerate transformers") from None
 
 from instrument.integrations.accelerate import instrumented
 

@@ -21,9 +21,12 @@ def main() -> None:
     parser.add_argument("--out", default="runs/deepspeed")
     parser.add_argument("--stage", type=int, default=1, help="of ZeRO")
     options = parser.parse_args()
-    attach(options.out, wait=1, warmup=1, active=2)
+    try:
+        import deepspeed
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"{error}. This script needs it: pip install deepspeed") from None
 
-    import deepspeed
+    attach(options.out, wait=1, warmup=1, active=2)
 
     if not torch.cuda.is_available():
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled now, in 40 s

@@ -10,12 +10,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from instrument.integrations.lightning import InstrumentCallback
+try:
+    if os.environ.get("LIGHTNING") == "pytorch_lightning":
+        import pytorch_lightning as pl
+    else:
+        import lightning.pytorch as pl
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}. This script needs it: pip install {error.name.split('.')[0]}") from None
 
-if os.environ.get("LIGHTNING") == "pytorch_lightning":
-    import pytorch_lightning as pl
-else:
-    import lightning.pytorch as pl
+from instrument.integrations.lightning import InstrumentCallback
 
 warnings.filterwarnings("ignore", category=UserWarning)  # of workers, loggers and small batches
 logging.getLogger(f"{pl.__name__}.utilities.rank_zero").setLevel(logging.WARNING)

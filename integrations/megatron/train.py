@@ -1,6 +1,7 @@
 """Trains a small GPT with megatron-core alone: its pipeline schedule, its data parallelism, its optimizer.
 
-torchrun --nproc-per-node 2 train.py --pipeline 2          # GPUs; --cpu on a machine without
+python train.py --cpu                                      # on a laptop
+torchrun --nproc-per-node 2 train.py --pipeline 2          # on GPUs
 """
 
 import argparse
@@ -9,14 +10,22 @@ import os
 
 import torch
 from cpu import no_cuda
-from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils.data import DataLoader
+
+try:
+    from megatron.core import parallel_state
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.transformer.transformer_config import TransformerConfig
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}. This script needs it: pip install megatron-core") from None
 
 from instrument.integrations.megatron import attach
 
@@ -64,10 +73,12 @@ def main() -> None:
     parser.add_argument("--pipeline", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=6)
-    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU, to try the script without a GPU")
     parser.add_argument("--out", default="runs/megatron")
     options = parser.parse_args()
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29513}.items():
+    if not options.cpu and not torch.cuda.is_available():
+        parser.error("megatron-core trains on a GPU and this machine has none; add --cpu to try it on the CPU")
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
         os.environ.setdefault(name, str(value))
 
     attach(options.out, wait=1, warmup=1, active=2)  # the one line

@@ -1,26 +1,33 @@
 """Train a small Llama on random tokens with torchtitan's own Trainer, on a CPU as well."""
 
+import argparse
 import os
-import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import cpu  # before torchtitan, which asks for the device as it is imported
 import torch
-from torchtitan.components import metrics
-from torchtitan.components.dataloader import BaseDataLoader
-from torchtitan.components.loss import CrossEntropyLoss
-from torchtitan.components.optimizer import default_adamw
-from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.config.configs import DebugConfig, TrainingConfig
-from torchtitan.distributed import utils
-from torchtitan.models.common.attention import ScaledDotProductAttention
-from torchtitan.models.llama3 import model_registry
-from torchtitan.trainer import Trainer
+
+try:
+    from torchtitan.components import metrics
+    from torchtitan.components.dataloader import BaseDataLoader
+    from torchtitan.components.loss import CrossEntropyLoss
+    from torchtitan.components.optimizer import default_adamw
+    from torchtitan.components.tokenizer import BaseTokenizer
+    from torchtitan.config.configs import DebugConfig, TrainingConfig
+    from torchtitan.distributed import utils
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.llama3 import model_registry
+    from torchtitan.trainer import Trainer
+except ModuleNotFoundError as error:
+    needed = "pip install torchtitan triton; trainer.py, beside this file, needs PyTorch alone"
+    raise SystemExit(f"{error}. This script needs it: {needed}") from None
 
 from instrument.integrations.torchtitan import attach
 
-attach(sys.argv[1] if sys.argv[1:] else "runs/torchtitan", wait=2, active=2)
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--out", default="runs/torchtitan")
+attach(parser.parse_args().out, wait=2, active=2)
 
 for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}.items():
     os.environ.setdefault(name, value)  # as torchrun sets them

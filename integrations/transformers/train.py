@@ -5,7 +5,12 @@ import os
 import tempfile
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+
+try:
+    import accelerate  # noqa: F401 (the Trainer needs it)
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}. This script needs it: pip install transformers accelerate") from None
 
 from instrument.integrations.transformers import InstrumentCallback
 

@@ -278,8 +278,8 @@ def test_real(tmp_path: Path) -> None:
     missing = [name for name in ("torchtitan", "triton") if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"torchtitan's Trainer needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-    plain = start(tmp_path, script="train.py", INSTRUMENT="0")
+    plain = start("--out", tmp_path, script="train.py", INSTRUMENT="0")
     assert len(losses(plain)) == 6
-    assert losses(start(tmp_path, script="train.py")) == losses(plain)
+    assert losses(start("--out", tmp_path, script="train.py")) == losses(plain)
     assert tree(recorded(tmp_path), REAL) == f"{REAL_STEP}\n{REAL_STEP}"
     assert [entry["steps"] for entry in manifest(tmp_path)] == [[3, 4]]

@@ -1,0 +1,116 @@
+"""The ways in which a script is run, and what is kept of a run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .script import Script
+
+TIME_LIMIT_S = 600
+RECORDED = "instrument-recorded"  # beside the checkout, so that the script does not see it
+
+
+@dataclass
+class Outcome:
+    """One run: what the script printed and, under `instrument`, what was recorded or found."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    windows: list[dict[str, Any]] = field(default_factory=list)
+    regions: set[str] = field(default_factory=set)
+    report: dict[str, Any] | None = None
+
+
+def middle(script: Script) -> tuple[int, int]:
+    """Return the three steps that `--steps` is given: the last one but one and the two before it."""
+    return script.updates - 4, script.updates - 2
+
+
+def commands(script: Script) -> dict[str, list[str]]:
+    """Return the command line of each way, in the order in which they are run."""
+    program = [*script.launcher, script.file, *shlex.split(script.args)]
+    plain = program if script.launcher else [sys.executable, *program]
+    run = [sys.executable, "-m", "instrument", "run", "--out", f"{{base}}/{RECORDED}"]
+    first, last = middle(script)
+    found = {
+        "plain": plain,
+        "plain again": plain,
+        "run": [*run, "--", *program],
+        "run --steps A-B": [*run, "--steps", f"{first}-{last}", "--", *program],
+        "run --steps all": [*run, "--steps", "all", "--", *program],
+    }
+    if not script.without_syncs:
+        syncs = [sys.executable, "-m", "instrument", "syncs", "--json", script.file]
+        found["syncs"] = [*syncs, "--", *shlex.split(f"{script.args} {script.gpu_args}")]
+    return found
+
+
+def _environment(script: Script) -> dict[str, str]:
+    """Return an environment without a GPU, in which threads do not change the order of sums."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT")}
+    bin_folder = str(Path(sys.executable).parent)  # torchrun
+    fixed = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return {**kept, "PATH": f"{bin_folder}{os.pathsep}{kept.get('PATH', '')}", **fixed, **script.env}
+
+
+def _manifest(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "manifest.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _regions(folder: Path) -> set[str]:
+    """Return the names of the regions in all traces below `folder`, read without the help of `instrument`."""
+    names = set()
+    for path in folder.glob("window-*/*.json*"):
+        data = path.read_bytes()
+        events = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
+        names |= {event["name"] for event in events if event.get("cat") == "user_annotation"}
+    return names
+
+
+def _text(output: str | bytes | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+
+
+def run(script: Script, way: str, checkout: Path, base: Path) -> Outcome:
+    """Run `script` in a fresh copy of `checkout`, which is at the same path each time."""
+    root, recorded = base / "checkout", base / RECORDED
+    for folder in (root, recorded):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(checkout, root, symlinks=True)
+    command = [part.replace("{base}", str(base)) for part in commands(script)[way]]
+    began = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, cwd=root / script.folder, env=_environment(script), capture_output=True, encoding="utf-8",
+            errors="replace", stdin=subprocess.DEVNULL, timeout=TIME_LIMIT_S,
+        )  # fmt: skip
+        outcome = Outcome(done.returncode, done.stdout, done.stderr, time.perf_counter() - began)
+    except subprocess.TimeoutExpired as late:
+        said = f"stopped after {TIME_LIMIT_S} s"
+        outcome = Outcome(-1, _text(late.stdout), f"{_text(late.stderr)}\n{said}", TIME_LIMIT_S)
+    if way.startswith("run"):
+        outcome.windows, outcome.regions = _manifest(recorded), _regions(recorded)
+    elif way == "syncs":
+        outcome.report, outcome.out = _report(outcome.out), outcome.err
+    return outcome
+
+
+def _report(printed: str) -> dict[str, Any] | None:
+    """Return the report that `instrument syncs --json` printed; None where it printed none."""
+    try:
+        return dict(json.loads(printed))
+    except ValueError:
+        return None
