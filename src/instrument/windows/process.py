@@ -70,7 +70,7 @@ class FinalizerProcess:
         self.closed = False
         self.ended: str | None = None
         self._socket, theirs = socket.socketpair()
-        with theirs:
+        try:
             self._process = subprocess.Popen(
                 [sys.executable or "", *(["-B"] if sys.dont_write_bytecode else []), "-I", "-c", _code()],
                 stdin=theirs.fileno(),
@@ -79,9 +79,14 @@ class FinalizerProcess:
                 start_new_session=True,
                 env=_environment(),
             )
+            self._thread = threading.Thread(target=self._receive, name="instrument", daemon=True)
+            self._thread.start()
+        except BaseException:
+            self._socket.close()  # which ends the process
+            raise
+        finally:
+            theirs.close()
         _running.add(self)
-        self._thread = threading.Thread(target=self._receive, name="instrument", daemon=True)
-        self._thread.start()
 
     def send(self, job: Mapping[str, Any]) -> None:
         """Send a job; what the connection has no room for is sent when there is some."""
