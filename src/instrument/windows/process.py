@@ -133,7 +133,7 @@ class FinalizerProcess:
 
     def _received(self) -> bytes:
         with suppress(OSError):
-            return self._socket.recv(1 << 16)
+            return self._socket.recv(1 << 12)
         return b""
 
     def forked(self) -> None:
