@@ -102,7 +102,7 @@ def _logging() -> Snapshot:
     loggers = {name: item for name, item in logging.root.manager.loggerDict.items() if "instrument" not in name}
     changed = {  # not those that are as they were made
         name: told(item)
-        for name, item in loggers.items()
+        for name, item in sorted(loggers.items())
         if isinstance(item, logging.Logger) and told(item) != (0, [], [], True, False)
     }
     return {

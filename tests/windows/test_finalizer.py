@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -316,6 +317,25 @@ def test_the_text_of_the_summary(out: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert max(map(len, lines)) <= 60
     assert f"  {traces(out)[0].relative_to(out.parent.parent)}" in second.splitlines()
     assert "\x1b" not in second
+
+
+def test_memory_of_many_windows(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window leaves nothing but its line: no object in training, and no memory in the other process."""
+    monkeypatch.setattr(settings, "summary", True)
+    counts, sizes = [], []
+    with instrument.profile(out, schedule=instrument.schedule(active=1, repeat=0)) as prof:
+        prof.tell = lambda text: None
+        for number in range(1, 301):
+            with instrument.annotate("forward"):
+                window(prof)
+            if number in (100, 300):
+                eventually(lambda number=number: number == len(prof.windows))  # type: ignore[misc]
+                gc.collect()
+                counts.append(len(gc.get_objects()))
+                pages = int(Path(f"/proc/{child(prof)}/statm").read_text().split()[1])
+                sizes.append(pages * os.sysconf("SC_PAGE_SIZE"))
+    assert counts[1] - counts[0] < 150
+    assert sizes[1] - sizes[0] < 4e6
 
 
 EXHAUSTED = """
