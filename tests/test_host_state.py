@@ -283,8 +283,8 @@ for number in numbers:
 print("rich" in sys.modules or "structlog" in sys.modules)
 print(json.dumps({name: re.sub("0x[0-9a-f]+", "", repr(value)) for name, value in snapshot().items()}))
 """
-# While `run` goes on: its variables, wrapt's finder, and what finishes the windows.
-OF_RUN = {"environment", "sys.meta_path", "threads", "sockets", "children", "builtins", "sys.argv", "sys.path"}
+# While it goes on: `run`'s variables, wrapt's finder, what finishes the windows; and what is of one process alone.
+OF_RUN = {"environment", "sys.meta_path", "threads", "sockets", "children", "builtins", "sys.argv"}
 
 
 def test_the_same_losses(tmp_path: Path) -> None:
