@@ -31,7 +31,7 @@ ORDER = [
     ["regions"],
     ["guard"],
     ["config", "compat"],
-    ["errors", "identity", "log", "patch", "tools"],
+    ["errors", "identity", "imports", "log", "patch", "tools"],
     ["printable"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

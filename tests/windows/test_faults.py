@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import gzip
 import json
 import logging
 import os
@@ -20,10 +18,11 @@ from torch.profiler import ProfilerActivity
 
 import instrument
 from instrument.config import settings
+from instrument.errors import CaptureError
+from instrument.exporters.raw_trace import part
 from instrument.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
 from instrument.guard import guard
 from instrument.regions import live
-from instrument.traces import summary
 
 from ..support import programs
 from .training import Recorder, Trained, manifest, nothing, recorded, statuses, steps, traces, train
@@ -71,12 +70,6 @@ def test_an_exporter_that_fails_when_discarding(out: Path) -> None:
     """A warm-up that leads to nothing may even fail to end."""
     run(out, exporter=Recorder("discard"), schedule=instrument.schedule(at=12, warmup=5))
     assert [("skipped", "the loop ended before step 10, in warm-up")] == reasons(manifest(out))
-
-
-def test_an_exporter_that_fails_in_the_background(out: Path) -> None:
-    """What fails on the other thread is in the manifest as well."""
-    run(out, exporter=Recorder("finish"))
-    assert [("failed", "not saved: OSError: finish failed on purpose")] * 2 == reasons(manifest(out))
 
 
 @pytest.mark.parametrize("place", ["prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"])
@@ -186,17 +179,19 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert [] == left
 
 
-def test_a_disk_that_fills_up_in_the_background(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trace that cannot be compressed is kept as it is, which the manifest says."""
+def obstruct(prof: Any) -> None:
+    """Leave no room for the compressed trace of the last window."""
+    part(prof._last.raw).mkdir()
 
-    def full(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(gzip, "open", full)
-        run(out)
-    reason = "not compressed: OSError: [Errno 28] No space left on device"
-    assert [("recorded", reason)] * 2 == reasons(manifest(out))
+def test_a_trace_that_cannot_be_compressed(out: Path) -> None:
+    """It is kept as it is, which the manifest says."""
+    run(out, on_trace_ready=obstruct)
+    for entry in manifest(out):
+        assert "recorded" == entry["status"]
+        assert entry["reason"].startswith("not compressed: IsADirectoryError: [Errno 21] Is a directory: ")
+    for path in out.rglob("*.part"):
+        path.rmdir()
     for entry, path in zip(manifest(out), traces(out), strict=True):
         assert path.name.endswith(".pt.trace.json")
         assert [{"path": str(path.relative_to(out)), "bytes": path.stat().st_size}] == entry["files"]
@@ -552,19 +547,17 @@ def test_a_fork_in_a_window(tmp_path: Path) -> None:
 
 
 def test_a_summary_that_fails(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The windows are recorded without it."""
-
-    def fail(path: Path) -> None:
-        raise ValueError("unreadable")
-
     monkeypatch.setattr(settings, "summary", True)
-    monkeypatch.setattr(summary, "summarize", fail)
-    run(out)
+    run(out, on_trace_ready=lambda prof: prof._last.raw.write_text("unreadable"))
     assert [("recorded", None)] * 2 == reasons(manifest(out))
-    assert [[2, 3], [6, 7]] == recorded(out)
-    assert "Traceback" not in capsys.readouterr().err
+    assert "" == capsys.readouterr().err
+    assert "the summary failed and steps aside" in caplog.text
 
 
 def test_a_summary_goes_to_stderr_once(
@@ -581,12 +574,12 @@ def test_a_summary_goes_to_stderr_once(
 
 
 def test_internal_errors_are_raised_under_strict_settings(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that tests see them, those of the background thread as well."""
+    """So that tests see them, those of the process that finishes windows as well."""
     monkeypatch.setattr(settings, "strict", True)
     with pytest.raises(OSError, match="save failed on purpose"):
         run(out, exporter=Recorder("save"))
-    with pytest.raises(OSError, match="finish failed on purpose"):
-        run(out, exporter=Recorder("finish"))
+    with pytest.raises(CaptureError, match="Is a directory"):
+        run(out, on_trace_ready=obstruct)
 
 
 def test_windows_leave_training_as_it_is(out: Path) -> None:

@@ -248,7 +248,6 @@ def test_asking_for_a_trace_before_there_is_one(out: Path, name: str) -> None:
 def test_on_trace_ready_may_stop_the_profile(out: Path) -> None:
     """One window is enough: what was recorded stays, the rest is accounted for."""
     prof = run(out, 6, schedule=plan(at=[1, 3]), on_trace_ready=lambda prof: prof.stop())
-    prof._aftermath.finish()
     assert [[1]] == recorded(out)
     assert {1: "recorded", 2: "not reached"} == dict(statuses(prof.windows))
 
@@ -365,8 +364,7 @@ def test_any_schedule_is_followed_exactly(plan: Schedule, length: int, first: in
                 calls = len(recorder.calls)
                 prof.step()
                 if before is after is Phase.WAIT:
-                    new = [call for call in recorder.calls[calls:] if call[0] != "finish"]  # that is the thread's
-                    assert [] == new
+                    assert [] == recorder.calls[calls:]
         entries = prof.windows
         assert entries == (manifest(Path(folder)) if entries else [])
 
@@ -378,7 +376,7 @@ def test_any_schedule_is_followed_exactly(plan: Schedule, length: int, first: in
         active.remove(announced)
     assert recorder.count("start") == recorder.count("stop")
     assert recorder.count("capture") == recorder.count("start") + recorder.count("discard")
-    assert recorder.count("stop") == recorder.count("save") == recorder.count("finish")
+    assert recorder.count("stop") == recorder.count("save")
     assert recorder.count("prepare") <= 1
 
     reached = {entry["window"]: entry for entry in entries if entry["status"] in ("recorded", "partial")}
@@ -392,15 +390,6 @@ def test_any_schedule_is_followed_exactly(plan: Schedule, length: int, first: in
         assert due == [
             tuple(entry["planned_steps"]) for entry in sorted(entries, key=lambda entry: entry["window"])
         ]
-
-
-def test_the_last_steps_work_is_on_a_thread_of_its_own(out: Path) -> None:
-    """The loop's thread only saves; finishing the files is left to ours, which ends with the profile."""
-    recorder = Recorder()
-    run(out, 3, schedule=plan(at=1), exporter=recorder)
-    (thread,) = [call[1] for call in recorder.calls if call[0] == "finish"]
-    assert thread.startswith("instrument")
-    assert thread not in [thread.name for thread in threading.enumerate()]
 
 
 def listed(folder: str) -> list[str]:

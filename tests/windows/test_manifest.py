@@ -104,7 +104,7 @@ def test_ranks_that_share_a_folder_do_not_cut_each_others_lines(out: Path) -> No
     writers = [Manifest(out) for _ in range(4)]
     for window in range(50):
         for rank, writer in enumerate(writers):
-            writer.add(rank=rank, window=window, **line, hidden_regions=["x" * 1000])
+            writer.add(writer.entry(rank=rank, window=window, **line, hidden_regions=["x" * 1000]))
     lines = [(entry["window"], entry["rank"]) for entry in manifest(out)]
     assert [(window, rank) for window in range(50) for rank in range(4)] == lines
 
@@ -113,5 +113,5 @@ def test_a_folder_that_cannot_be_written_leaves_the_line_in_the_object(tmp_path:
     """`entries` has it all the same."""
     (tmp_path / "file").write_text("")
     record = Manifest(tmp_path / "file" / "runs")
-    record.add(rank=0, window=1, status="recorded", planned_steps=(1, None), exporter="e")
+    record.add(record.entry(rank=0, window=1, status="recorded", planned_steps=(1, None), exporter="e"))
     assert [1] == [entry["window"] for entry in record.entries]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,17 +139,12 @@ class Captured:
     def discard(self) -> None:
         self._note("discard")
 
-    def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
+    def save(self, folder: Path, stem: str) -> list[Path]:
         self._note("save", folder.name, stem)
-
-        def finish() -> list[Path]:
-            self._note("finish", threading.current_thread().name)
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{stem}.txt"
-            path.write_text("recorded")
-            return [path]
-
-        return finish
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{stem}.txt"
+        path.write_text("recorded")
+        return [path]
 
 
 def planned(windows: Iterable[Window]) -> list[tuple[int, int]]:

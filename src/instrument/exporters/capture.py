@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 
 class Capture(Protocol):
-    """One window's recording. All but the function that `save` returns is called on one thread.
+    """One window's recording. All is called on one thread.
 
-    A capture is made when the window's warm-up begins, or its first recorded step if it has none. ``raw`` is its
-    trace as torch.profiler wrote it, if it has one, while that file is there.
+    A capture is made when the window's warm-up begins, or its first recorded step if it has none. ``raw`` is the
+    file that `save` wrote if it is a trace of torch.profiler, which another process compresses and reads then.
     """
 
     raw: Path | None
@@ -28,11 +27,8 @@ class Capture(Protocol):
     def stop(self) -> None:
         """Record no more."""
 
-    def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
-        """Write what must be written at once; the function returned does the rest, on another thread.
-
-        It returns the files in ``folder``, none where the tool itself writes them later.
-        """
+    def save(self, folder: Path, stem: str) -> list[Path]:
+        """Write the files into ``folder``, and return them; none where the tool itself writes them later."""
 
     def discard(self) -> None:
         """End a capture that never started."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import CaptureError
@@ -46,9 +45,9 @@ class NsightComputeCapture:
         """Have no more kernels measured."""
         cuda_profiler("stop")
 
-    def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
+    def save(self, folder: Path, stem: str) -> list[Path]:
         """Nothing to write: ncu does."""
-        return list
+        return []
 
     def discard(self) -> None:
         """Nothing was started."""

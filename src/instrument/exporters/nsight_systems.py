@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +63,9 @@ class NsightSystemsCapture:
         cuda_profiler("stop")
         self._nvtx.end(self._window)
 
-    def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
+    def save(self, folder: Path, stem: str) -> list[Path]:
         """Nothing to write: nsys does."""
-        return list
+        return []
 
     def discard(self) -> None:
         """Nothing was started."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +70,9 @@ class RocprofCapture:
         """Record no more."""
         self._pause(_ALL_THREADS)
 
-    def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
+    def save(self, folder: Path, stem: str) -> list[Path]:
         """Nothing to write: rocprofv3 does."""
-        return list
+        return []
 
     def discard(self) -> None:
         """Nothing was started."""

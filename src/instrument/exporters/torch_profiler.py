@@ -9,7 +9,7 @@ import difflib
 import gzip
 import inspect
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -18,6 +18,7 @@ from .. import log, tools
 from ..compat import profiler_running, range_functions
 from ..errors import CaptureError
 from ..regions.region import plain
+from .raw_trace import packed
 from .sessions import sessions
 
 _OURS = ("schedule", "on_trace_ready")
@@ -83,8 +84,7 @@ class TorchProfilerCapture:
             raise CaptureError("another torch profiler is active")
         self._enter, self._exit = range_functions()
         self._step: Any = None
-        self.raw: Path | None = None  # the trace as torch wrote it, until it is compressed
-        self.packed: Path | None = None
+        self.raw: Path | None = None  # the trace as torch wrote it
         self.profiler = profile(**options)
         try:
             self.profiler.prepare_trace()
@@ -117,46 +117,25 @@ class TorchProfilerCapture:
             raise CaptureError("another torch profiler began inside the window, which ended its recording")
         self.profiler.stop_trace()
 
-    def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
-        """Write the trace, 4-7 ms a MB, and return the function that compresses it, which harms nobody."""
+    def save(self, folder: Path, stem: str) -> list[Path]:
+        """Write the trace, 4-7 ms a MB."""
         folder.mkdir(parents=True, exist_ok=True)
         raw = folder / f"{stem}{SUFFIX}"
         self.profiler.export_chrome_trace(str(raw))
-        if not _whole(raw):  # torch reports that on stderr alone
-            for part in (raw, raw.with_name(f"{raw.name}.tmp")):
-                part.unlink(missing_ok=True)
-            free = shutil.disk_usage(folder).free
-            raise OSError(f"torch could not write the trace to {folder} ({free:,} bytes free)")
+        if not _whole(raw):  # torch does not raise
+            reason = _write_error(raw)
+            for path in (raw, raw.with_name(f"{raw.name}.tmp")):
+                path.unlink(missing_ok=True)
+            raise OSError(f"torch could not write the trace to {folder}: {reason}")
         self.raw = raw
-
-        def compress() -> list[Path]:
-            packed, part = folder / f"{raw.name}.gz", folder / f"{raw.name}.part"
-            try:
-                # Level 1: 3 ms a MB; the default level of torch's own .gz takes 45-120 ms.
-                with raw.open("rb") as source, gzip.open(part, "wb", compresslevel=1) as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
-                part.replace(packed)
-            except BaseException:  # a full disk: the trace stays as it is, which viewers read as well
-                part.unlink(missing_ok=True)
-                raise
-            self.packed, self.raw = packed, None
-            raw.unlink()
-            return [packed]
-
-        return compress
+        return [raw]
 
     def export(self, path: str) -> None:
         """Copy the trace to ``path``, gzipped if it ends in ".gz": torch itself writes a trace only once."""
-        if self.raw is None and self.packed is None:
+        if self.raw is None:
             raise CaptureError("the trace of this window could not be saved")
-        with self._read() as source, _write(path) as target:
+        with _read(self.raw) as source, _write(path) as target:
             shutil.copyfileobj(source, target, 1 << 20)
-
-    def _read(self) -> IO[bytes]:
-        if self.raw is not None:
-            with suppress(FileNotFoundError):  # compressed in the meantime
-                return self.raw.open("rb")
-        return cast(IO[bytes], gzip.open(self.packed or Path()))
 
     def discard(self) -> None:
         """End a capture that never started: started and stopped at once, or the next one finds it prepared."""
@@ -183,6 +162,23 @@ def _whole(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 16))
         return file.read().rstrip().endswith(b"}")
+
+
+def _write_error(path: Path) -> str:
+    """Return why a file cannot be written, as the system says when more is written beside what torch left."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            for _ in range(16):
+                file.write(bytes(1 << 20))
+    except OSError as error:
+        return str(error)
+    return "the reason is not known"
+
+
+def _read(raw: Path) -> IO[bytes]:
+    with suppress(FileNotFoundError):  # compressed in the meantime
+        return raw.open("rb")
+    return cast(IO[bytes], gzip.open(packed(raw)))
 
 
 def _write(path: str) -> IO[bytes]:

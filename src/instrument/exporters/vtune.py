@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,9 @@ class VtuneCapture:
 
         ittapi.pause()
 
-    def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
+    def save(self, folder: Path, stem: str) -> list[Path]:
         """Nothing to write: VTune does."""
-        return list
+        return []
 
     def discard(self) -> None:
         """Nothing was started."""

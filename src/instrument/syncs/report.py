@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions
-from rich.text import Text
-
-from . import sarif, text, written
+from ..imports import import_rich
+from . import sarif, written
 from .finding import CHOSEN
 from .pattern import times
 from .results import Results
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.text import Text
 
 _WIDTH = 100  # where no terminal tells
 
@@ -81,12 +84,19 @@ class SyncReport(Results):
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns
-        return "\n".join(line.plain for line in text.lines(self, width))
+        return "\n".join(line.plain for line in _lines(self, width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        for line in text.lines(self, options.max_width):
+        for line in _lines(self, options.max_width):
             line.no_wrap, line.overflow = True, "ignore"
             yield line
+
+
+def _lines(report: SyncReport, width: int) -> Iterator[Text]:
+    import_rich()
+    from . import text
+
+    return text.lines(report, width)
 
 
 def render(report: SyncReport, *, console: Console) -> None:

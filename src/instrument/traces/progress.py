@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..imports import import_rich
 from ..printable import printable
 
 _LARGE = 100_000_000  # bytes; smaller ones are read within a second or so
@@ -19,6 +20,7 @@ def progress(path: Path) -> Iterator[Callable[[int], None]]:
     if size < _LARGE or sys.stderr is None or not sys.stderr.isatty():
         yield lambda read: None
         return
+    import_rich()
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -28,6 +30,7 @@ def progress(path: Path) -> Iterator[Callable[[int], None]]:
         DownloadColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
         task = bar.add_task(printable(path.name), total=size)
         yield lambda read: bar.advance(task, read)

@@ -18,7 +18,7 @@ from ..exporters.capture import Exporter
 from ..exporters.choose import choose
 from ..guard import exiting, guard
 from ..regions import live
-from .aftermath import Aftermath
+from .finalizer import WindowFinalizer
 from .like_torch import LikeTorch
 from .manifest import Manifest
 from .recording import Recording
@@ -62,7 +62,7 @@ class Profile(LikeTorch):
         self._left_on: Recording | None = None  # by a `stop` on another thread, until this one's next step
         self._over = 0  # the number of the last window that is over
         self._manifest = Manifest(self.out)
-        self._aftermath = Aftermath(self._manifest, exporter.hint)
+        self._finalizer = WindowFinalizer(self._manifest, exporter.hint)
         self.keep_last = True
         self.tell: Callable[[str], None] | None = None
         self.yields = False
@@ -139,8 +139,11 @@ class Profile(LikeTorch):
             if self._ranks is None or self._rank in self._ranks:
                 for window in islice(self._unreached(), 1000):
                     self._note(window, "not reached", self._ended)
-            self._aftermath.later(self._report)
-            self._aftermath.finish()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._report()
+        self._finalizer.finish()
 
     def _exit(self) -> None:
         with exiting():
@@ -183,6 +186,7 @@ class Profile(LikeTorch):
             if recording is not None and (window is None or window.index != recording.window.index):
                 self._close(recording)
                 if self._change == NEVER:  # on_trace_ready called `stop`
+                    self._finish()
                     return
             if window is None:
                 following = self._plan.next_window(step)
@@ -221,7 +225,7 @@ class Profile(LikeTorch):
                 raise CaptureError(f"{self._ended}, in warm-up")
             recording.stop(self._metadata)
             folder = self.out / f"window-{window.index:04d}"
-            save = recording.capture.save(folder, f"rank{self._rank}.{recording.end_ns}")
+            files = recording.capture.save(folder, f"rank{self._rank}.{recording.end_ns}")
         except BaseException as error:
             self._give_up(window, error)
             if not isinstance(error, Exception):
@@ -244,16 +248,16 @@ class Profile(LikeTorch):
             self._recording, self._closing = None, False
             if not self.keep_last:
                 self._last = None
-            self._aftermath.later(
-                self._aftermath.recorded,
+            self._finalizer.recorded(
                 recording.capture,
-                save,
-                reasons,
+                files,
                 **self._entry(window, recording),
                 status="partial" if early else "recorded",
+                reason="; ".join(reasons) or None,
             )
         if self._plan.count == window.index:
-            self._aftermath.later(self._report)
+            self._report()
+            self._finalizer.close()
         if failure is not None:
             guard.failed("on_trace_ready", failure)
 
@@ -295,12 +299,12 @@ class Profile(LikeTorch):
 
     def _note(self, window: Window, status: str, reason: str, recording: Recording | None = None) -> None:
         entry = self._entry(window, recording) | {"status": status, "reason": reason}
-        self._aftermath.later(self._manifest.add, **entry)
+        self._finalizer.unrecorded(**entry)
 
     def _report(self) -> None:
         live.tell_hidden()
         if self._rank == min(self._ranks or {0}):
-            self._aftermath.report(sorted(live.compiled_away), self.tell)
+            self._finalizer.report(sorted(live.compiled_away), self.tell)
 
 
 def _rank() -> int:

@@ -1,13 +1,13 @@
-"""The record of what came of each window: a line of JSON in ``manifest.jsonl``."""
+"""The record of the outcome of each window: a line of JSON in ``manifest.jsonl``."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ from typing import Any
 from ..guard import guard
 
 _NUMBERS = count(1)  # of the runs of this process
+_NAME = "manifest.jsonl"
 
 
 class Manifest:
     """Appends a line for each window, and keeps the lines of this process in ``entries``.
+
+    A line that cannot be written is written with the next one, or by `flush`.
 
     Args:
         folder: where ``manifest.jsonl`` lies; made when the first line is written.
@@ -32,10 +35,17 @@ class Manifest:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.entries: list[dict[str, Any]] = []
+        self._lines: list[bytes] = []  # a quarter of the memory that the entries would take
+        self._unwritten: list[bytes] = []
+        self._lock = threading.Lock()
         self._run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
 
-    def add(
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """The lines so far, written or not."""
+        return [json.loads(line) for line in self._lines]
+
+    def entry(
         self,
         *,
         rank: int,
@@ -47,11 +57,10 @@ class Manifest:
         start_ns: int | None = None,
         end_ns: int | None = None,
         exporter: str,
-        files: Sequence[Path] = (),
         hidden_regions: Sequence[str] = (),
-    ) -> None:
-        """Add the line of one window; a folder that cannot be written leaves it in `entries` alone."""
-        entry = {
+    ) -> dict[str, Any]:
+        """Return the line of one window, without files."""
+        return {
             "run": self._run,
             "rank": rank,
             "window": window,
@@ -62,23 +71,56 @@ class Manifest:
             "start_ns": start_ns,
             "end_ns": end_ns,
             "exporter": exporter,
-            "files": [{"path": str(f.relative_to(self.folder)), "bytes": _size(f)} for f in files],
+            "files": [],
             "hidden_regions": list(hidden_regions),
         }
-        self.entries.append(entry)
-        with guard.contained("writing the manifest"):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _append(self.folder / "manifest.jsonl", json.dumps(entry).encode() + b"\n")
+
+    def add(self, entry: Mapping[str, Any], *, written: bool = False) -> None:
+        """Keep the line of one window, and write it unless it is ``written``; a failure is contained."""
+        line = json.dumps(entry).encode() + b"\n"
+        with self._lock:
+            self._lines.append(line)
+            if not written:
+                self._unwritten.append(line)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that could not be written so far."""
+        with self._lock, guard.contained("writing the manifest"):
+            if self._unwritten:
+                append(self.folder, b"".join(self._unwritten))
+                self._unwritten.clear()
 
 
-def _append(path: Path, line: bytes) -> None:
+def append(folder: Path, lines: bytes) -> None:
+    """Append whole lines to the manifest in ``folder``.
+
+    Raises:
+        OSError: they cannot be written; nothing of them is left in the file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _NAME
     # One write in append mode: ranks that share the folder do not cut each other's lines.
     with path.open("ab", buffering=0) as file:
         before = file.tell()
-        written = file.write(line)
-        if written != len(line):  # a full disk: no half line that the next one would be glued to
+        try:
+            while lines:  # more than once only where the disk is full, which the second write says
+                lines = lines[file.write(lines) :]
+        except OSError:  # no half line that the next one would be glued to
             file.truncate(before)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            raise
+
+
+def not_compressed(entry: Mapping[str, Any], kept: bool, why: str) -> dict[str, Any]:
+    """Return the line of a window whose trace was not compressed; ``kept`` tells whether it is there as it was."""
+    reason = f"not compressed: {why}" if kept else f"not saved: {why}"
+    reasons = [entry["reason"], reason] if entry["reason"] else [reason]
+    return {**entry, "status": entry["status"] if kept else "failed", "reason": "; ".join(reasons)}
+
+
+def described(files: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
+    """Return ``files`` as a line names them: the path relative to ``folder``, and the size in bytes."""
+    return [{"path": str(path.relative_to(folder)), "bytes": _size(path)} for path in files]
 
 
 def _size(path: Path) -> int | None:

@@ -1,0 +1,197 @@
+"""Finishes recorded windows, in a process that `FinalizerProcess` starts: files, manifest lines, the summary.
+
+Nothing here is imported by the training process. Each job is a line of JSON on standard input, and is answered by
+one on standard output.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import io
+import json
+import os
+import pickle
+import queue
+import select
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..exporters.raw_trace import compress
+from .manifest import append, described, not_compressed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..traces.summary import Summary
+
+Job = Mapping[str, Any]
+_ORPHAN_S = 600  # how long work may go on after the training process is gone
+
+
+class Finalize:
+    """Answers jobs; the windows that it read so far make one summary."""
+
+    def __init__(self) -> None:
+        self._summary: Summary | None = None
+        self._files: list[str] = []
+        self._unreported = 0
+        self._errors: list[tuple[str, str]] = []  # what failed, and how
+        self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
+            "window": self._window,
+            "line": self._line,
+            "report": self._report,
+            "resume": self._resume,
+            "end": self._end,
+        }
+
+    def answer(self, job: Job) -> dict[str, Any]:
+        """Do one job; what fails is named in the answer."""
+        self._errors = []
+        answer: dict[str, Any] = {}
+        with self._noted(f"job {job['kind']!r}"):
+            answer = self._kinds[job["kind"]](job)
+        return {**answer, "errors": self._errors}
+
+    def _window(self, job: Job) -> dict[str, Any]:
+        """Compress the trace of a window, write its line, then read it for the summary."""
+        entry, raw, folder = job["entry"], Path(job["raw"]), Path(job["folder"])
+        try:
+            path = compress(raw)
+        except Exception as error:
+            path = raw
+            self._failed("saving a window", error)
+            entry = not_compressed(entry, raw.exists(), f"{type(error).__name__}: {error}")
+        if path.exists():
+            entry["files"] = described([path], folder)
+            self._files.append(str(path))
+            self._unreported += 1
+        answer = self._line({"entry": entry, "folder": job["folder"]})
+        if job["summary"] and raw.exists():
+            with self._noted("the summary"):
+                self._read(raw, entry["steps"])
+        if path != raw:
+            with self._noted("saving a window"):
+                raw.unlink(missing_ok=True)
+        return answer
+
+    def _line(self, job: Job) -> dict[str, Any]:
+        """Write the line of a window."""
+        written = False
+        with self._noted("writing the manifest"):
+            append(Path(job["folder"]), json.dumps(job["entry"]).encode() + b"\n")
+            written = True
+        return {"entry": job["entry"], "written": written}
+
+    def _read(self, raw: Path, steps: list[int] | None) -> None:
+        from ..traces.kineto import read_kineto
+        from ..traces.summary import merge, summarize
+
+        trace = read_kineto(raw)
+        if steps:  # a step that was announced and never ran does not count
+            trace = replace(trace, steps=trace.steps.where(trace.steps.number <= steps[1]))
+        summary = summarize(trace)
+        self._summary = merge([self._summary, summary]) if self._summary is not None else summary
+
+    def _report(self, job: Job) -> dict[str, Any]:
+        """Render the summary of all windows, unless it was rendered since the last one."""
+        if self._summary is None or not self._unreported:
+            return {"text": None}
+        self._unreported = 0
+        from rich.console import Console
+
+        from ..report.terminal import render
+
+        terminal = job["terminal"]
+        encoding = _known(terminal["encoding"])
+        file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
+        console = Console(file=file, force_terminal=terminal["colours"], width=terminal["columns"])
+        files = [_short(path, job["cwd"]) for path in self._files]
+        render(
+            self._summary, files=files, folder=_short(job["folder"], job["cwd"]), hidden=job["hidden"],
+            console=console,
+        )  # fmt: skip
+        file.flush()
+        file.seek(0)
+        return {"text": file.read()}
+
+    def _resume(self, job: Job) -> dict[str, Any]:
+        """Go on from the state of another process."""
+        self._summary, self._files, self._unreported = pickle.loads(base64.b64decode(job["state"]))
+        return {}
+
+    def _end(self, _: Job) -> dict[str, Any]:
+        """Return the state that `_resume` takes."""
+        state = pickle.dumps((self._summary, self._files, self._unreported))
+        return {"state": base64.b64encode(state).decode()}
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._errors.append((what, f"{type(error).__name__}: {error}"))
+
+    @contextmanager
+    def _noted(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._failed(what, error)
+
+
+def _known(encoding: str) -> str:
+    with suppress(LookupError):
+        return codecs.lookup(encoding).name
+    return "utf-8"
+
+
+def _short(path: str, cwd: str | None) -> Path:
+    """Return ``path`` as seen from the current folder of the training process, if it lies below."""
+    with suppress(ValueError):
+        return Path(path).relative_to(cwd) if cwd else Path(path)
+    return Path(path)
+
+
+def main(parent: int) -> None:
+    """Answer the jobs on standard input until it ends or says so, or the process ``parent`` is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):
+        os.nice(10)  # training comes first, ...
+        Path("/proc/self/oom_score_adj").write_text("1000")  # ... also where memory runs out
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever is printed must not get among them
+    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(jobs, parent), daemon=True).start()
+    finalize = Finalize()
+    while (job := jobs.get()) is not None:
+        answer = finalize.answer(job)
+        with suppress(OSError):  # nobody is there to read it
+            data = json.dumps({"job": job["job"], **answer}).encode() + b"\n"
+            while data:
+                data = data[os.write(answers, data) :]
+        if job["kind"] == "end":
+            return
+
+
+def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
+    """Read jobs as they come, so that the training process never waits for room in the connection."""
+    rest = b""
+    while True:
+        # A process that training forked may hold the connection open when training itself is gone.
+        if not select.select([0], [], [], 5)[0]:
+            if os.getppid() != parent:
+                break
+            continue
+        try:
+            data = os.read(0, 1 << 16)
+        except OSError:
+            break
+        if not data:
+            break
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            jobs.put(json.loads(line))
+    signal.alarm(_ORPHAN_S)
+    jobs.put(None)

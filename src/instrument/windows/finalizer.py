@@ -1,0 +1,224 @@
+"""What follows a window leaves the training process: compression, the manifest line, the summary."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..config import settings
+from ..errors import CaptureError
+from ..exporters.capture import Capture
+from ..exporters.raw_trace import packed, part
+from ..guard import guard
+from .manifest import Manifest, described, not_compressed
+from .process import FinalizerProcess
+
+_WAIT_S = 60.0  # how long the end of a run waits for its windows, ...
+_WAIT_S_PER_BYTE = 0.5e-6  # ... and a second more for each 2 MB of trace
+_STDERR_S = 5.0  # how long the summary waits for whoever reads standard error
+_CHUNK = 1024  # characters, which a pipe that is ready for any takes at once
+
+Tell = Callable[[str], None]
+
+
+class WindowFinalizer:
+    """Finishes the windows of one run in order, in one process of their own.
+
+    The process is started for the first window that needs it, and ends with `close` or `finish`. Where it cannot
+    be started or dies, traces stay as torch wrote them and the manifest gives the reason.
+
+    Args:
+        manifest: where each window gets its line.
+        hint: what to say to the user where the exporter writes no files.
+    """
+
+    def __init__(self, manifest: Manifest, hint: str) -> None:
+        self._manifest = manifest
+        self._hint = hint
+        self._process: FinalizerProcess | None = None
+        self._state: str | None = None  # of the summary, from one process to the next
+        self._jobs: dict[int, dict[str, Any]] = {}  # that are not answered yet
+        self._last = 0  # the number of the last job
+        self._unreported = 0  # recorded windows without a trace to read, which no summary named yet
+        self._tell: Tell | None = None
+        self._failure: Exception | None = None  # to be raised by `finish`: strict settings
+        self._lock = threading.Lock()
+
+    def recorded(self, capture: Capture, files: Sequence[Path], **entry: Any) -> None:
+        """Finish a window whose ``files`` were saved; ``entry`` is what `Manifest.entry` takes."""
+        with guard.contained("finishing a window"):
+            folder, raw = self._manifest.folder, capture.raw
+            line = self._manifest.entry(**entry)
+            if raw is None:
+                self._unreported += 1
+                self._line({**line, "files": described(files, folder)})
+            else:
+                summary = settings.summary
+                self._send("window", entry=line, folder=str(folder), raw=str(raw), summary=summary)
+
+    def unrecorded(self, **entry: Any) -> None:
+        """Write the line of a window without files."""
+        with guard.contained("finishing a window"):
+            self._line(self._manifest.entry(**entry))
+
+    def _line(self, entry: dict[str, Any]) -> None:
+        if self._jobs:  # after the lines of the windows before it
+            self._send("line", entry=entry, folder=str(self._manifest.folder))
+        else:
+            self._manifest.add(entry)
+
+    def report(self, hidden: Sequence[str], tell: Tell | None = None) -> None:
+        """Print the summary of the windows so far, unless that was done.
+
+        Args:
+            hidden: regions inside compiled code.
+            tell: called with the text, on another thread; None is standard error.
+        """
+        with guard.contained("the summary"):
+            unreported, self._unreported = self._unreported, 0
+            if self._process is not None and settings.summary:
+                self._tell = tell
+                places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
+                self._send("report", **places, hidden=list(hidden), terminal=_terminal())
+            if unreported and self._hint and settings.summary:
+                windows = "1 window" if unreported == 1 else f"{unreported} windows"
+                (tell or _print)(f"instrument: {windows} {self._hint}\n")
+
+    def close(self) -> None:
+        """Let the process end when its work is done, as no window follows."""
+        if self._process is not None:
+            self._process.close()
+
+    def finish(self) -> None:
+        """Wait until everything is written: for a minute, and a second more for each 2 MB of trace."""
+        self._leave()
+        self._manifest.flush()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _leave(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        size = sum(_size(job["raw"]) for job in list(self._jobs.values()) if "raw" in job)
+        process.end(_WAIT_S + size * _WAIT_S_PER_BYTE)
+        self._process = None
+        self._abandon(process.ended or "does not answer")  # what was sent when it was gone, if anything
+
+    def _send(self, kind: str, **job: Any) -> None:
+        if self._process is not None and (self._process.closed or self._process.ended):
+            self._leave()
+        self._last += 1
+        job |= {"kind": kind, "job": self._last}
+        self._jobs[self._last] = job
+        if self._process is None:
+            try:
+                self._process = FinalizerProcess(self._answered, self._gone)
+            except (OSError, ValueError, RuntimeError) as error:  # no memory, files, threads or interpreter
+                self._abandon(f"could not be started: {error}")
+                return
+            if self._state is not None:
+                self._process.send({"kind": "resume", "job": 0, "state": self._state})
+        self._process.send(job)
+
+    # What follows is called on the thread that waits for the answers.
+
+    def _answered(self, answer: Mapping[str, Any]) -> None:
+        try:
+            self._state = answer.get("state", self._state)
+            self._jobs.pop(answer["job"], None)
+            if "entry" in answer:
+                self._manifest.add(answer["entry"], written=answer["written"])
+            if answer.get("text"):
+                with guard.contained("the summary"):
+                    (self._tell or _print)(answer["text"])
+            for feature, error in answer["errors"]:
+                guard.failed(feature, CaptureError(error))
+        except Exception as error:
+            self._failure = self._failure or error
+
+    def _gone(self, process: FinalizerProcess) -> None:
+        if process is self._process and process.ended:
+            self._abandon(process.ended)
+
+    def _abandon(self, how: str) -> None:
+        """Do without the process what it left undone: keep the traces, write the lines, and say why."""
+        with self._lock:
+            jobs = [self._jobs.pop(number) for number in sorted(self._jobs)]
+        if not jobs:
+            return
+        reason = f"the process that finishes windows {how}"
+        for job in jobs:
+            if "entry" in job:
+                self._manifest.add(self._kept(job, reason) if "raw" in job else job["entry"])
+        try:
+            guard.failed("finishing a window", CaptureError(reason))
+        except Exception as error:
+            self._failure = self._failure or error
+
+    def _kept(self, job: Mapping[str, Any], reason: str) -> dict[str, Any]:
+        raw, entry = Path(job["raw"]), job["entry"]
+        path = packed(raw)
+        with suppress(OSError):
+            part(raw).unlink(missing_ok=True)
+        if path.exists():  # it was not read for the summary
+            with suppress(OSError):
+                raw.unlink(missing_ok=True)
+            reasons = [entry["reason"]] if entry["reason"] else []
+            entry = {**entry, "reason": "; ".join([*reasons, f"not in the summary: {reason}"])}
+        else:
+            path, entry = raw, not_compressed(entry, raw.exists(), reason)
+        return {**entry, "files": described([path] if path.exists() else [], self._manifest.folder)}
+
+
+def _print(text: str) -> None:
+    """Write to standard error, unless it is closed, broken, missing, or nobody reads it."""
+    with suppress(OSError, ValueError, AttributeError):
+        for start in range(0, len(text), _CHUNK):
+            if not _ready():
+                return
+            sys.stderr.write(text[start : start + _CHUNK])
+            sys.stderr.flush()
+
+
+def _ready() -> bool:
+    """Wait until standard error takes more: a thread that hangs in writing to it aborts the program's end."""
+    try:
+        file = sys.stderr.fileno()
+        return bool(select.select([], [file], [], _STDERR_S)[1])
+    except (OSError, ValueError):  # no file of the system's, as in a notebook
+        return True
+
+
+def _terminal() -> dict[str, Any]:
+    """Return what rich would find out about standard error in this process."""
+    columns = None
+    if "COLUMNS" not in os.environ:
+        for file in (0, 1, 2):
+            with suppress(OSError):
+                columns = os.get_terminal_size(file).columns
+                break
+    colours = None
+    with suppress(Exception):  # it may be anything
+        colours = sys.stderr.isatty() or None
+    encoding = getattr(sys.stderr, "encoding", None)
+    return {"columns": columns, "colours": colours, "encoding": encoding if isinstance(encoding, str) else "utf-8"}
+
+
+def _cwd() -> str | None:
+    with suppress(OSError):  # it is gone
+        return str(Path.cwd())
+    return None
+
+
+def _size(path: str) -> int:
+    with suppress(OSError):
+        return Path(path).stat().st_size
+    return 0

@@ -1,0 +1,174 @@
+"""`FinalizerProcess`: a Python process that finishes recorded windows, so that training does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_CODE = """\
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+sys.path += [folder for folder in {path!r} if folder not in sys.path]
+spec = spec_from_file_location("instrument", {init!r}, submodule_search_locations=[{package!r}])
+sys.modules["instrument"] = package = module_from_spec(spec)
+spec.loader.exec_module(package)
+from instrument.windows.finalize import main
+main({parent})
+"""
+# Isolated, it finds the standard library and installed packages first, whatever lies in the current folder; the
+# package is the one that runs here.
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_ROOM = 1 << 15  # bytes that the connection takes without being read
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a process that is gone must not end this one with SIGPIPE
+_ENVIRONMENT = {
+    "INSTRUMENT": "0",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+class FinalizerProcess:
+    """Sends jobs to a process of its own, and hands over the answers on a thread.
+
+    The process is in a session of its own, so that Ctrl-C at the terminal does not reach it. Once its work is done
+    it ends after `close`, or when this process is gone. It holds none of this process's files open.
+
+    Args:
+        answered: called with each answer, a mapping with the number of its ``job``.
+        gone: called after the last answer.
+
+    Attributes:
+        closed: whether `close` was called.
+        ended: how the process ended, in words.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(
+        self, answered: Callable[[dict[str, Any]], None], gone: Callable[[FinalizerProcess], None]
+    ) -> None:
+        self._answered = answered
+        self._gone = gone
+        self._lock = threading.Lock()
+        self._unsent: deque[bytes] = deque()
+        self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
+        self._killed = False
+        self.closed = False
+        self.ended: str | None = None
+        self._socket, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable or "", *(["-B"] if sys.dont_write_bytecode else []), "-I", "-c", _code()],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env=_environment(),
+            )
+            self._thread = threading.Thread(target=self._receive, name="instrument", daemon=True)
+            self._thread.start()
+        except BaseException:
+            self._socket.close()  # which ends the process
+            raise
+        finally:
+            theirs.close()
+        _running.add(self)
+
+    def send(self, job: Mapping[str, Any]) -> None:
+        """Send a job; what the connection has no room for is sent when there is some."""
+        with self._lock:
+            self._unsent.append(json.dumps(job).encode() + b"\n")
+            self._flush()
+
+    def close(self) -> None:
+        """Let the process end when its work is done."""
+        if not self.closed:
+            self.closed = True
+            self.send({"kind": "end", "job": 0})
+
+    def end(self, timeout: float) -> None:
+        """Wait until its work is done and all answers are handed over; after ``timeout`` seconds kill it."""
+        self.close()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._killed = True
+            self._process.kill()
+            self._thread.join(5)
+
+    def _flush(self) -> None:
+        while self._unsent and (sum(self._unanswered) + len(self._unsent[0]) <= _ROOM or not self._unanswered):
+            data = self._unsent.popleft()
+            self._unanswered.append(len(data))
+            with suppress(OSError):  # the process is gone, which the other thread notices
+                self._socket.sendall(data, _NO_SIGNAL)
+
+    def _receive(self) -> None:
+        rest = b""
+        while data := self._received():
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._answered(json.loads(line))
+                with self._lock:
+                    self._unanswered.popleft()
+                    self._flush()
+        code = self._process.wait()
+        self._socket.close()
+        _running.discard(self)
+        self.ended = "was killed as it took too long" if self._killed else _ending(code)
+        self._gone(self)
+
+    def _received(self) -> bytes:
+        with suppress(OSError):
+            return self._socket.recv(1 << 12)
+        return b""
+
+    def forked(self) -> None:
+        """Let go of the process in a fork of this one."""
+        self._socket.close()
+        self._process.returncode = 0  # it is not a child of the fork, which can neither wait for it nor warn of it
+
+
+def _code() -> str:
+    path = [folder for folder in sys.path if Path(folder).is_absolute()]
+    package = str(_PACKAGE)
+    return _CODE.format(path=path, init=str(_PACKAGE / "__init__.py"), package=package, parent=os.getpid())
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT")}
+    return kept | _ENVIRONMENT
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
+
+
+_running: weakref.WeakSet[FinalizerProcess] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for process in list(_running):
+        process.forked()
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
