@@ -67,6 +67,7 @@ def dry_run_file(
     fake: bool = False,
     args: Sequence[str] = (),
     budget: int | Mapping[str, int] | None = None,
+    step_on: str | None = None,
 ) -> SyncReport:
     """Run a script as if there were a GPU, or import it and call one function of it.
 
@@ -86,7 +87,8 @@ def dry_run_file(
     before = sys.argv, list(sys.path), dict(sys.modules)
     sys.argv, sys.path[:0] = [str(path), *args], [str(path.parent.resolve()), str(Path.cwd())]
     try:
-        with running(fake, None if budget is None else Budget(budget)) as run:
+        limits = None if budget is None else Budget(budget)
+        with running(fake, limits, script=function is None, step_on=step_on) as run:
             if function is None:
                 run.carry_out(lambda: runpy.run_path(str(path), run_name="__main__"))
             else:

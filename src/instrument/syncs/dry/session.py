@@ -21,7 +21,7 @@ from ..budget import Budget
 from ..finding import NOT_COVERED, Event, error_text
 from ..recorder import Recorder
 from ..report import SyncReport
-from ..stepping import OptimizerSteps
+from ..following import StepFollower
 from .cuda import PretendedCuda
 from .fake import Fake
 from .modes import modes
@@ -46,6 +46,7 @@ class Run:
     def __init__(self, path: RegionPath, fake: bool, budget: Budget | None) -> None:
         self.state = State(Recorder(path.names), Fake() if fake else None, budget)
         self.error: BaseException | None = None
+        self.follower: StepFollower | None = None
         self._stepped = 0
         self._built = False
         pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # what these are given is watched
@@ -108,6 +109,13 @@ class Run:
         self.state.recorder.step = self._stepped
         self._next_step()
 
+    def restarted(self) -> None:
+        """All that ended so far was a part of step 0, which a stronger sign of steps ends now."""
+        self._stepped = 0
+        for found in self.state.recorder.findings:
+            before = found.steps.pop(None, 0)
+            found.steps = +Counter({0: found.steps.total(), None: before})
+
     def _next_step(self) -> None:
         if self.state.budget is not None:
             self.state.budget.next_step()
@@ -137,6 +145,8 @@ class Run:
             found.steps = self._settled(found.steps, steps)
         blind = "" if self.state.tags.used or self.error is not None else _NOWHERE
         coverage = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
+        if self.follower is not None and self.follower.explanation is not None:
+            coverage.append(self.follower.explanation)
         if self._before:
             coverage.append(f"threads that ran before were not watched: {', '.join(self._before)}")
         return SyncReport(
@@ -156,14 +166,16 @@ active = False
 
 
 @contextlib.contextmanager
-def running(fake: bool, budget: Budget | None = None) -> Iterator[Run]:
+def running(
+    fake: bool, budget: Budget | None = None, *, script: bool = False, step_on: str | None = None
+) -> Iterator[Run]:
     """Pretend that there is a GPU, and watch."""
     if active:
         raise RuntimeError("a dry run is running already: this one would see its pretended GPU")
     stack = contextlib.ExitStack()
     try:
         with uninterrupted():
-            run = _set_up(stack, fake, budget)
+            run = _set_up(stack, fake, budget, script, step_on)
         yield run
     finally:
         try:
@@ -173,7 +185,9 @@ def running(fake: bool, budget: Budget | None = None) -> Iterator[Run]:
             stack.close()  # where it was interrupted before it began
 
 
-def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget | None) -> Run:
+def _set_up(
+    stack: contextlib.ExitStack, fake: bool, budget: Budget | None, script: bool, step_on: str | None
+) -> Run:
     _set_active(True)
     stack.callback(_set_active, False)
     path = RegionPath()
@@ -184,7 +198,9 @@ def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget | None) -> R
     stack.callback(cuda.undo)
     cuda.install()
     stack.enter_context(patched(run.state))
-    stack.callback(OptimizerSteps(run.stepped).remove)
+    # Without an optimizer a function that is called once is one step, and a script has as many as it shows.
+    run.follower = StepFollower(run.stepped, run.restarted, step_on, weakest="forward" if script else "optimizer")
+    stack.callback(run.follower.remove)
     stack.callback(Patch(torch.optim.Optimizer, "__init__", lambda original: _noting(original, run)).undo)
     stack.enter_context(modes(run.state))
     return run
