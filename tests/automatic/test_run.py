@@ -218,7 +218,7 @@ def test_own_windows_come_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--steps", "x", "--", "train.py"], "at must be steps"),
+        (["--steps", "12-10", "--", "train.py"], "--steps must have the lower step of a range first: '12-10'"),
         (["--steps", "1-2", "--active", "2", "--", "train.py"], "active does not go with a range"),
         (["--steps", "all", "--wait", "2", "--", "train.py"], '"--steps all" is the whole run'),
         (["--modules", "x", "--", "train.py"], '"--modules" must be'),

@@ -41,14 +41,16 @@ class WithArguments(TyperCommand):
 def syncs(
     ctx: typer.Context,
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="Functions, scripts or traces.")],
-    fake: Annotated[bool, typer.Option("--fake", help="Shapes only, for models too large to run.")] = False,
+    fake: Annotated[
+        bool, typer.Option("--fake", metavar="", help="Shapes only, for models too large to run.")
+    ] = False,
     most: Annotated[
         int | None, typer.Option("--max", min=0, help="How often a step may wait; 0 without a budget.")
     ] = None,
     budget: Annotated[
         list[str] | None, typer.Option(help="How often a step may wait in a region.", metavar="REGION=N")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything, exact, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print everything, exact, as JSON.")] = False,
     sarif: Annotated[Path | None, typer.Option(help="Write SARIF, for code scanning.", metavar="FILE")] = None,
     baseline: Annotated[
         Path | None, typer.Option(help="Fail only for what is not in FILE.", metavar="FILE")

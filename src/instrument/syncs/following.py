@@ -14,24 +14,12 @@ from ..modules import parts
 from ..patch import Patch, leave_no_frame
 from ..regions import live
 from .forward import OutermostModel
-from .function import FunctionCalls, parse
+from .function import SIGNS, FunctionCalls, check
 from .program_steps import program_steps
 from .stepping import OptimizerSteps
 
-SIGNS = ("forward", "backward", "optimizer", "program")
-"""What may end a step, from the weakest to the strongest."""
 _ALONE = 100  # calls of a model that may be followed by a backward pass; fewer may be the calls of one step
 _BEGINNING = (*parts.DATA, "Optimizer.zero_grad#")
-
-
-def check(step_on: str | None) -> None:
-    """Check what is to end the steps.
-
-    Raises:
-        ValueError: it is neither one of `SIGNS` nor a function, as `FunctionCalls` takes it.
-    """
-    if step_on is not None and step_on not in SIGNS[:-1]:
-        parse(step_on)
 
 
 class StepFollower:
@@ -122,7 +110,7 @@ class StepFollower:
 
     @property
     def waiting(self) -> bool:
-        """Whether there were backward passes that did not count, as an optimizer was made whose step never came."""
+        """Whether backward passes did not count, as an optimizer was made whose step never came."""
         return self._passes > 0 and self.by is None
 
     def remove(self) -> None:
@@ -256,7 +244,7 @@ def _name(model: Any) -> str:
 def _grad_enabled() -> bool:
     import torch
 
-    return torch.is_grad_enabled()
+    return bool(torch.is_grad_enabled())
 
 
 def _optimizers_of(model: Any) -> list[Any]:

@@ -106,7 +106,7 @@ class OutermostModel:
 
     @contextlib.contextmanager
     def _compile(self) -> Iterator[None]:
-        """Leave what is compiled alone: follow the module that ``torch.compile`` returned instead, if there is one."""
+        """Leave what is compiled alone: follow the module that ``torch.compile`` returned, if there is one."""
         self._stop_looking()
         kind, model = compat.compiled_module(), self.model
         if self._handle is not None and model is not None and not (kind and isinstance(model, kind)):

@@ -1,4 +1,4 @@
-"""A function of the program whose calls are the steps: ``module:qualname``, or ``file.py:function``."""
+"""What ends a step: a sign that every training shows, or the calls of a function of the program."""
 
 from __future__ import annotations
 
@@ -14,6 +14,26 @@ from typing import Any
 from .. import compat
 from ..guard import guard
 from ..patch import Patch, leave_no_frame
+
+SIGNS = ("forward", "backward", "optimizer", "program")
+"""What may end a step, from the weakest sign to the strongest."""
+
+
+def check(step_on: str | None) -> str | None:
+    """Return what is to end the steps, with the whole path of a file.
+
+    Raises:
+        ValueError: it is neither "optimizer", "backward" nor "forward", nor a function as `FunctionCalls` takes
+            it; or there is no such file.
+    """
+    if step_on is None or step_on in SIGNS[:-1]:
+        return step_on
+    place, function = parse(step_on)
+    if not place.endswith(".py"):
+        return step_on
+    if not Path(place).is_file():
+        raise ValueError(f'"step-on" names a file that is not there: {place}')
+    return f"{os.path.realpath(place)}:{function}"
 
 
 def parse(name: str) -> tuple[str, str]:
@@ -90,7 +110,9 @@ class FunctionCalls:
         if self._patch is not None or self._removed or not callable(plain):
             return
         kind = type(function) if plain is not function else None
-        self._patch = Patch(owner, name, lambda _: kind(self._following(plain)) if kind else self._following(plain))
+        self._patch = Patch(
+            owner, name, lambda _: kind(self._following(plain)) if kind else self._following(plain)
+        )
         code, frame = getattr(inspect.unwrap(plain), "__code__", None), sys._getframe()
         while frame is not None:
             self.running = self.running or frame.f_code is code

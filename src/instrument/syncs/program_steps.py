@@ -1,4 +1,4 @@
-"""The steps that the program itself marks, with `instrument.steps` or `prof.step()`, for everything that counts steps."""
+"""The steps that the program itself marks, with `instrument.steps` or ``prof.step()``, for whoever counts them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ class ProgramSteps:
     Attributes:
         listeners: called at the end of each step. While there are none, a profile calls `ended` only at the steps
             that its plan names, so that the others cost nothing.
+        followed: whether the program started a profile of its own.
     """
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[], None]] = []
+        self.followed = False
         self._profiles: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -33,7 +35,8 @@ class ProgramSteps:
         self.listeners = [other for other in self.listeners if other != listener]
 
     def follow(self, profile: Any) -> None:
-        """Take ``profile`` as a source of steps: its ``report_steps()`` is called when the first listener comes."""
+        """Take ``profile`` as a source of steps: its ``report_steps()`` is called when a listener comes."""
+        self.followed = True
         self._profiles.add(profile)
 
     def ended(self) -> None:

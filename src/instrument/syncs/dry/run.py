@@ -75,6 +75,7 @@ def dry_run_file(
         path: the script.
         function: what to call, without arguments; None runs the script as ``__main__``.
         fake: as in `dry_run`.
+        step_on: what ends a step, as `StepFollower` takes it.
         budget: as in `dry_run`.
         args: the arguments of the script.
 

@@ -19,9 +19,9 @@ from ...regions.path import RegionPath
 from .. import sites
 from ..budget import Budget
 from ..finding import NOT_COVERED, Event, error_text
+from ..following import StepFollower
 from ..recorder import Recorder
 from ..report import SyncReport
-from ..following import StepFollower
 from .cuda import PretendedCuda
 from .fake import Fake
 from .modes import modes
