@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from ..report.plain import line
 from ..syncs.allowlist import Known
+from ..syncs.function import check
 from ..syncs.report import SyncReport, render
 from ..syncs.sarif import to_sarif
 from ..syncs.written import as_dict
@@ -50,6 +51,10 @@ def syncs(
     budget: Annotated[
         list[str] | None, typer.Option(help="How often a step may wait in a region.", metavar="REGION=N")
     ] = None,
+    step_on: Annotated[
+        str | None,
+        typer.Option(help="What ends a step of a script, as for instrument run.", metavar="SIGN"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print everything, exact, as JSON.")] = False,
     sarif: Annotated[Path | None, typer.Option(help="Write SARIF, for code scanning.", metavar="FILE")] = None,
     baseline: Annotated[
@@ -74,6 +79,7 @@ def syncs(
         known = Known.read(baseline) if baseline else None
         excused = Known.read(allowlist, reasons=True) if allowlist else None
         limits = budgets(budget or [])
+        step_on = check(step_on)
         before = Known.read(write_baseline) if write_baseline and write_baseline.exists() else known
         for file in (sarif, write_baseline):
             if file is not None and not file.absolute().parent.is_dir():
@@ -84,7 +90,7 @@ def syncs(
     for target in targets:
         try:
             with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-                reports += _look(target, fake, limits, ctx.meta[_ARGUMENTS])
+                reports += _look(target, fake, limits, ctx.meta[_ARGUMENTS], step_on)
         except (OSError, ValueError, TypeError) as error:
             raise unusable(error) from None
     found = [report for _, report in reports]
@@ -106,7 +112,7 @@ def syncs(
 
 
 def _look(
-    target: str, fake: bool, budgets: dict[str, int] | None, args: list[str]
+    target: str, fake: bool, budgets: dict[str, int] | None, args: list[str], step_on: str | None
 ) -> Iterator[tuple[str, SyncReport]]:
     file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
     if separator or target.endswith(".py"):
@@ -115,7 +121,7 @@ def _look(
         if separator and not file:
             raise ValueError(_NAMED.format(target))
         path, called = Path(file if separator else target), function if separator else None
-        yield target, dry_run_file(path, called, fake=fake, args=args, budget=budgets)
+        yield target, dry_run_file(path, called, fake=fake, args=args, budget=budgets, step_on=step_on)
         return
     if ".py:" in target and not Path(target).exists():
         raise ValueError(_NAMED.format(target))

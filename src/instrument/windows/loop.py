@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .. import log
-from ..config import settings
+from ..config import LAUNCHED, settings
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
 from ..exporters.choose import choose
@@ -67,7 +67,7 @@ class Profile(LikeTorch):
         self._left_on: Recording | None = None  # by a `stop` on another thread, until this one's next step
         self._over = 0  # the number of the last window that is over
         self._manifest = Manifest(self.out)
-        self._aftermath = Aftermath(self._manifest, exporter.hint)
+        self._aftermath = Aftermath(self._manifest, "" if os.environ.get(LAUNCHED) else exporter.hint)
         self.keep_last = True
         self.tell: Callable[[str], None] | None = None
         self.how = 'schedule="{}"'
