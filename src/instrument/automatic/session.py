@@ -59,6 +59,7 @@ class Session:
             self._loop.step_on,
             begun=self._step_0 if self._loop.records(0) else None,
             made=self._optimizer_made,
+            found=self._model_found,
         )
         self._termination.install()
         atexit.register(self._over)
@@ -72,6 +73,10 @@ class Session:
             self._made.append(weakref.ref(optimizer))
             if self._begun and not self._left and self._steps is not None and self._steps.by is None:
                 self._loop.name(*self._models(self._made[-1:]))
+
+    def _model_found(self, model: Any) -> None:
+        if self._loop.records(0) and not self._left and Loop.current() in (None, self._loop):
+            self._loop.name(model)
 
     def _after(self, optimizer: Any, *_: Any) -> None:
         """Take note of an optimizer that steps for the first time."""
@@ -106,9 +111,9 @@ class Session:
     def _explain(self) -> None:
         """Say once what a step is, where it is no optimizer's, and name the model that shows it."""
         explanation = self._steps.explanation if self._steps is not None else None
-        if explanation is not None and not self._explained:
+        if (explanation or self._loop.step_on) and not self._explained:
             self._explained = True
-            if not program_steps.followed:
+            if explanation and not program_steps.followed:
                 log.warning(f"{explanation}; --step-on chooses another sign")
             self._loop.name(*self._models(self._made))
             if self._steps is not None and self._steps.model is not None:

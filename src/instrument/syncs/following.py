@@ -38,6 +38,7 @@ class StepFollower:
         begun: called once, when step 0 begins: where a DataLoader loads a batch, gradients are zeroed, a model is
             called or a backward pass starts.
         made: called with each optimizer when it is made.
+        found: called with the outermost model, when it is called for the first time.
 
     Attributes:
         by: what ended the last step: one of `SIGNS`, or the function; None before the first.
@@ -52,6 +53,7 @@ class StepFollower:
         weakest: str = SIGNS[0],
         begun: Callable[[], None] | None = None,
         made: Callable[[Any], None] | None = None,
+        found: Callable[[Any], None] | None = None,
     ) -> None:
         import torch
 
@@ -63,6 +65,7 @@ class StepFollower:
         self._weakest = SIGNS.index(weakest)
         self._begun = begun
         self._made = made
+        self._found = found
         self._optimizers = IdentitySet()
         self._looked = False  # for optimizers that were made before
         self._passes = 0  # backward passes that did not count so far
@@ -75,7 +78,7 @@ class StepFollower:
             program_steps.listen(self._program)
         if step_on in (None, "optimizer"):
             self._steps = OptimizerSteps(lambda: self._ended("optimizer"))
-        if step_on in (None, "backward", "forward") or begun is not None:
+        if step_on != "optimizer" or begun is not None:
             self._model = OutermostModel(self._model_found, self._model_called)
         if step_on not in (None, *SIGNS):
             self._function = FunctionCalls(step_on, lambda: self._ended(step_on))
@@ -219,7 +222,9 @@ class StepFollower:
             for _ in range(missed + 1):
                 self._ended("backward")
 
-    def _model_found(self, _: Any) -> None:
+    def _model_found(self, model: Any) -> None:
+        if self._found is not None:
+            self._found(model)
         self._begins()
         self._leave_model()
 
