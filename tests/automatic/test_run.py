@@ -218,7 +218,7 @@ for parameter in model.parameters():
 
 @pytest.mark.parametrize("update", ["optimizer.step()", HAND.strip()])
 def test_own_windows_come_first(tmp_path: Path, update: str) -> None:
-    """Where the program records steps itself its windows are recorded; typed options that this ignores are named."""
+    """Where the program records steps itself its windows are recorded; typed options are said to be ignored."""
     text = TRAIN.replace("range(5)", "instrument.steps(range(5), 'own', at='1-3')").replace(
         "optimizer.step()", update
     )
