@@ -9,6 +9,8 @@ from typing import Any
 EMITTERS = ("torch", "nvtx", "roctx", "itt", "jax")
 RUN = "INSTRUMENT_RUN"
 """The environment variable by which ``instrument run`` asks for a loop; it holds the loop's arguments as JSON."""
+LAUNCHED = "INSTRUMENT_LAUNCHED"
+"""Set where ``instrument run`` waits for the program and says what the vendor's tool wrote."""
 _FALSE = ("0", "false", "no", "off")
 
 

@@ -55,3 +55,12 @@ class Patch:
 
 # The last patch of each attribute that has any, as long as somebody holds it to undo it
 _tops: weakref.WeakValueDictionary[tuple[int, str], Patch] = weakref.WeakValueDictionary()
+
+
+def leave_no_frame(error: BaseException) -> None:
+    """Take the frame that handles ``error`` out of its traceback, which it leaves next by a bare ``raise``.
+
+    The traceback of an error in a function that is patched reads as without the patch.
+    """
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.programs import environment
+from instrument.traces.read import read_trace
+from tests.support.programs import ROOT, environment
 
+SOURCE = ROOT / "src"
 RUN = [sys.executable, "-m", "instrument", "run"]
 SHOW = """
 import json, os, sys
@@ -196,29 +200,63 @@ if __name__ == "__main__":
 
 
 def test_nothing_to_record(tmp_path: Path) -> None:
-    """A program that trains nothing is told so at its end; one without torch is not."""
+    """A program that trains nothing is told so at its end, with what to write; one without torch is not."""
     write(tmp_path, "import torch")
-    assert "no optimizer stepped" in run(tmp_path, [*RUN, "--", "train.py"]).stderr
+    assert "--step-on" in run(tmp_path, [*RUN, "--", "train.py"]).stderr
+    write(tmp_path, TRAIN.replace("    optimizer.step()", "    pass"))
+    assert "step() was not called" in run(tmp_path, [*RUN, "--", "train.py"]).stderr
     write(tmp_path, "print(1)")
     assert run(tmp_path, [*RUN, "--", "train.py"]).stderr == ""
 
 
-def test_own_windows_come_first(tmp_path: Path) -> None:
-    """Where the program records steps itself, its windows are recorded and ours step aside."""
-    write(
-        tmp_path,
-        "import instrument\n" + TRAIN.replace("range(5)", "instrument.steps(range(5), 'own', at='1-3')"),
+HAND = """
+for parameter in model.parameters():
+        with torch.no_grad():
+            parameter -= parameter.grad
+"""
+
+
+@pytest.mark.parametrize("update", ["optimizer.step()", HAND.strip()])
+def test_own_windows_come_first(tmp_path: Path, update: str) -> None:
+    """Where the program records steps itself its windows are recorded; typed options are said to be ignored."""
+    text = TRAIN.replace("range(5)", "instrument.steps(range(5), 'own', at='1-3')").replace(
+        "optimizer.step()", update
     )
-    done = run(tmp_path, [*RUN, "--steps", "1-3", "--", "train.py"])
+    write(tmp_path, "import instrument\n" + text)
+    done = run(tmp_path, [*RUN, "--steps", "1-3", "--out", "other", "--", "train.py"])
     assert done.returncode == 0
     (entry,) = entries_in(tmp_path / "own")
     assert entry["status"] == "recorded"
+    said = [line for line in done.stderr.splitlines() if line.startswith("instrument:")]
+    ignored = "instrument: the program records windows of its own, so these are ignored: --steps 1-3 --out other"
+    assert said == [ignored]
+    assert not (tmp_path / "other").exists()
+    assert "are ignored" not in run(tmp_path, [*RUN, "--", "train.py"]).stderr
+
+
+def test_what_a_step_holds(tmp_path: Path) -> None:
+    """Validation after an update is a part of the next step, under `run` and in `instrument.steps`."""
+    text = TRAIN.replace(
+        "optimizer.step()", "optimizer.step()\n    with instrument.annotate(f'validate {_}'): pass"
+    )
+    write(tmp_path, "import instrument\n" + text, "plain.py")
+    write(
+        tmp_path,
+        "import instrument\n" + text.replace("range(5)", "instrument.steps(range(5), 'own', at=3)"),
+        "own.py",
+    )
+    run(tmp_path, [sys.executable, "own.py"])
+    run(tmp_path, [*RUN, "--steps", "3", "--out", "run", "--", "plain.py"])
+    for folder in ("own", "run"):
+        (path,) = (tmp_path / folder).glob("window-0001/*.json.gz")
+        names = list(read_trace(path).regions.text("name"))
+        assert [name for name in names if name.startswith("validate")] == ["validate 2"]
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--steps", "x", "--", "train.py"], "at must be steps"),
+        (["--steps", "12-10", "--", "train.py"], "--steps must have the lower step of a range first: '12-10'"),
         (["--steps", "1-2", "--active", "2", "--", "train.py"], "active does not go with a range"),
         (["--steps", "all", "--wait", "2", "--", "train.py"], '"--steps all" is the whole run'),
         (["--modules", "x", "--", "train.py"], '"--modules" must be'),
@@ -296,7 +334,7 @@ for _ in range(8):
     windows = ["--wait", "0", "--warmup", "0", "--active", "1", "--repeat", "5"]
     assert run(tmp_path, [*RUN, *windows, "--", "train.py"]).returncode == 0
     entries = entries_in(tmp_path / "runs/instrument")
-    assert [entry["steps"] for entry in entries] == [[step, step] for step in range(1, 6)]
+    assert [entry["steps"] for entry in entries] == [[step, step] for step in range(5)]
 
 
 def test_optimizers_that_compare_as_they_like(tmp_path: Path) -> None:
@@ -324,7 +362,7 @@ def test_no_window_is_said(tmp_path: Path) -> None:
 def test_all_steps(tmp_path: Path) -> None:
     """The summary is of the steps that were run, and not of one that was only announced."""
     write(tmp_path, TRAIN + "\nmodel(torch.ones(1, 2))")
-    assert "mean of 4 steps" in run(tmp_path, [*RUN, "--steps", "all", "--", "train.py"]).stderr
+    assert "mean of 5 steps" in run(tmp_path, [*RUN, "--steps", "all", "--", "train.py"]).stderr
 
 
 def test_off_prints_the_command(tmp_path: Path) -> None:
@@ -350,3 +388,197 @@ def test_no_folder_for_a_report(tmp_path: Path) -> None:
     done = run(tmp_path, [*RUN, "--profiler", "nsys", "-o", "taken", "--", "train.py"])
     assert (done.returncode, done.stdout) == (2, "")
     assert "cannot write to" in done.stderr
+
+
+MODEL = "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())\n"
+BY_HAND = f"""{MODEL}
+def train_step(number):
+    model(torch.ones(1, 2)).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= parameter.grad
+    model.zero_grad()
+for number in range(6):
+    train_step(number)
+"""
+EVALUATION = f"""{MODEL}
+with torch.no_grad():
+    for _ in range(6):
+        model(torch.ones(1, 2))
+"""
+LBFGS = f"""{MODEL}
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.ones(1, 2)).square().sum()
+    loss.backward()
+    return loss
+for _ in range(6):
+    optimizer.step(closure)
+"""
+LATE = f"""{MODEL}
+optimizer = None
+for number in range(12):
+    model(torch.ones(1, 2)).sum().backward()
+    if number % 2:
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "last", "said"),
+    [
+        (BY_HAND, [], 6, "each backward pass is a step"),
+        (EVALUATION, [], 6, "each call of Sequential is a step"),
+        (LBFGS, [], 6, None),
+        (LATE, [], 6, "each backward pass is a step"),
+        (TRAIN.replace("range(5)", "range(6)"), ["--step-on", "forward"], 6, None),
+        (LATE, ["--step-on", "backward"], 12, None),
+        (BY_HAND, ["--step-on", "train.py:train_step"], 6, None),
+    ],
+)
+def test_what_a_step_is(tmp_path: Path, program: str, options: list[str], last: int, said: str | None) -> None:
+    """The best sign that the program gives, which is said where it is no optimizer; or what the user says."""
+    write(tmp_path, program)
+    done = run(tmp_path, [*RUN, "--steps", "3,1000", *options, "--", "train.py"])
+    assert done.returncode == 0, done.stderr
+    assert said is None or said in done.stderr
+    assert (said is None) == ("--step-on" not in done.stderr)
+    recorded, missed = entries_in(tmp_path / "runs/instrument")[-2:]
+    assert (recorded["status"], recorded["steps"]) == ("recorded", [3, 3])
+    assert missed["reason"] == f"the loop ended before step {last}"
+    assert "Sequential" in done.stderr or "Linear" in done.stderr
+
+
+@pytest.mark.parametrize("program", [TRAIN, BY_HAND, EVALUATION])
+def test_step_0(tmp_path: Path, program: str) -> None:
+    """The first step is recorded where it is asked for, with the regions of the model."""
+    write(tmp_path, program)
+    done = run(tmp_path, [*RUN, "--steps", "0", "--", "train.py"])
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    assert (entry["status"], entry["steps"]) == ("recorded", [0, 0])
+    assert "Linear" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "no.py:step", "train:a b"])
+def test_wrong_sign_of_a_step(tmp_path: Path, wrong: str) -> None:
+    """It is said at once."""
+    done = run(tmp_path, [*RUN, "--step-on", wrong, "--", "train.py"])
+    assert (done.returncode, wrong.partition(":")[0] in done.stderr) == (2, True)
+
+
+def test_function_that_is_not_there(tmp_path: Path) -> None:
+    """At the end it is said that nothing was recorded, and why."""
+    write(tmp_path, TRAIN)
+    done = run(tmp_path, [*RUN, "--step-on", "train.py:nothing", "--", "train.py"])
+    assert "there is no function" in done.stderr
+
+
+FAILING = {
+    "backward": "model(torch.ones(1, 2)).sum().backward(torch.ones(3))",
+    "optimizer": "optimizer.step(1)",
+    "scaler": "torch.amp.GradScaler('cpu').step(None)",
+    "copy": "torch.ones(2).copy_(torch.ones(3))",
+    "to": "torch.ones(2).to('nothing')",
+    "clip": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1, 2, 3, 4, 5)",
+    "model": "model(torch.ones(1, 3))",
+    "made": "torch.optim.SGD([])",
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_traceback_in_a_window(tmp_path: Path, what: str) -> None:
+    """An error of the program shows no frame of ours, whatever of torch it comes out of."""
+    write(tmp_path, f"{TRAIN}    if _ == 3:\n        {FAILING[what]}\n")
+    plain = run(tmp_path, [sys.executable, "train.py"]).stderr
+    done = run(tmp_path, [*RUN, "--", "train.py"]).stderr
+    assert "Traceback" in plain
+    assert str(SOURCE) not in done
+    frames = re.findall(r'File "(.*)", line \d+, in (?!inner)(.*)', plain)
+    assert frames == re.findall(r'File "(.*)", line \d+, in (?!inner)(.*)', done)
+
+
+SIGTERM = (
+    TRAIN.replace("range(5)", "range(10**9)")
+    + """
+    if _ == 4:
+        print("ready", flush=True)
+    {body}
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("handler", "code"),
+    [("", -signal.SIGTERM), ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))", 3)],
+)
+def test_sigterm(tmp_path: Path, handler: str, code: int) -> None:
+    """An open window is saved, and the process ends by the signal; a program's own handler is left alone."""
+    write(tmp_path, f"import signal, sys\n{handler}\n" + SIGTERM.format(body="pass"))
+    with subprocess.Popen(
+        [*RUN, "--steps", "2-1000000000", "--", "train.py"],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == code
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    assert entry["status"] == "partial"
+    assert entry["files"]
+    assert "Where the step went" in said
+
+
+def test_sigterm_twice(tmp_path: Path) -> None:
+    """The second signal ends the process at once, also where Python runs no handler."""
+    stuck = """
+import ctypes
+def stuck():
+    mutex = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None)
+    libc.pthread_mutex_init(mutex, None)
+    libc.pthread_mutex_lock(mutex)
+    print("stuck", flush=True)
+    libc.pthread_mutex_lock(mutex)
+"""
+    write(tmp_path, stuck + SIGTERM.format(body="if _ == 4: stuck()"))
+    with subprocess.Popen(
+        [*RUN, "--steps", "2-1000000000", "--", "train.py"],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "stuck\n"]
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == -signal.SIGTERM
+
+
+def test_children_have_the_default(tmp_path: Path) -> None:
+    """A forked process ends by the signal as it would, and nothing of ours is left in it."""
+    write(
+        tmp_path,
+        TRAIN
+        + """
+    if _ == 3:
+        import os, signal
+        child = os.fork()
+        if not child:
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+            os._exit(7)
+        assert os.waitpid(child, 0)[1] == 7 << 8
+""",
+    )
+    assert run(tmp_path, [*RUN, "--steps", "100", "--", "train.py"]).returncode == 0
+
+
+def test_one_backward(tmp_path: Path) -> None:
+    """Code that is annotated "backward" has that region once."""
+    text = TRAIN.replace("    model(", "    with instrument.annotate('backward'): model(")
+    write(tmp_path, f"import instrument\n{text}")
+    done = run(tmp_path, [*RUN, "--steps", "2", "--", "train.py"])
+    assert len(re.findall(r"^ *backward +", done.stderr, re.MULTILINE)) == 1

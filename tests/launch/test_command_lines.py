@@ -14,7 +14,6 @@ import pytest
 from instrument.errors import LaunchError
 from instrument.launch import nsys, vendor
 from instrument.launch.installed import Tool
-from instrument.launch.vendor import command_line
 
 from .stubs import bare, request, stub
 
@@ -43,6 +42,15 @@ def tool(name: str, *version: int) -> Tool:
     return Tool(name, f"/opt/{name}", version)
 
 
+def command_line(*arguments: Any) -> list[str]:
+    """The command line without the shells that keep what nsys prints apart from what the program prints."""
+    line = vendor.command_line(*arguments)
+    for shell in (nsys._ASIDE, nsys._BACK):
+        at = next((at for at in range(len(line)) if line[at : at + len(shell)] == [*shell]), len(line))
+        line = line[:at] + line[at + len(shell) :]
+    return line
+
+
 def own(line: list[str], *words: str) -> list[str]:
     """The part of a command line before ``words``, without the path of the report."""
     at = len(line) - len(words)
@@ -61,6 +69,19 @@ def test_nsys_records_windows_or_the_whole_run(tmp_path: Path, windows: int | No
         "/opt/nsys", "profile", line[2], *capture, "--sample=none", "--cpuctxsw=none", "--wait=primary",
         "--kill=none", "-o", f"{tmp_path}/out/nsys-TIME", "--stats=true",
     ] == own(line, *PROGRAM)  # fmt: skip
+
+
+@pytest.mark.parametrize("close", ["", "3>&-"])
+def test_nsys_has_standard_error_for_itself(tmp_path: Path, close: str) -> None:
+    """Its progress is not on the program's standard output, also where it passes no descriptor on."""
+    made = tmp_path / "nsys"
+    made.write_text(f'#!/bin/sh\necho progress\nuntil [ "$1" = /bin/sh ]; do shift; done\nexec "$@" {close}\n')
+    made.chmod(0o755)
+    asked = request(tmp_path, "sh", "-c", "echo result; echo complaint >&2; exit 3")
+    line = vendor.command_line("nsys", asked, Tool("nsys", str(made), (2025, 1)))
+    done = subprocess.run(line, capture_output=True, text=True)
+    shown = ("result\n", "progress\ncomplaint\n") if not close else ("", "progress\nresult\ncomplaint\n")
+    assert (3, *shown) == (done.returncode, done.stdout, done.stderr)
 
 
 def test_nsys_is_given_no_option_twice(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import pytest
 import torch
 
 import instrument
+import instrument.windows.steps
+from instrument.integrations.loop import Loop
+from instrument.integrations.server import Server
 from tests.support.programs import environment
 
-from .training import Recorder, manifest, recorded, statuses, train
+from .training import Recorder, manifest, names, recorded, statuses, traces, train
 
 
 def test_the_loop_is_recorded_by_items(out: Path) -> None:
@@ -100,9 +104,138 @@ def test_a_second_epoch_counts_on(out: Path) -> None:
     assert [0, 1, 2, 3] == list(batches)
     assert [0, 1, 2, 3] == list(batches)
     assert [[1], [6]] == recorded(out)
-    assert 7 == batches.profile.step_num
+    assert 8 == batches.profile.step_num
     last = {entry["window"]: entry["status"] for entry in manifest(out)}
     assert {1: "recorded", 2: "recorded"} == last
+
+
+def test_epochs_of_one_place(out: Path) -> None:
+    """Called inside of the epoch loop, the steps count on all the same."""
+    for _ in range(3):
+        for _ in instrument.steps(range(10), out, wait=13, active=2, exporter=Recorder()):
+            pass
+    assert [(1, "recorded", [13, 14])] == [
+        (entry["window"], entry["status"], entry["steps"]) for entry in manifest(out)
+    ]
+
+
+def test_epochs_that_are_left_early(out: Path) -> None:
+    """A break, or an error that is caught, ends no count."""
+    for _ in range(4):
+        with contextlib.suppress(ZeroDivisionError):
+            for number in instrument.steps(
+                range(9), out, schedule=lambda step: 3 * (step == 7), exporter=Recorder()
+            ):
+                if number == 2:
+                    1 / 0  # noqa: B018
+        gc.collect()
+    assert [[7, 7]] == [entry["steps"] for entry in manifest(out)]
+
+
+def test_places_that_count_for_themselves(out: Path) -> None:
+    """Another folder, another plan, another place, a loop inside a loop, and a count that the program keeps."""
+
+    def loop(folder: str, at: int, first_step: int = 0) -> instrument.windows.steps.Steps[int]:
+        return instrument.steps(range(4), out / folder, at=at, first_step=first_step, exporter=Recorder())
+
+    for _ in loop("a", 1):
+        assert [0, 1, 2, 3] == list(loop("a", 1))  # at the same place, and running
+    for batches, steps in [(loop("b", 1), 4), (loop("a", 2), 4), (loop("a", 2), 8), (loop("c", 9), 4)]:
+        list(batches)
+        assert steps == batches.profile.step_num
+    for first, last in [(4, 8), (8, 12), (100, 104), (100, 108)]:
+        batches = loop("c", 9, first)
+        list(batches)
+        assert last == batches.profile.step_num
+    assert [[1, 1]] * 5 + [[2, 2]] == sorted(entry["steps"] for entry in manifest(out / "a"))
+
+
+def test_a_step_ends_with_its_update(out: Path) -> None:
+    """What follows the optimizer's step, such as validation, is a part of the next step; so is loading an item."""
+    parameters = [torch.ones(2, requires_grad=True)]
+    optimizer = torch.optim.SGD(parameters, 0.1)
+
+    def loader() -> Iterator[int]:
+        for number in range(6):
+            with instrument.annotate(f"load {number}"):
+                yield number
+
+    for number in instrument.steps(loader(), out, at="2,4"):
+        with instrument.annotate(f"train {number}"):
+            parameters[0].sum().backward()
+        optimizer.step()
+        with instrument.annotate(f"validate {number}"):
+            pass
+    found = [[name for name in names(path) if name.split()[0] in ("train", "validate")] for path in traces(out)]
+    assert [["validate 1", "train 2"], ["validate 3", "train 4"]] == found
+
+
+def test_several_updates_for_an_item(out: Path) -> None:
+    """The last update ends the step, as far as the item before shows how many there are."""
+    optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1)
+    for number in instrument.steps(range(6), out, at=4):
+        for update in range(3):
+            optimizer.step()
+            with instrument.annotate(f"after {update} of {number}"):
+                pass
+    assert ["after 2 of 3", "after 0 of 4", "after 1 of 4"] == [
+        name for path in traces(out) for name in names(path) if name.startswith("after")
+    ]
+
+
+def _steps(out: Path, epochs: int, items: int, **arguments: Any) -> None:
+    for _ in range(epochs):
+        batches = instrument.steps(range(items), out, exporter=Recorder(), **arguments)
+        list(batches)
+    batches.profile.stop()
+
+
+def _profile(out: Path, plan: Any, steps: int) -> None:
+    for _ in range(2):
+        with instrument.profile(out, schedule=plan, exporter=Recorder()) as prof:
+            for _ in range(steps):
+                prof.step()
+
+
+def _loop(loop: Any) -> None:
+    loop.start()
+    loop.step()
+    getattr(loop, "stop", getattr(loop, "close", None))()
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (lambda out: _steps(out, 1, 40, at="100-102"), 'such as at="2-4"'),
+        (lambda out: _steps(out, 9, 4, at="99"), "before step 36"),
+        (lambda out: _steps(out, 1, 0), "there were no steps"),
+        (lambda out: _steps(out, 1, 4, at="3", first_step=10), "before the first step, 10"),
+        (lambda out: _profile(out, "9", 1), "made anew in each"),
+        (lambda out: _profile(out, "9", 0), "call step() after each step"),
+        (lambda out: _profile(out, lambda step: 0, 1), "the schedule asked for none"),
+        (lambda out: _loop(Loop(out, at=9, exporter=Recorder())), 'such as at="0"'),
+        (lambda out: _loop(Server(out, file="x/now", exporter=Recorder())), "touch x/now"),
+    ],
+)
+def test_nothing_recorded_is_said_once(
+    out: Path, caplog: pytest.LogCaptureFixture, run: Callable[[Path], None], said: str
+) -> None:
+    """One sentence at warning level, on every way to record, with what to write instead."""
+    run(out)
+    (record,) = caplog.records
+    assert (record.levelname, record.name) == ("WARNING", "instrument")
+    assert "no window was recorded" in record.message
+    assert said in record.message
+
+
+def test_nothing_recorded_is_said_at_exit(tmp_path: Path) -> None:
+    """Where logging is not configured it is a line on standard error, when no further epoch can follow."""
+    code = 'import instrument\nfor _ in range(3):\n  for _ in instrument.steps(range(9), "x", at="99"): pass'
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), check=True, capture_output=True, text=True
+    )
+    assert [True] == ["no window was recorded in" in line for line in done.stderr.splitlines()]
+    assert [(1, "not reached")] == statuses(manifest(tmp_path / "x"))
 
 
 def test_a_progress_bar_around_or_inside_works(out: Path) -> None:
@@ -131,7 +264,9 @@ def test_a_progress_bar_around_or_inside_works(out: Path) -> None:
 
 def test_an_empty_iterable_is_an_empty_loop(out: Path) -> None:
     """No step, no trace; the manifest says that the window was not reached."""
-    assert [] == list(instrument.steps([], out))
+    batches = instrument.steps([], out)
+    assert [] == list(batches)
+    batches.profile.stop()
     (entry,) = manifest(out)
     assert ("not reached", "the loop ended before step 0") == (entry["status"], entry["reason"])
 
@@ -158,22 +293,24 @@ def test_wrong_arguments_fail_at_the_call(
         instrument.steps(**{"iterable": [], "out": out, **arguments})
 
 
-def test_the_last_item_ends_the_loop(out: Path) -> None:
-    """No step is announced after the last item: a window that would begin there stays for the next epoch."""
-    batches = instrument.steps(range(4), out, at="4-7", exporter=Recorder())
+@pytest.mark.parametrize("warmup", [0, 1, 2])
+def test_a_window_that_begins_between_epochs(out: Path, warmup: int) -> None:
+    """One that begins, or warms up, as the last item ends is left for the next epoch."""
+    batches = instrument.steps(range(4), out, at="4-7", warmup=warmup, exporter=Recorder())
     list(batches)
-    assert [("not reached", "the loop ended after step 3")] == [
-        (entry["status"], entry["reason"]) for entry in manifest(out)
-    ]
+    assert not out.exists()
     list(batches)
-    assert [("recorded", [4, 7])] == [(entry["status"], entry["steps"]) for entry in manifest(out)[1:]]
+    batches.profile.stop()
+    assert [("recorded", [4, 7])] == [(entry["status"], entry["steps"]) for entry in manifest(out)]
 
 
 def test_cycles_are_recorded_once_unless_told_otherwise(out: Path) -> None:
     """A loop of days is not recorded for ever because nobody gave a number of windows."""
     list(instrument.steps(range(20), out, wait=1, active=1, exporter=Recorder()))
     assert [(1, "recorded")] == statuses(manifest(out))
-    list(instrument.steps(range(4), out / "ever", wait=1, active=1, repeat=0, exporter=Recorder()))
+    batches = instrument.steps(range(4), out / "ever", wait=1, active=1, repeat=0, exporter=Recorder())
+    list(batches)
+    batches.profile.stop()
     assert [(1, "recorded"), (2, "recorded"), (3, "not reached")] == statuses(manifest(out / "ever"))
 
 

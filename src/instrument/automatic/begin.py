@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import os
 from types import ModuleType
 from typing import Any
@@ -31,9 +32,17 @@ def begin() -> None:
     """
     if not settings.enabled or not os.environ.get(RUN):
         return
-    for module, adapter in ADAPTERS.items():
+    for module, adapter in () if _step_on() else ADAPTERS.items():
         compat.when_imported(module, functools.partial(_install, adapter))
     compat.when_imported("torch", _follow)
+
+
+def _step_on() -> bool:
+    """Whether the command line says what a step is, so that no framework is asked."""
+    try:
+        return bool(json.loads(os.environ[RUN])["step_on"])
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 def _install(adapter: str, _: ModuleType) -> None:

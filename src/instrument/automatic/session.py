@@ -1,4 +1,4 @@
-"""`Session`: drives the loop of a process whose framework does not, by its optimizers."""
+"""`Session`: drives the loop of a process whose framework does not, by what shows its steps."""
 
 from __future__ import annotations
 
@@ -14,44 +14,69 @@ from ..guard import exiting, guard
 from ..identity import IdentitySet
 from ..integrations.loop import Loop
 from ..regions import live
-from ..syncs.stepping import OptimizerSteps
+from ..syncs.following import StepFollower
+from ..syncs.program_steps import program_steps
 from .models import trained
 from .program import PROCESS
+from .termination import Termination
 
 _LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
 _MOST = 16  # optimizers whose models are looked for, which may take 50 ms each
-_NO_STEP = "no optimizer stepped, and no framework told of steps: nothing was recorded"
-_COMPILED = "the steps of a compiled optimizer are not seen: nothing was recorded; instrument.steps tells them"
+_ELSE = "choose what a step is with --step-on backward, forward or FUNCTION (train.py:train_step)"
+_NO_STEP = f"nothing was recorded: no optimizer stepped, and nothing else showed steps; {_ELSE}"
+_COMPILED = f"nothing was recorded: the steps of a compiled optimizer are not seen; {_ELSE}"
+_WAITED = f"nothing was recorded: an optimizer was made, but its step() was not called; {_ELSE}"
 
 
 class Session:
-    """Steps are told by the first optimizer; models are those that the optimizers train.
+    """Drives the loop by a `StepFollower`; models are those that the optimizers train, or the one that is called.
 
     A framework that starts a loop itself, or a program that does, is left to it.
     """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._seen = IdentitySet()  # optimizers
+        self._seen = IdentitySet()  # optimizers that stepped
         self._new: list[weakref.ref[Any]] = []  # those whose models are to be named
+        self._made: list[weakref.ref[Any]] = []  # all of them
         self._process = os.getpid()
         self._since = time.time()
-        self._steps: OptimizerSteps | None = None
+        self._steps: StepFollower | None = None
+        self._termination = Termination(loop)
         self._begun = False
-        self._missed = False
+        self._missed = False  # step 0 was over before recording began
+        self._explained = False
         self._left = False  # the hooks stay: torch calls them from a dictionary that must not change then
 
     def begin(self) -> None:
-        """Follow the optimizers of this process."""
+        """Follow the steps of this process."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        register_optimizer_step_post_hook(self._after)  # before steps are told: models come first
-        self._steps = OptimizerSteps(self._stepped)
+        register_optimizer_step_post_hook(self._after)  # before steps are counted: models come first
+        self._steps = StepFollower(
+            self._stepped,
+            self._restarted,
+            self._loop.step_on,
+            begun=self._step_0 if self._loop.records(0) else None,
+            made=self._optimizer_made,
+            found=self._model_found,
+        )
+        self._termination.install()
         atexit.register(self._over)
 
     def leave(self) -> None:
         """Follow them no more."""
         self._left = True
+
+    def _optimizer_made(self, optimizer: Any) -> None:
+        if len(self._made) < _MOST:
+            self._made.append(weakref.ref(optimizer))
+            if self._begun and not self._left and self._steps is not None and self._steps.by is None:
+                self._loop.name(*self._models(self._made[-1:]))
+
+    def _model_found(self, model: Any) -> None:
+        if self._loop.records(0) and not self._left and Loop.current() in (None, self._loop):
+            self._loop.name(model)
 
     def _after(self, optimizer: Any, *_: Any) -> None:
         """Take note of an optimizer that steps for the first time."""
@@ -61,43 +86,88 @@ class Session:
             self._seen.add(optimizer)
             self._new.append(weakref.ref(optimizer))
 
+    def _step_0(self) -> None:
+        """Step 0, which is to be recorded, begins."""
+        if Loop.current() is None and not self._left:
+            self._start(0, *self._models(self._made))
+
     def _stepped(self) -> None:
-        """Name the models of new optimizers, and tell the step: here, where torch is in none of its own ranges."""
-        if self._left or not self._told():
+        """Name the models of new optimizers, and end the step: here, where torch is in none of its own ranges."""
+        if self._left or self._steps is None or not self._drives():
             return
+        if self._steps.by == "program":
+            self._loop.give_way()
         with guard.contained("following optimizers"):
-            new = [optimizer() for optimizer in self._new]
-            self._new.clear()
+            new, self._new = self._new, []
             if not (self._loop.record and self._loop.over):
-                for optimizer in new:
-                    self._loop.name(*(trained(optimizer) if optimizer is not None else []))
+                self._loop.name(*self._models(new))
+            self._explain()
         if self._missed:  # the step that is over went by unseen, and the next one is the first
             self._missed = False
+            log.warning("step 0 is not recorded: it was over before recording could begin")
         else:
             self._loop.step()
 
-    def _told(self) -> bool:
-        """Begin if nothing runs yet; False where somebody else tells of steps."""
+    def _explain(self) -> None:
+        """Say once what a step is, where it is no optimizer's, and name the model that shows it."""
+        explanation = self._steps.explanation if self._steps is not None else None
+        if (explanation or self._loop.step_on) and not self._explained:
+            self._explained = True
+            if explanation and not program_steps.followed:
+                log.warning(f"{explanation}; --step-on chooses another sign")
+            self._loop.name(*self._models(self._made))
+            if self._steps is not None and self._steps.model is not None:
+                self._loop.name(self._steps.model)
+
+    def _restarted(self) -> None:
+        """The steps so far were a part of step 0: what is recorded from here on is counted anew."""
+        if self._begun and not self._left and self._steps is not None and self._steps.by != "program":
+            self._explained = False
+            self._missed = self._loop.records(0)
+            self._loop.restart(int(self._missed), f"a step is now that of the {self._steps.by}")
+
+    @staticmethod
+    def _models(optimizers: list[weakref.ref[Any]]) -> list[Any]:
+        """The models that ``optimizers`` train."""
+        found = [optimizer() for optimizer in optimizers]
+        return [model for optimizer in found if optimizer is not None for model in trained(optimizer)]
+
+    def _drives(self) -> bool:
+        """Begin if nothing runs yet; False where something else counts the steps."""
         if Loop.current() is not (self._loop if self._begun else None):
             self.leave()
         elif not self._begun:
-            self._begun = True
             self._missed = self._loop.records(0)
-            self._loop.start(first_step=int(self._missed))
-            self._loop.until_told = self.leave
+            self._start(int(self._missed))
         return not self._left
+
+    def _start(self, first_step: int, *models: Any) -> None:
+        self._begun = True
+        self._loop.start(*models, first_step=first_step)
+        self._loop.until_told = self.leave
 
     def _over(self) -> None:
         if self._process != os.getpid():  # a forked child
             return
-        told = self._left or self._loop.begun
+        counted = self._left or (self._loop.begun and self._steps is not None and self._steps.by is not None)
         self.leave()
         with exiting():
             self._loop.stop()
+        self._termination.remove()
+        if program_steps.followed:
+            self._loop.give_way()
+            return
         asked = os.environ.get(PROCESS) == str(self._process)
-        if asked and not told and not self._others() and sys.modules.keys().isdisjoint(_LAUNCHERS):
-            compiled = self._steps is not None and self._steps.compiled
-            log.warning(_COMPILED if compiled else _NO_STEP)
+        if asked and not counted and not self._others() and sys.modules.keys().isdisjoint(_LAUNCHERS):
+            log.warning(self._why())
+
+    def _why(self) -> str:
+        steps = self._steps
+        if steps is None:
+            return _NO_STEP
+        if steps.missing:
+            return f"nothing was recorded: there is no function {self._loop.step_on}, or it was not called"
+        return _COMPILED if steps.compiled else _WAITED if steps.waiting else _NO_STEP
 
     def _others(self) -> bool:
         """Tell whether processes that this one started recorded something."""

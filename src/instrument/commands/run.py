@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,14 @@ from ..config import RUN, settings
 from ..errors import LaunchError
 from ..launch.vendor import VENDORS, Request, command_line, launch
 from ..printable import shell_line
+from ..syncs.function import check
 from ..windows.schedule import Schedule
 from ..windows.steps import PLAN, planned
 from .budgets import budgets
 from .sentence import unusable
 
 _PROGRAM = f"{__name__}.program"
+_WINDOWS = ("steps", *PLAN, "out", "ranks", "shapes", "memory", "stacks")
 
 
 class Profiler(str, Enum):
@@ -83,16 +86,28 @@ def run(
         str, typer.Option(help="Levels of modules that are regions: a number, 'all' or 'none'.", metavar="LEVELS")
     ] = "4",
     names: Annotated[Names, typer.Option(help="What the regions of modules are called.")] = Names.class_,
-    syncs: Annotated[bool, typer.Option("--syncs", help="Find the lines that wait for the GPU.")] = False,
+    syncs: Annotated[
+        bool, typer.Option("--syncs", metavar="", help="Find the lines that wait for the GPU.")
+    ] = False,
     budget: Annotated[
         list[str] | None, typer.Option(help="How often a step may wait in a region.", metavar="REGION=N")
     ] = None,
+    step_on: Annotated[
+        str | None,
+        typer.Option(
+            help="What ends a step: optimizer, backward, forward, or a function (package.module:Class.method, "
+            "train.py:train_step). By default what the program shows.",
+            metavar="SIGN",
+        ),
+    ] = None,
     ranks: Annotated[str | None, typer.Option(help="The ranks that record: '0,8'.", metavar="RANKS")] = None,
     shapes: Annotated[
-        bool, typer.Option("--shapes", help="Record the shapes of inputs (torch.profiler).")
+        bool, typer.Option("--shapes", metavar="", help="Record the shapes of inputs (torch.profiler).")
     ] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Record allocations (torch.profiler).")] = False,
-    stacks: Annotated[bool, typer.Option("--stacks", help="Record stacks (torch.profiler).")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", metavar="", help="Record allocations (torch.profiler).")
+    ] = False,
+    stacks: Annotated[bool, typer.Option("--stacks", metavar="", help="Record stacks (torch.profiler).")] = False,
     region: Annotated[
         list[str] | None, typer.Option(help="Measure the kernels in this region only (ncu).", metavar="REGION")
     ] = None,
@@ -103,14 +118,14 @@ def run(
         list[str] | None, typer.Option(help="An option for the vendor's tool, as it is.", metavar="OPTION")
     ] = None,
     print_command: Annotated[
-        bool, typer.Option("--print-command", help="Print what would be run, and do not run it.")
+        bool, typer.Option("--print-command", metavar="", help="Print what would be run, and do not run it.")
     ] = False,
 ) -> None:
     """Run a program with its steps recorded and summed up; no line of it changes.
 
     PROGRAM is a script (train.py), -m MODULE, or a command that starts Python, such as torchrun; its arguments
-    follow it. Steps are told by its framework, else by the first optimizer that steps. INSTRUMENT=0 runs it as it
-    is.
+    follow it. A step is what its framework says, else a step of its first optimizer, else a backward pass, else a
+    call of the model. INSTRUMENT=0 runs it as it is.
     """
     line = _command(program, ctx)
     if not settings.enabled:
@@ -128,6 +143,9 @@ def run(
             loop |= {"syncs": True, "budget": budgets(budget or [])}
         if ranks is not None:
             loop["ranks"] = _ranks(ranks)
+        if step_on is not None:
+            loop["step_on"] = check(step_on)
+        loop["typed"] = _typed(ctx)
     except ValueError as error:
         raise unusable(error) from None
     if profiler in (Profiler.torch, Profiler.none):
@@ -140,6 +158,16 @@ def run(
         typer.echo(_shown(line, given))
         return
     raise typer.Exit(_become(line, given))
+
+
+def _typed(ctx: typer.Context) -> list[str]:
+    """The options that choose windows, as far as they were given."""
+    given = {name: ctx.get_parameter_source(name) for name in _WINDOWS}
+    return [
+        f"--{name} {ctx.params[name]}" if ctx.params[name] is not True else f"--{name}"
+        for name, source in given.items()
+        if source is not None and source.name == "COMMANDLINE"
+    ]
 
 
 def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
@@ -159,7 +187,12 @@ def _plan(steps: str | None, plan: dict[str, int]) -> dict[str, Any]:
             raise ValueError(f'"--steps all" is the whole run, so these cannot be: {", ".join(plan)}')
         return whole
     given = plan | ({} if steps is None else {"at": steps})
-    planned(None, given)
+    try:
+        planned(None, given)
+    except ValueError as error:
+        if steps is None:
+            raise
+        raise ValueError(re.sub(r"\bat\b", "--steps", str(error))) from None
     return given
 
 

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from ..report.plain import line
 from ..syncs.allowlist import Known
+from ..syncs.function import check
 from ..syncs.report import SyncReport, render
 from ..syncs.sarif import to_sarif
 from ..syncs.stopped import Stopped
@@ -43,20 +44,24 @@ class WithArguments(TyperCommand):
 def syncs(
     ctx: typer.Context,
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="Functions, scripts or traces.")],
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="End each script after N optimizer updates.", metavar="N")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="End each script after N steps.", metavar="N")] = None,
     time_limit: Annotated[
         float | None, typer.Option(min=0.001, help="End each script after so many seconds.", metavar="SECONDS")
     ] = None,
-    fake: Annotated[bool, typer.Option("--fake", help="Shapes only, for models too large to run.")] = False,
+    fake: Annotated[
+        bool, typer.Option("--fake", metavar="", help="Shapes only, for models too large to run.")
+    ] = False,
     most: Annotated[
         int | None, typer.Option("--max", min=0, help="How often a step may wait; 0 without a budget.")
     ] = None,
     budget: Annotated[
         list[str] | None, typer.Option(help="How often a step may wait in a region.", metavar="REGION=N")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything, exact, as JSON.")] = False,
+    step_on: Annotated[
+        str | None,
+        typer.Option(help="What ends a step of a script, as for instrument run.", metavar="SIGN"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print everything, exact, as JSON.")] = False,
     sarif: Annotated[Path | None, typer.Option(help="Write SARIF, for code scanning.", metavar="FILE")] = None,
     baseline: Annotated[
         Path | None, typer.Option(help="Fail only for what is not in FILE.", metavar="FILE")
@@ -84,6 +89,7 @@ def syncs(
         known = Known.read(baseline) if baseline else None
         excused = Known.read(allowlist, reasons=True) if allowlist else None
         limits = budgets(budget or [])
+        step_on = check(step_on)
         before = Known.read(write_baseline) if write_baseline and write_baseline.exists() else known
         for file in (sarif, write_baseline):
             if file is not None and not file.absolute().parent.is_dir():
@@ -94,7 +100,7 @@ def syncs(
     out = _reserve_stdout() if as_json else sys.stdout
     for target in targets:
         try:
-            reports += _look(target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit)
+            reports += _look(target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on)
         except (OSError, ValueError, TypeError) as error:
             raise unusable(error) from None
         if _signalled(reports):
@@ -131,6 +137,7 @@ def _look(
     fake: bool,
     steps: int | None,
     time_limit: float | None,
+    step_on: str | None,
 ) -> Iterator[tuple[str, SyncReport]]:
     file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
     if separator or target.endswith(".py"):
@@ -141,8 +148,11 @@ def _look(
         path, called = Path(file if separator else target), function if separator else None
         yield (
             target,
-            dry_run_file(path, called, fake=fake, args=args, budget=budgets, steps=steps, time_limit=time_limit),
-        )
+            dry_run_file(
+                path, called, fake=fake, args=args, budget=budgets,
+                steps=steps, time_limit=time_limit, step_on=step_on,
+            ),
+        )  # fmt: skip
         return
     if ".py:" in target and not Path(target).exists():
         raise ValueError(_NAMED.format(target))

@@ -15,7 +15,7 @@ class NsightComputeExporter:
     """Calls cudaProfilerStart and cudaProfilerStop around the recorded steps of each window."""
 
     name = "nsight_compute"
-    hint = "marked for Nsight Compute: ncu --import REPORT.ncu-rep, or open the report in ncu-ui"
+    hint = "marked for Nsight Compute; once it wrote them: ncu --import REPORT.ncu-rep, or open it in ncu-ui"
 
     def prepare(self) -> None:
         """Nothing is slow here."""

@@ -18,7 +18,7 @@ class NsightSystemsExporter:
     """Opens an NVTX range ``capture@instrument`` around the recorded steps of each window."""
 
     name = "nsight_systems"
-    hint = "marked for Nsight Systems: nsys stats REPORT.nsys-rep, or open the report in nsys-ui"
+    hint = "marked for Nsight Systems; once it wrote them: instrument summarize REPORT.nsys-rep, or nsys-ui"
 
     def __init__(self) -> None:
         self._nvtx = NvtxEmitter()

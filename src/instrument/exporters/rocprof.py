@@ -20,7 +20,7 @@ class RocprofExporter:
     """Calls roctxProfilerResume and roctxProfilerPause around the recorded steps of each window."""
 
     name = "rocprof"
-    hint = "marked for rocprofv3: instrument summarize NAME_results.db"
+    hint = "marked for rocprofv3; once it wrote them: instrument summarize NAME_results.db"
 
     def __init__(self) -> None:
         self._roctx = RoctxEmitter()

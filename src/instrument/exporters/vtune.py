@@ -16,7 +16,7 @@ class VtuneExporter:
     """Resumes the collection for the recorded steps of each window, and pauses it after them."""
 
     name = "vtune"
-    hint = "marked for VTune: vtune -report summary -r RESULT, or open the result in vtune-gui"
+    hint = "marked for VTune; once it wrote them: vtune -report summary -r RESULT, or open it in vtune-gui"
 
     def __init__(self) -> None:
         self._itt = IttEmitter()

@@ -21,9 +21,16 @@ def automatic() -> Loop | None:
     if not text:
         return None
     try:
-        loop = Loop(**json.loads(text))
-    except (TypeError, ValueError) as error:  # an environment variable must not stop a training job
+        given = json.loads(text)
+        step_on, typed = given.pop("step_on", None), given.pop("typed", [])
+        loop = Loop(**given)
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:  # an environment variable must not stop a training job
         log.warning(f"{RUN} is ignored", reason=str(error))
         return None
-    loop.automatic = True
+    loop.automatic, loop.step_on, loop.typed = True, step_on, typed
+    Loop.asked = loop
     return loop

@@ -14,6 +14,7 @@ from .. import log
 from ..errors import SyncError
 from ..guard import guard
 from ..identity import IdentitySet
+from ..windows.loop import Profile
 from ..windows.schedule import Phase, Schedule
 from ..windows.steps import PLAN, planned
 
@@ -43,6 +44,7 @@ class Loop:
     """
 
     _current: ClassVar[Loop | None] = None  # one at a time, or each would spoil the other's windows
+    asked: ClassVar[Loop | None] = None  # the automatic one of this process
 
     def __init__(
         self,
@@ -68,8 +70,7 @@ class Loop:
         self._planned = any(value is not None for value in (*plan.values(), recording.get("schedule")))
         self._recording = {"out": out, "schedule": planned(recording.pop("schedule", None), plan), **recording}
         self.record = record
-        self._profile = instrument.profile(**self._recording)
-        self._profile.keep_last = False
+        self._profile: Profile = self._new_profile()
         self._modules = modules
         self._names = names
         self._syncs = None
@@ -83,6 +84,8 @@ class Loop:
         self._open: list[tuple[str, Any]] = []
         self.begun = False
         self.automatic = False  # nobody wrote it: it gives way to one that somebody did
+        self.step_on: str | None = None  # what ends the steps of an automatic one, as `StepFollower` takes it
+        self.typed: list[str] = []  # the options of `instrument run` by which an automatic one is made
         # Of a step outside the model, which are regions; a framework may name some itself.
         self.parts: tuple[str, ...] = STEP_PARTS
         self.until_told: Callable[[], None] | None = None  # ends who tells the steps for want of a framework
@@ -129,9 +132,12 @@ class Loop:
         if self._planned or self.begun:
             return False
         recording = {**options, **self._recording, "schedule": schedule}
-        self._profile = instrument.profile(**recording)
-        self._profile.keep_last = False
-        self._recording = recording
+        before, self._recording = self._recording, recording
+        try:
+            self._profile = self._new_profile()
+        except (TypeError, ValueError):
+            self._recording = before
+            raise
         return True
 
     def start(self, *models: Any, first_step: int | None = None, steps: bool = True) -> None:
@@ -143,6 +149,8 @@ class Loop:
         """
         with self._contained():
             other = Loop._current
+            if not self.automatic and Loop.asked is not None:
+                Loop.asked.give_way()
             if steps and self.until_told is not None:
                 self.until_told()
                 self.until_told = None
@@ -157,14 +165,32 @@ class Loop:
                 return
             if first_step not in (None, self._profile.step_num):  # another run, with the same plan
                 self._before += self._profile.windows
-                self._profile = instrument.profile(**self._recording, first_step=first_step)
-                self._profile.keep_last = False
-            self._profile.tell, self._profile.yields = self._tell, self.automatic
+                self._profile = self._new_profile(first_step=first_step)
             self.begun = True
-            if self.record:
-                self._profile.start()
+            self._begin()
             if self._syncs is not None:
                 self._syncs.start()
+
+    def restart(self, first_step: int, reason: str) -> None:
+        """Leave an open window, for ``reason``, and begin the plan anew at ``first_step``."""
+        with self._contained():
+            if self.running:
+                self._profile.abandon(reason)
+                self._before += self._profile.windows
+                self._profile = self._new_profile(first_step=first_step)
+                self._begin()
+
+    def _new_profile(self, **arguments: Any) -> Profile:
+        made: Profile = instrument.profile(**self._recording, **arguments)
+        made.keep_last = False
+        return made
+
+    def _begin(self) -> None:
+        profile = self._profile
+        profile.tell, profile.yields = self._tell, self.automatic
+        profile.how = "--steps {}" if self.automatic else 'at="{}"'
+        if self.record:
+            profile.start()
 
     def name(self, *models: Any) -> None:
         """Make the modules of ``models`` regions, until `stop`."""
@@ -198,7 +224,6 @@ class Loop:
             self.leave_all()
             self._profile.end(begun=not complete and not inside, complete=complete)
             self._profile.step_num += complete
-            self._tell_of_none()
         while self._handles:
             with self._contained():
                 self._handles.pop().remove()
@@ -207,13 +232,11 @@ class Loop:
             with self._contained():
                 self._syncs.stop()
 
-    def _tell_of_none(self) -> None:
-        """Say why, where no window was recorded."""
-        windows = self._profile.windows
-        missed = windows[-1:]
-        if missed and not any(window["files"] or window["status"] == "recorded" for window in windows):
-            first, last = missed[0]["planned_steps"]
-            log.warning("no window was recorded", planned=f"{first}-{last}", reason=missed[0]["reason"])
+    def give_way(self) -> None:
+        """Say once which options of `instrument run` the program's own windows leave without effect."""
+        if self.typed:
+            log.warning(f"the program records windows of its own, so these are ignored: {' '.join(self.typed)}")
+            self.typed = []
 
     def enter(self, name: str) -> None:
         """Open the region ``name``, which another call of the framework closes with `leave`."""

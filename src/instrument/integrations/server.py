@@ -174,7 +174,13 @@ class Server:
                 if signals.getsignal(self._signal) == self._signalled:
                     signals.signal(self._signal, self._before)
             self._before = None
+        recording = self.loop.running and self.loop.record
         self.loop.stop()
+        if recording and not self.loop.windows:
+            ways = ["call start_profile()"]
+            ways += [f"send {self._signal.name}"] if self._signal is not None else []
+            ways += [f"touch {os.fspath(self._file)}"] if self._file is not None else []
+            log.warning(f"no window was recorded: none was asked for before an iteration; {' or '.join(ways)}")
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         self._plan.ask("toggle")

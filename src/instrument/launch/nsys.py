@@ -19,6 +19,10 @@ _ALWAYS = ("cuda", "nvtx", "osrt", "cudnn", "cublas")  # in every release
 _ON_CPU = ("nvtx", "osrt")
 _DEVICES = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/dxg", "/proc/driver/nvidia/version")
 _ENDLESS = 100_000  # windows
+# nsys writes its progress to standard output, which is to be the program's alone. So nsys gets standard error in
+# its place, and passes the other one on as descriptor 3 to the program, which gets it back.
+_ASIDE = ("/bin/sh", "-c", 'exec "$@" 3>&1 >&2', "sh")
+_BACK = ("/bin/sh", "-c", 'if { true >&3; } 2>/dev/null; then exec "$@" >&3 3>&-; fi; exec "$@"', "sh")
 _LONG = {"-t": "--trace", "-s": "--sample", "-c": "--capture-range", "-p": "--nvtx-capture"}
 
 
@@ -44,7 +48,8 @@ class Nsys:
         options += ["--sample=none", "--cpuctxsw=none", "--wait=primary", "--kill=none"]
         theirs = {_LONG.get(word, word) for word in (extra.partition("=")[0] for extra in request.extra)}
         ours = [word for word in options if word.partition("=")[0] not in theirs]  # nsys takes none twice
-        return [tool.path, "profile", *ours, "-o", report, *request.extra]
+        line = [tool.path, "profile", *ours, "-o", report, *request.extra]
+        return [*_ASIDE, *line, *_BACK]
 
     def reports(self, report: Path) -> list[Path]:
         """Return the reports, one a window and rank."""

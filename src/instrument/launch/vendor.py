@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..config import LAUNCHED
 from ..errors import LaunchError
 from . import outcome
 from .installed import Tool, find
@@ -57,7 +58,7 @@ def launch(profiler: str, request: Request) -> int:
     prepared = _prepared(profiler, request, None)
     request.out.mkdir(parents=True, exist_ok=True)
     manifest = outcome.size(request.out)
-    code = run(prepared.command, request.environment, request.command)
+    code = run(prepared.command, {**request.environment, LAUNCHED: "1"}, request.command)
     outcome.tell(VENDORS[profiler], request, prepared.report, manifest, code)
     return code
 

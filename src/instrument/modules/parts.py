@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import compat
 from ..guard import guard
-from ..patch import Patch
+from ..patch import Patch, leave_no_frame
 from ..regions import live, region
 from ..regions.region import Region
 
@@ -25,6 +26,16 @@ OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 DATA = ("enumerate(DataLoader)#",)
 _NUMBERS = itertools.count()
 Begin = Callable[[Any], live.Token | None]
+
+
+class _Drawing(threading.local):
+    """Whether the region of a backward pass is open on this thread."""
+
+    on = False
+
+
+drawing = _Drawing()
+after_backward: list[Callable[[], None]] = []  # called after a backward pass, once its region is closed
 
 
 class Switch:
@@ -63,7 +74,8 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
             try:
                 entered = original(context)
                 setattr(context, kept, token)
-            except BaseException:
+            except BaseException as error:
+                leave_no_frame(error)
                 live.leave(token)
                 raise
             return entered
@@ -132,6 +144,9 @@ def _calls(
                     overriding = [value for value in given if type(value) is not torch.Tensor]
                     return handle_torch_function(original, overriding, *args, **kwargs)
                 return original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             finally:
                 if token is not None:
                     live.leave(token)
@@ -149,9 +164,35 @@ def _collectives(switch: Switch) -> Iterator[Patch]:
 
 
 def _backward(switch: Switch) -> Iterator[Patch]:
-    """Name a pass that `torch.Tensor.backward` or `torch.autograd.backward` starts; both end up in the latter."""
-    shown = region.make("backward", None, None, None, None)
-    yield _calls(torch.autograd, "backward", lambda *_, **__: shown, switch)
+    """Name a pass that `torch.Tensor.backward` or `torch.autograd.backward` starts; both end up in the latter.
+
+    Code that is annotated "backward" has that region already.
+    """
+    shown = region.make(live.ONCE, None, None, None, None)
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            draw = switch.on and not live.tracing() and not live.is_open()
+            token = live.enter(shown) if draw else None
+            drawing.on = drawing.on or draw
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            finally:
+                if token is not None:
+                    drawing.on = False
+                    live.leave(token)
+            if token is not None and not compat.in_backward():
+                for call in after_backward:
+                    call()
+            return result
+
+        return backward
+
+    yield Patch(torch.autograd, "backward", make)
 
 
 def _copies(switch: Switch) -> Iterator[Patch]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,7 +66,15 @@ class Several:
             attempt(emitter, emitter.mark, NOBODY.pop, region)
 
 
+class _Here(threading.local):
+    """How many regions called `ONCE` are open on this thread."""
+
+    open = 0
+
+
 NOBODY = Nobody()
+ONCE = "backward"  # a region that this library draws itself, unless the program drew one of that name around it
+_here = _Here()
 recording = False
 current: Emitter = NOBODY  # whom regions go to
 compiled_away: set[str] = set()  # names of regions inside compiled code
@@ -119,9 +128,23 @@ def enter(region: Region) -> Token:
     """Open ``region`` wherever somebody listens; close it with `leave` on the same thread, innermost first."""
     emitter = current
     try:
-        return emitter.pop, emitter.push(region)
+        token = emitter.pop, emitter.push(region)
     except Exception as error:
-        return failed(emitter, error)
+        token = failed(emitter, error)
+    if region.name == ONCE:
+        _here.open += 1
+        return _leave_once, token
+    return token
+
+
+def _leave_once(token: Token) -> None:
+    _here.open -= 1
+    token[0](token[1])
+
+
+def is_open() -> bool:
+    """Tell whether a region called `ONCE` is open on this thread."""
+    return _here.open > 0
 
 
 def enter_beside_torch(region: Region) -> Token:

@@ -79,12 +79,15 @@ def _parameters(code: CodeType) -> tuple[str, str]:
 
 def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
     def enter() -> live.Token:  # `live.enter`, without the call
+        if once:
+            return live.enter(region)
         emitter = live.current
         try:
             return emitter.pop, emitter.push(region)
         except Exception as error:
             return live.failed(emitter, error)
 
+    once = region.name == live.ONCE
     if not isinstance(function, FunctionType):
         return _maker(*_ANYTHING)(function, enter, region.name, live)
     parameters = _parameters(function.__code__)

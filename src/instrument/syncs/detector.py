@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from .. import log
 from ..guard import guard
@@ -15,7 +16,6 @@ from .listener import Listener, described
 from .recorder import Recorder
 from .report import SyncReport
 from .sources import sources
-from .stepping import OptimizerSteps
 
 FIRST = 3  # steps that are looked at in any case
 _SHOWN = 20  # findings in the log
@@ -30,8 +30,9 @@ class SyncDetector(Listener):
         self._budget = budget
         self._every = every
         self._path = RegionPath()
-        self._optimizer: OptimizerSteps | None = None  # tells the steps, until the program does
-        self._told = False  # it did
+        self._follower: Any = None  # counts the steps, until `step` is called
+        self._told = False  # it was
+        self._explanation: str | None = None  # of what a step is
         self._starts = 0
         self._running = False
         self._armed = False
@@ -51,6 +52,8 @@ class SyncDetector(Listener):
         covered = coverage.sentences(
             self._why, traced=self._traced, error_mode=self._error_mode, every=self._every, steps=recorder.steps
         )
+        explanation = self._explanation if self._follower is None else self._follower.explanation
+        covered += [explanation] if explanation else []
         return SyncReport(
             "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped, blind=self._why or "",
             budgeted=self._budget is not None,
@@ -71,12 +74,14 @@ class SyncDetector(Listener):
             if self._why == coverage.NO_GPU:
                 log.warning(self._why)
             return
-        self._running, self._told = True, False
+        self._running, self._told, self._explanation = True, False, None
         self.recorder.step = 0
         if self._budget is not None:
             self._budget.clear()
-        with guard.contained("following the optimizer"):
-            self._optimizer = OptimizerSteps(self._optimizer_stepped)
+        with guard.contained("following the steps"):
+            from .following import StepFollower  # which imports torch
+
+            self._follower = StepFollower(self._follower_stepped, self._restarted)
         self._arm()
 
     def stop(self) -> None:
@@ -96,8 +101,7 @@ class SyncDetector(Listener):
         if not self._told:
             self._told = True
             self._unhook()
-            self.recorder.step = self.recorder.steps = 0  # what optimizers told is all of this first step
-            self._relabel(0)
+            self._restarted()
         self._next_step(counts=True)
 
     def __enter__(self) -> SyncDetector:
@@ -148,9 +152,10 @@ class SyncDetector(Listener):
             live.remove(self._path)
 
     def _unhook(self) -> None:
-        if self._optimizer is not None:
-            self._optimizer.remove()
-            self._optimizer = None
+        if self._follower is not None:
+            self._explanation = self._follower.explanation
+            self._follower.remove()
+            self._follower = None
 
     def _end(self) -> None:
         self._running = False
@@ -161,8 +166,13 @@ class SyncDetector(Listener):
         if self._level == "log":
             self._log()
 
-    def _optimizer_stepped(self) -> None:
-        """Go on to the next step; what came before the first optimizer step is a part of one only."""
+    def _restarted(self) -> None:
+        """All that ended so far is a part of the first step."""
+        self.recorder.step = self.recorder.steps = 0
+        self._relabel(0)
+
+    def _follower_stepped(self) -> None:
+        """Go on to the next step; what came before the end of the first one is a part of one only."""
         first = self.recorder.step == 0
         if first:
             sources.flush()

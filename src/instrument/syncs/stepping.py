@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import compat
 from ..identity import IdentitySet
-from ..patch import Patch
+from ..patch import Patch, leave_no_frame
 from ..regions import live
 
 _RANGE = "Optimizer.step#"  # torch's own, around a step
@@ -108,7 +108,11 @@ class OptimizerSteps:
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             if self._passing and not compat.in_backward():
                 self._passing = False
                 self._tell()
@@ -143,7 +147,11 @@ class OptimizerSteps:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._count
-            result = original(scaler, optimizer, *args, **kwargs)
+            try:
+                result = original(scaler, optimizer, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             if self._count == before and self._is_first(optimizer):
                 self._count += 1
                 self._tell()

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .. import log
-from ..config import settings
+from ..config import LAUNCHED, settings
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
 from ..exporters.choose import choose
 from ..guard import exiting, guard
 from ..regions import live
+from ..syncs.program_steps import program_steps
 from .finalizer import WindowFinalizer
 from .like_torch import LikeTorch
 from .manifest import Manifest
 from .recording import Recording
-from .schedule import Phase, Schedule, Window, schedule
+from .schedule import Phase, Schedule, Window, schedule, span
 from .torch_schedule import FromTorch
 
 NEVER = sys.maxsize
@@ -36,10 +37,13 @@ class Profile(LikeTorch):
         out: the folder that everything lands in.
         keep_last: whether the last window's events stay in memory for those who ask for them after the loop.
         tell: called with the text of the summary, on another thread; None is standard error.
+        how: how the steps to record are written where this was made, with "{}" for the steps.
         yields: it ends when another one starts, and does not start while one runs.
     """
 
     _running: ClassVar[weakref.WeakSet[Profile]] = weakref.WeakSet()
+    _warnings: ClassVar[set[str]] = set()
+    started: ClassVar[list[Callable[[], None]]] = []  # called when one starts
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class Profile(LikeTorch):
         self.step_num = first_step
         self.out = out.absolute()  # the program may change its folder
         self._change = NEVER  # the next step at which there is something to do
+        self._planned_change = 0  # the same, as far as the plan goes
         self._plan = plan
         self._exporter = exporter
         self._on_trace_ready = on_trace_ready
@@ -62,12 +67,14 @@ class Profile(LikeTorch):
         self._left_on: Recording | None = None  # by a `stop` on another thread, until this one's next step
         self._over = 0  # the number of the last window that is over
         self._manifest = Manifest(self.out)
-        self._finalizer = WindowFinalizer(self._manifest, exporter.hint)
+        self._finalizer = WindowFinalizer(self._manifest, "" if os.environ.get(LAUNCHED) else exporter.hint)
         self.keep_last = True
         self.tell: Callable[[str], None] | None = None
+        self.how = 'schedule="{}"'
         self.yields = False
         self._first = first_step
         self._started = False
+        self._paused = False
         self._closing = False  # on_trace_ready is called
         self._ended = "the plan changed"  # how the loop ended, in words
         self._process = 0
@@ -76,7 +83,12 @@ class Profile(LikeTorch):
     @property
     def over(self) -> bool:
         """Whether no window is open or to come."""
-        return self._change == NEVER
+        return NEVER in (self._change, self._planned_change)
+
+    @property
+    def near(self) -> bool:
+        """Whether a window is open, or opens, or ends, within two steps."""
+        return self._change - self.step_num <= 2
 
     def step(self) -> None:
         """Tell that a step ended and the next begins: an integer compare, unless a window is open or due."""
@@ -85,7 +97,11 @@ class Profile(LikeTorch):
             self._advance()
 
     def start(self) -> None:
-        """Begin with step `step_num`; after `stop`, go on from where that was."""
+        """Begin with step `step_num`; after `stop` or `pause`, go on from where that was."""
+        if self._paused:
+            self._paused = False
+            self._follow_plan()
+            self.report_steps()
         if self._started or self._closing or not settings.enabled:
             return
         others = [profile for profile in Profile._running if profile is not self]
@@ -108,7 +124,12 @@ class Profile(LikeTorch):
             self._over = max(self._over, passed)
             if following is not None:
                 self._exporter.prepare()
-        self._advance()
+        for call in Profile.started:
+            call()
+        if not self.yields:
+            program_steps.follow(self)
+        self._follow_plan()
+        self.report_steps()
 
     def stop(self) -> None:
         """End: close an open window, wait for its files, account for windows not reached, print the summary."""
@@ -121,13 +142,8 @@ class Profile(LikeTorch):
             begun: `step` announced it, as at the end of a loop's last round, and it may never have run.
             complete: it ran to its end, though `step` did not say so.
         """
-        if not self._started:
+        if not self._leave(begun, complete):
             return
-        self._started = False
-        Profile._running.discard(self)
-        self._change = NEVER
-        self._ended = f"the loop ended {'before' if begun else 'after' if complete else 'in'} step {self.step_num}"
-        atexit.unregister(self._exit)
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
         recording = self._recording
@@ -140,10 +156,61 @@ class Profile(LikeTorch):
                 for window in islice(self._unreached(), 1000):
                     self._note(window, "not reached", self._ended)
             self._finish()
+            self._warn_of_nothing()
 
     def _finish(self) -> None:
         self._report()
         self._finalizer.finish()
+
+    def pause(self, *, begun: bool) -> None:
+        """Close an open window, as the loop stops here and may go on: `start` continues with the current step.
+
+        A window that holds no work of a step yet opens again then. Windows that are not reached are accounted for
+        by `stop`, or at the end of the process.
+
+        Args:
+            begun: as for `end`.
+        """
+        recording = self._recording
+        if not self._started or self._paused or self._process != os.getpid() or self._closing:
+            return
+        self._paused = True
+        self._ended = f"the loop ended {_where(begun)} step {self.step_num}"
+        empty = recording is not None and (
+            recording.steps is None or (begun and recording.steps[0] == self.step_num)
+        )
+        if recording is not None and empty and recording.here():
+            self._recording = None
+            with guard.contained("leaving a window for later"):
+                recording.abandon()
+        elif recording is not None:
+            self._close(recording, begun=begun)
+        with guard.contained("ending"):
+            self._finish()
+
+    @classmethod
+    def stop_all(cls) -> None:
+        """Stop each that runs."""
+        for profile in list(cls._running):
+            profile.stop()
+
+    def abandon(self, reason: str) -> None:
+        """End without accounting for windows that are not reached; one that is open is left, for ``reason``."""
+        if self._leave() and self._process == os.getpid() and self._recording is not None:
+            self._give_up(self._recording.window, CaptureError(reason))
+        self._finalizer.finish()
+
+    def _leave(self, begun: bool = False, complete: bool = False) -> bool:
+        """Take part in nothing more; False where that is so already."""
+        if not self._started:
+            return False
+        if not self._paused:
+            self._ended = f"the loop ended {_where(begun, complete)} step {self.step_num}"
+        self._started = self._paused = False
+        Profile._running.discard(self)
+        self._change = NEVER
+        atexit.unregister(self._exit)
+        return True
 
     def _exit(self) -> None:
         with exiting():
@@ -164,6 +231,21 @@ class Profile(LikeTorch):
     # The way through the schedule. Nothing below raises into the loop.
 
     def _advance(self) -> None:
+        """Pass the end of a step on, and do what is due at the next."""
+        try:
+            if self._started and not (self._closing or self.yields) and self._process == os.getpid():
+                program_steps.ended()
+        finally:
+            self._follow_plan()
+            self.report_steps()
+
+    def report_steps(self) -> None:
+        """Come back at the next step if something counts the steps that the program marks."""
+        if program_steps.listeners and self._started and not self.yields:
+            self._planned_change = self._change
+            self._change = min(self._change, self.step_num + 1)
+
+    def _follow_plan(self) -> None:
         """Do what is due at this step and set the step at which to come back."""
         step, recording = self.step_num, self._recording
         if self._process != os.getpid():
@@ -285,6 +367,34 @@ class Profile(LikeTorch):
             return [following] if following is not None else []
         return filter(None, map(self._plan.window, range(following.index, (self._plan.count or 0) + 1)))
 
+    def _warn_of_nothing(self) -> None:
+        """Warn where no window was even begun, with what to write instead; once in a process for each text."""
+        windows = self._manifest.entries
+        begun = any(window["status"] != "not reached" for window in windows)  # else there is a warning already
+        if begun or self._rank != min(self._ranks or {0}) or self._plan.count == 0:
+            return
+        steps = self.step_num - self._first
+        by_hand = self.how.startswith("schedule")
+        if windows:
+            first, last = windows[0]["planned_steps"]
+            asked = f"step {first} was" if first == last else f"steps {first}-{'' if last is None else last} were"
+            reason = f"{asked} asked for, and {self._ended}"
+        elif self._plan.count is not None:
+            reason = f"all steps asked for come before the first step, {self._first}"
+        else:
+            reason = f"the schedule asked for none, and {self._ended}"
+        if steps > 0:
+            low = self._first + 2 if steps > 4 else self._first
+            cure = f"ask for steps that are reached, such as {self.how.format(span(low, low + min(steps, 3)))}"
+        else:
+            cure = "no step was counted: call step() after each step" if by_hand else "there were no steps"
+        if steps > 0 and by_hand:
+            cure += "; a profile that is made anew in each epoch counts from 0 in each"
+        text = f"no window was recorded in {self.out}: {reason}; {cure}"
+        if text not in Profile._warnings:
+            Profile._warnings.add(text)
+            log.warning(text)
+
     def _entry(self, window: Window, recording: Recording | None) -> dict[str, Any]:
         return {
             "rank": self._rank,
@@ -305,6 +415,10 @@ class Profile(LikeTorch):
         live.tell_hidden()
         if self._rank == min(self._ranks or {0}):
             self._finalizer.report(sorted(live.compiled_away), self.tell)
+
+
+def _where(begun: bool, complete: bool = False) -> str:
+    return "before" if begun else "after" if complete else "in"
 
 
 def _rank() -> int:

@@ -39,7 +39,7 @@ class Window:
     stop: int
 
     def __str__(self) -> str:
-        return _span(self.active, self.stop)
+        return span(self.active, self.stop)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -231,10 +231,10 @@ def _explicit(name: str, steps: str | int | Iterable[int], warmup: int, active: 
         raise ValueError(f"{name} must name at least one step, got {steps!r}")
     for before, after in pairwise(spans):
         if before == after:
-            raise ValueError(f"{name} must name each window once, got {_span(*after)} twice in {steps!r}")
+            raise ValueError(f"{name} must name each window once, got {span(*after)} twice in {steps!r}")
         if before[1] > after[0]:
             raise ValueError(
-                f"{name} must name windows that do not overlap, got {_span(*before)} and {_span(*after)} "
+                f"{name} must name windows that do not overlap, got {span(*before)} and {span(*after)} "
                 f"from {steps!r}{f' with {active=}' if active else ''}"
             )
     stops = [0, *(stop for _, stop in spans)]
@@ -256,10 +256,11 @@ def _parse(name: str, steps: str | int | Iterable[int], active: int | None) -> I
         return
     for part in steps.split(","):
         low, dash, high = (text.strip() for text in part.partition("-"))
-        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
-            raise ValueError(
-                f'{name} must be steps and rising ranges such as "10-12,100", got {part!r} in {steps!r}'
-            )
+        where = repr(steps) if part == steps else f"{part!r} in {steps!r}"
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise ValueError(f'{name} must be steps such as "10-12,100": {where}')
+        if dash and int(high) < int(low):
+            raise ValueError(f"{name} must have the lower step of a range first: {where}")
         if dash and active is not None:
             raise ValueError(
                 f"active does not go with a range, which has its own length: got {active=}, {name}={steps!r}"
@@ -287,6 +288,6 @@ def _refuse(kind: str, **others: int) -> None:
             raise ValueError(f"{name} must be left out where {kind} is given, got {name}={value!r}")
 
 
-def _span(start: int, stop: int) -> str:
+def span(start: int, stop: int) -> str:
     """The steps from ``start`` to before ``stop``, as people write them."""
     return f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import CodeType
 from typing import Any, Generic, TypeVar
 
+from ..guard import guard
 from .loop import Profile, profile
 from .schedule import Schedule
 from .schedule import schedule as make_schedule
@@ -15,32 +21,105 @@ PLAN = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "
 """The arguments of a plan that a loop takes itself."""
 
 
+class Count:
+    """The steps of one loop, through all its epochs.
+
+    Attributes:
+        profile: what records them.
+        plan: the plan, in a form that compares.
+        first: the number of the first step, as it was given.
+        busy: the loop is running now.
+        open: an item was handed out whose step has not ended.
+    """
+
+    def __init__(self, profile: Profile, plan: Any, first: int) -> None:
+        self.profile = profile
+        self.plan = plan
+        self.first = first
+        self.busy = False
+        self.open = False
+        self._updates = 0  # of the optimizer, for the current item
+        self._usual = 1  # updates for an item, as far as the one before shows
+        self._follower: Any = None
+        profile.keep_last = False  # nobody can ask for it
+        profile.how = 'at="{}"'
+
+    def end_step(self) -> None:
+        """End the step of the current item, if it has not ended with an update."""
+        if self.open:
+            self.open = False
+            self.profile.step()
+
+    def begin_step(self) -> None:
+        """Begin the step of an item that is there."""
+        if self._updates:
+            self._usual, self._updates = self._updates, 0
+        near = self.profile.near
+        if near and self._follower is None and "torch" in sys.modules:
+            from ..syncs.stepping import OptimizerSteps  # which imports torch
+
+            with guard.contained("following the optimizer"):
+                self._follower = OptimizerSteps(self._updated)
+        elif not near:
+            self.leave()
+        self.open = True
+
+    def leave(self) -> None:
+        """Follow the optimizer no more."""
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            with guard.contained("following the optimizer"):
+                follower.remove()
+
+    def _updated(self) -> None:
+        self._updates += 1
+        if self._updates == self._usual:
+            self.end_step()
+
+
 class Steps(Generic[T]):
     """The items of ``iterable``, each a step of ``profile``. Iterated again, as in epochs, it counts on."""
 
-    def __init__(self, iterable: Iterable[T], profile: Profile) -> None:
+    def __init__(self, iterable: Iterable[T], count: Count, again: Callable[[], Count]) -> None:
         self._iterable = iterable
-        self._begun = False
-        self.profile = profile
-        profile.keep_last = False  # nobody can ask for it
+        self._count = count
+        self._again = again  # makes another count, for a loop inside this one or beside it
+
+    @property
+    def profile(self) -> Profile:
+        """What records the steps."""
+        return self._count.profile
 
     def __iter__(self) -> Iterator[T]:
-        profile = self.profile
-        step = profile.step
-        with profile:
-            # A step lasts until the next item is there: only then there is a next step.
-            for item in self._iterable:
-                if self._begun:
-                    step()
-                self._begun = True
+        count = self._count = self._again() if self._count.busy else self._count
+        profile = count.profile
+        profile.start()
+        count.busy = True
+        try:
+            items = iter(self._iterable)
+            while True:
+                count.end_step()
+                try:
+                    item = next(items)
+                except StopIteration:
+                    break
+                count.begin_step()
                 yield item
-            profile.end(begun=not self._begun, complete=self._begun)
+        finally:
+            count.leave()
+            count.busy = False
+            with guard.contained("ending a loop"):
+                profile.pause(begun=not count.open)
 
     def __bool__(self) -> bool:
         return True  # not by the length, which a generator has not
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
+
+
+_counts: weakref.WeakKeyDictionary[CodeType, dict[tuple[int, Path], Count]] = weakref.WeakKeyDictionary()
+"""The loops of this process: by the code that calls `steps`, the place in it, and the folder."""
 
 
 def steps(
@@ -59,6 +138,10 @@ def steps(
     **arguments: Any,
 ) -> Steps[T]:
     """Iterate over ``iterable``, one step an item, and record the steps that are asked for.
+
+    A step ends with the optimizer's step or, where none steps, where the next item is asked for. What follows,
+    such as logging, validation and loading an item, is a part of the next step. Steps are counted through epochs:
+    a call at the same place in the program, with the same folder and plan, continues the count and the windows.
 
     Args:
         iterable: what the loop iterates over, a DataLoader as a rule.
@@ -88,7 +171,31 @@ def steps(
         "wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first,
         "skip_first_wait": skip_first_wait, "at": at, "every": every,
     }  # fmt: skip
-    return Steps(iterable, profile(out, schedule=planned(schedule, named), **arguments))
+    plan = planned(schedule, named)
+    first = arguments.get("first_step", 0)
+
+    def make() -> Count:
+        return Count(profile(out, schedule=plan, **arguments), _comparable(plan), first)
+
+    made, frame = make(), sys._getframe(1)
+    places = _counts.setdefault(frame.f_code, {})
+    place = frame.f_lasti, made.profile.out
+    known = places.get(place)
+    if known is not None and known.plan == made.plan and first in (known.first, known.profile.step_num):
+        return Steps(iterable, known, make)
+    places[place] = made
+    return Steps(iterable, made, make)
+
+
+def _comparable(plan: Any) -> Any:
+    """Return ``plan`` so that it compares: functions that are made anew for each epoch are not equal."""
+    if not inspect.isfunction(plan):
+        return plan
+    try:
+        held = [cell.cell_contents for cell in plan.__closure__ or ()]
+    except ValueError:  # empty so far
+        return plan
+    return plan.__code__, plan.__defaults__, held
 
 
 def planned(

@@ -71,6 +71,7 @@ def dry_run_file(
     budget: int | Mapping[str, int] | None = None,
     steps: int | None = None,
     time_limit: float | None = None,
+    step_on: str | None = None,
 ) -> SyncReport:
     """Run a script as if there were a GPU, or import it and call one function of it.
 
@@ -78,6 +79,7 @@ def dry_run_file(
         path: the script.
         function: what to call, without arguments; None runs the script as ``__main__``.
         fake: as in `dry_run`.
+        step_on: what ends a step, as `StepFollower` takes it.
         budget: as in `dry_run`.
         args: the arguments of the script.
         steps: end the run after so many steps, where the next one begins; None lets it come to its end.
@@ -95,7 +97,8 @@ def dry_run_file(
     before = sys.argv, list(sys.path), dict(sys.modules)
     sys.argv, sys.path[:0] = [str(path), *args], [str(path.parent.resolve()), str(Path.cwd())]
     try:
-        with running(fake, None if budget is None else Budget(budget)) as run, stopping(time_limit):
+        limits = None if budget is None else Budget(budget)
+        with running(fake, limits, script=function is None, step_on=step_on) as run, stopping(time_limit):
             if function is None:
                 run.stop_after(steps)
                 run.carry_out(_interruptible(lambda: runpy.run_path(str(path), run_name="__main__")))

@@ -19,9 +19,9 @@ from ...regions.path import RegionPath
 from .. import sites
 from ..budget import Budget
 from ..finding import NOT_COVERED, Event, error_text
+from ..following import StepFollower
 from ..recorder import Recorder
 from ..report import SyncReport
-from ..stepping import OptimizerSteps
 from ..stopped import Stopped
 from .cuda import PretendedCuda
 from .fake import Fake
@@ -56,6 +56,7 @@ class Run:
         self._stopped: Stopped | None = None
         self._most: int | None = None
         self._limit: StepLimit | None = None
+        self.follower: StepFollower | None = None
         self._stepped = 0
         self._built = False
         pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # what these are given is watched
@@ -137,6 +138,13 @@ class Run:
         if self.state.budget is not None:
             self.state.budget.clear()
 
+    def restarted(self) -> None:
+        """All that ended so far was a part of step 0, which a stronger sign of steps ends now."""
+        self._stepped = 0
+        for found in self.recorder.findings:
+            before = found.steps.pop(None, 0)
+            found.steps = +Counter({0: found.steps.total(), None: before})
+
     def _next_step(self) -> None:
         if self.state.budget is not None:
             self.state.budget.next_step()
@@ -174,6 +182,8 @@ class Run:
         coverage = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
         if self._stopped is not None and self.error is None:
             coverage.append(self._stopped.why)
+        if self.follower is not None and self.follower.explanation is not None:
+            coverage.append(self.follower.explanation)
         if self._before:
             coverage.append(f"threads that ran before were not watched: {', '.join(self._before)}")
         return SyncReport(
@@ -193,14 +203,16 @@ active = False
 
 
 @contextlib.contextmanager
-def running(fake: bool, budget: Budget | None = None) -> Iterator[Run]:
+def running(
+    fake: bool, budget: Budget | None = None, *, script: bool = False, step_on: str | None = None
+) -> Iterator[Run]:
     """Pretend that there is a GPU, and watch."""
     if active:
         raise RuntimeError("a dry run is running already: this one would see its pretended GPU")
     stack = contextlib.ExitStack()
     try:
         with uninterrupted():
-            run = _set_up(stack, fake, budget)
+            run = _set_up(stack, fake, budget, script, step_on)
         yield run
     finally:
         try:
@@ -210,7 +222,9 @@ def running(fake: bool, budget: Budget | None = None) -> Iterator[Run]:
             stack.close()  # where it was interrupted before it began
 
 
-def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget | None) -> Run:
+def _set_up(
+    stack: contextlib.ExitStack, fake: bool, budget: Budget | None, script: bool, step_on: str | None
+) -> Run:
     _set_active(True)
     stack.callback(_set_active, False)
     path = RegionPath()
@@ -222,7 +236,9 @@ def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget | None) -> R
     stack.callback(cuda.undo)
     cuda.install()
     stack.enter_context(patched(run.state))
-    stack.callback(OptimizerSteps(run.stepped).remove)
+    # Without an optimizer a function that is called once is one step, and a script has as many as it shows.
+    run.follower = StepFollower(run.stepped, run.restarted, step_on, weakest="forward" if script else "optimizer")
+    stack.callback(run.follower.remove)
     stack.callback(Patch(torch.optim.Optimizer, "__init__", lambda original: _noting(original, run)).undo)
     stack.enter_context(modes(run.state))
     return run

@@ -1,0 +1,143 @@
+"""SIGTERM, as a scheduler or torchrun sends it: save an open window, then end by the signal."""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import os
+import signal
+import threading
+import time
+import weakref
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from .. import compat
+from ..guard import guard
+from ..integrations.loop import Loop
+from ..windows.loop import Profile
+
+_PACKAGE = Path(__file__).parents[1]
+_OWN = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
+_WAITS = str(_PACKAGE / "windows/steps.py")  # for the program's own items
+_GRACE_S = 10  # for Python code to run again, where the program is inside of a call that does not return
+_LOOK_S = 0.05
+
+
+class Termination:
+    """Handles SIGTERM while windows may be open, unless the program has a handler of its own.
+
+    The window is saved on the main thread, where torch's profiler runs, and the process ends by the signal, with
+    the exit status that it would have had. A second signal ends it at once. So does the first, after 10 s, where
+    the main thread is inside a call that does not return, such as a collective whose other ranks are gone: Python
+    runs no handler then. For that, a thread reads the wakeup descriptor, to which Python writes signal numbers.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = weakref.ref(loop)
+        self._process = os.getpid()
+        self._pipe: tuple[int, int] | None = None
+        self._sent = 0  # by `_wait`, to itself
+        self._saving = False
+        self._again = False  # the thread calls the handler once more
+
+    def install(self) -> None:
+        """Handle the signal when the first window may be open."""
+        Profile.started.append(self._started)
+
+    def _started(self) -> None:
+        with guard.contained("handling SIGTERM"):
+            self._handle()
+
+    def _handle(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if self._pipe is not None or not main or os.name == "nt" or os.getpid() != self._process:
+            return
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        if before != -1:  # somebody's, such as an event loop's
+            signal.set_wakeup_fd(before)
+            os.close(reader)
+            os.close(writer)
+            return
+        self._pipe = reader, writer
+        signal.signal(signal.SIGTERM, self._signalled)
+        os.register_at_fork(after_in_child=self._forked)
+        threading.Thread(target=self._watch, name="instrument-sigterm", daemon=True).start()
+
+    def remove(self) -> None:
+        """Put back what was there before, as the process ends without the signal."""
+        if self._pipe is not None and os.getpid() == self._process:
+            self._restore()
+
+    def _forked(self) -> None:
+        """Leave a child with what it would have had."""
+        if self._pipe is not None:
+            self._restore()
+
+    def _restore(self) -> None:
+        assert self._pipe is not None
+        current = signal.set_wakeup_fd(-1)
+        if current != self._pipe[1]:
+            signal.set_wakeup_fd(current)
+        if signal.getsignal(signal.SIGTERM) == self._signalled:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _signalled(self, _: int, frame: FrameType | None) -> None:
+        """Save what is open, unless this interrupts the very code that records, or a backward pass."""
+        if self._saving:
+            _die()
+        if compat.in_backward() or _inside(frame):
+            self._again = True
+            return
+        self._saving = True
+        with guard.contained("saving at SIGTERM"):
+            loop = self._loop()
+            if loop is not None:
+                loop.stop()
+            Profile.stop_all()
+        _die()
+
+    def _watch(self) -> None:
+        """Count the signals that arrive, whatever the main thread does."""
+        assert self._pipe is not None
+        received = 0
+        while numbers := os.read(self._pipe[0], 4096):
+            first = received == 0
+            received += numbers.count(signal.SIGTERM)
+            if received - self._sent > 1:
+                _die()
+            elif first and received:
+                threading.Thread(target=self._wait, name="instrument-sigterm", daemon=True).start()
+
+    def _wait(self) -> None:
+        """Call the handler again where it came too early; end the process where it never comes to it."""
+        deadline = time.monotonic() + _GRACE_S
+        while not self._saving:
+            if time.monotonic() > deadline:
+                _die()
+            if self._again:
+                self._again = False
+                self._sent += 1
+                _thread.interrupt_main(signal.SIGTERM)
+            time.sleep(_LOOK_S)
+
+
+def _inside(frame: FrameType | None) -> bool:
+    """Tell whether ``frame`` is called by the code that opens and closes windows."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OWN) and frame.f_code.co_filename != _WAITS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _die() -> None:
+    """End by the signal, from any thread."""
+    libc: Any = ctypes.CDLL(None)
+    libc.signal(int(signal.SIGTERM), None)  # Python's own function works on the main thread alone
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,272 @@
+"""`StepFollower`: counts the steps of a program by the best sign of them that it gives."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from .. import compat
+from ..guard import guard
+from ..identity import IdentitySet
+from ..modules import parts
+from ..patch import Patch, leave_no_frame
+from ..regions import live
+from .forward import OutermostModel
+from .function import SIGNS, FunctionCalls, check
+from .program_steps import program_steps
+from .stepping import OptimizerSteps
+
+_ALONE = 100  # calls of a model that may be followed by a backward pass; fewer may be the calls of one step
+_BEGINNING = (*parts.DATA, "Optimizer.zero_grad#")
+
+
+class StepFollower:
+    """Calls ``stepped()`` at the end of each step until `remove`.
+
+    A step ends, in this order of preference, where the program itself says so (`instrument.steps`,
+    ``prof.step()``); after the step of the first optimizer; where no optimizer was made, after each backward pass;
+    and before the first backward pass, after each call of the outermost model that no backward pass can follow.
+
+    Args:
+        stepped: called at the end of each step.
+        restarted: called where a stronger sign appears: all steps that ended so far are a part of step 0, which
+            ends with the call of ``stepped`` that follows.
+        step_on: "optimizer", "backward" or "forward" to count these alone; or a function, whose calls are steps.
+        weakest: the weakest of `SIGNS` that counts.
+        begun: called once, when step 0 begins: where a DataLoader loads a batch, gradients are zeroed, a model is
+            called or a backward pass starts.
+        made: called with each optimizer when it is made.
+        found: called with the outermost model, when it is called for the first time.
+
+    Attributes:
+        by: what ended the last step: one of `SIGNS`, or the function; None before the first.
+    """
+
+    def __init__(
+        self,
+        stepped: Callable[[], None],
+        restarted: Callable[[], None],
+        step_on: str | None = None,
+        *,
+        weakest: str = SIGNS[0],
+        begun: Callable[[], None] | None = None,
+        made: Callable[[Any], None] | None = None,
+        found: Callable[[Any], None] | None = None,
+    ) -> None:
+        import torch
+
+        check(step_on)
+        self.by: str | None = None
+        self._stepped = stepped
+        self._restarted = restarted
+        self._step_on = step_on
+        self._weakest = SIGNS.index(weakest)
+        self._begun = begun
+        self._made = made
+        self._found = found
+        self._optimizers = IdentitySet()
+        self._looked = False  # for optimizers that were made before
+        self._passes = 0  # backward passes that did not count so far
+        self._calls = 0  # calls of the model that did not count so far
+        self._steps: OptimizerSteps | None = None
+        self._model: OutermostModel | None = None
+        self._function: FunctionCalls | None = None
+        self._patches: list[Patch] = []
+        if step_on is None:
+            program_steps.listen(self._program)
+        if step_on in (None, "optimizer"):
+            self._steps = OptimizerSteps(lambda: self._ended("optimizer"))
+        if step_on != "optimizer" or begun is not None:
+            self._model = OutermostModel(self._model_found, self._model_called)
+        if step_on not in (None, *SIGNS):
+            self._function = FunctionCalls(step_on, lambda: self._ended(step_on))
+        self._patches.append(Patch(torch.autograd, "backward", self._backward))
+        self._patches.append(Patch(torch.optim.Optimizer, "__init__", self._making))
+        parts.after_backward.append(self._passed)
+        self._patches += parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
+
+    @property
+    def compiled(self) -> bool:
+        """Whether some optimizer's step was compiled, so that it is not seen."""
+        return self._steps is not None and self._steps.compiled
+
+    @property
+    def model(self) -> Any:
+        """The outermost model, as far as one was called before an optimizer was made; else None."""
+        return self._model.model if self._model is not None else None
+
+    @property
+    def explanation(self) -> str | None:
+        """What a step is, in a sentence, where it is not the step of an optimizer or what the program says."""
+        if self.by == "backward" and self._step_on is None:
+            return "no optimizer steps: each backward pass is a step"
+        if self.by == "forward" and self._step_on is None:
+            return f"no optimizer steps, and there is no backward pass: each call of {_name(self.model)} is a step"
+        return None
+
+    @property
+    def missing(self) -> bool:
+        """Whether the function whose calls are steps was never found."""
+        return self._function is not None and not self._function.found
+
+    @property
+    def waiting(self) -> bool:
+        """Whether backward passes did not count, as an optimizer was made whose step never came."""
+        return self._passes > 0 and self.by is None
+
+    def remove(self) -> None:
+        """End, and put back all that was replaced."""
+        program_steps.remove(self._program)
+        if self._passed in parts.after_backward:
+            parts.after_backward.remove(self._passed)
+        for source in (self._steps, self._model, self._function):
+            if source is not None:
+                source.remove()
+        while self._patches:
+            self._patches.pop().undo()
+        self._stepped = self._restarted = _nothing
+
+    # What the sources call
+
+    def _ended(self, by: str) -> None:
+        if by in SIGNS and SIGNS.index(by) < self._weakest:
+            return
+        if self.by != by:
+            if self.by in SIGNS and by in SIGNS and SIGNS.index(by) < SIGNS.index(self.by):
+                return
+            before, self.by = self.by, by
+            if self._model is not None and by != "forward":
+                self._model.remove()
+            if before is not None:
+                self._restarted()
+        self._stepped()
+
+    def _program(self) -> None:
+        self._ended("program")
+
+    def _begins(self) -> None:
+        """Step 0 begins, if it did not before."""
+        if self._function is not None:
+            self._function.look()
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            self._leave_model()
+            with guard.contained("beginning step 0"):
+                begun()
+
+    def _range(self, context: Any) -> None:
+        if context.name.startswith(_BEGINNING):
+            self._begins()
+
+    def _making(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                original(optimizer, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            with guard.contained("following optimizers"):
+                self._optimizer_made(optimizer)
+
+        return init
+
+    def _optimizer_made(self, optimizer: Any) -> None:
+        self._optimizers.add(optimizer)
+        if self._function is not None:
+            self._function.look()
+        self._leave_model()
+        if self._made is not None:
+            self._made(optimizer)
+
+    def _leave_model(self) -> None:
+        """Follow the model no more where its calls are not going to be steps."""
+        if self._model is not None and self._begun is None and self._step_on is None and len(self._optimizers):
+            self._model.remove()
+
+    def _waits_for_optimizer(self) -> bool:
+        """Whether an optimizer was made, so that its steps are to be expected."""
+        if not self._looked:
+            self._looked = True
+            for optimizer in _optimizers_of(self.model):
+                self._optimizers.add(optimizer)
+        return len(self._optimizers) > 0 and not self.compiled
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if not live.tracing():
+                self._begins()
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            if not live.tracing() and not compat.in_backward() and not parts.drawing.on:
+                self._passed()
+            return result
+
+        return backward
+
+    def _passed(self) -> None:
+        """A backward pass ended."""
+        if self._step_on == "backward":
+            self._ended("backward")
+        elif self._step_on is None and self.by not in ("optimizer", "program"):
+            if self._waits_for_optimizer():
+                self._passes += 1
+                return
+            missed = self._passes if self.by is None else 0
+            for _ in range(missed + 1):
+                self._ended("backward")
+
+    def _model_found(self, model: Any) -> None:
+        if self._found is not None:
+            self._found(model)
+        self._begins()
+        self._leave_model()
+
+    def _model_called(self, model: Any) -> None:
+        if model is not self.model:
+            return
+        if self._step_on == "forward":
+            self._ended("forward")
+        elif self._step_on is None and self.by in (None, "forward") and not self._waits_for_optimizer():
+            self._calls += 1
+            if self.by is None and model.training and _grad_enabled() and self._calls <= _ALONE:
+                return
+            missed = self._calls - 1 if self.by is None else 0
+            for _ in range(missed + 1):
+                self._ended("forward")
+
+
+def _name(model: Any) -> str:
+    return "the model" if model is None else type(model).__name__
+
+
+def _grad_enabled() -> bool:
+    import torch
+
+    return bool(torch.is_grad_enabled())
+
+
+def _optimizers_of(model: Any) -> list[Any]:
+    """Return the optimizers that there are, those of ``model`` where it is known; 50 ms for a million objects."""
+    import torch
+
+    kind = torch.optim.Optimizer
+    found = [known for known in gc.get_objects() if issubclass(type(known), kind)]
+    if model is None:
+        return found
+    held = {id(parameter) for parameter in model.parameters()}
+    return [
+        optimizer
+        for optimizer in found
+        if any(id(parameter) in held for group in optimizer.param_groups for parameter in group["params"])
+    ]
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,154 @@
+"""What ends a step: a sign that every training shows, or the calls of a function of the program."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .. import compat
+from ..guard import guard
+from ..patch import Patch, leave_no_frame
+
+SIGNS = ("forward", "backward", "optimizer", "program")
+"""What may end a step, from the weakest sign to the strongest."""
+
+
+def check(step_on: str | None) -> str | None:
+    """Return what is to end the steps, with the whole path of a file.
+
+    Raises:
+        ValueError: it is neither "optimizer", "backward" nor "forward", nor a function as `FunctionCalls` takes
+            it; or there is no such file.
+    """
+    if step_on is None or step_on in SIGNS[:-1]:
+        return step_on
+    place, function = parse(step_on)
+    if not place.endswith(".py"):
+        return step_on
+    if not Path(place).is_file():
+        raise ValueError(f'"step-on" names a file that is not there: {place}')
+    return f"{os.path.realpath(place)}:{function}"
+
+
+def parse(name: str) -> tuple[str, str]:
+    """Return the module or file, and the function in it, that ``name`` gives.
+
+    Raises:
+        ValueError: it is not written as ``module:qualname`` or ``file.py:function``.
+    """
+    place, _, function = name.rpartition(":")
+    parts = function.split(".")
+    if not place or not all(part.isidentifier() for part in parts):
+        raise ValueError(
+            '"step-on" must be "optimizer", "backward", "forward", or a function such as '
+            f'"package.module:Class.method" or "train.py:train_step": {name!r}'
+        )
+    return place, function
+
+
+class FunctionCalls:
+    """Calls ``called()`` at the end of each call of a function that returns, until `remove`.
+
+    A function of an imported module is replaced when the import is over. One of the script itself is not there yet
+    when the program begins: `look` finds it, and is called at events that a training step has.
+    """
+
+    def __init__(self, name: str, called: Callable[[], None]) -> None:
+        self._place, self._function = parse(name)
+        self._called = called
+        self._patch: Patch | None = None
+        self._removed = False
+        self.running = False  # it was found during a call, whose end is not seen
+        self.is_file = self._place.endswith(".py")
+        if not self.is_file:
+            compat.when_imported(self._place, self._imported)
+
+    @property
+    def found(self) -> bool:
+        """Whether the function was found."""
+        return self._patch is not None
+
+    def remove(self) -> None:
+        """Put the function back."""
+        self._removed = True
+        if self._patch is not None:
+            self._patch.undo()
+
+    def look(self) -> None:
+        """Look for the function in the script and, where a file is named, in the modules that came from it."""
+        if self._patch is None and not self._removed:
+            with guard.contained("finding the function whose calls are steps"):
+                for module in self._modules():
+                    self._imported(module)
+
+    def _modules(self) -> Iterator[ModuleType]:
+        main = sys.modules.get("__main__")
+        if not self.is_file:
+            spec = getattr(main, "__spec__", None)
+            if main is not None and spec is not None and spec.name == self._place:
+                yield main
+            return
+        wanted = os.path.realpath(self._place)
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and Path(file).name == Path(wanted).name and os.path.realpath(file) == wanted:
+                yield module
+
+    def _imported(self, module: ModuleType) -> None:
+        owner: Any = module
+        *outer, name = self._function.split(".")
+        for part in outer:
+            owner = getattr(owner, part, None)
+        function = inspect.getattr_static(owner, name, None)
+        plain = getattr(function, "__func__", function)  # of a static method or a class method
+        if self._patch is not None or self._removed or not callable(plain):
+            return
+        kind = type(function) if plain is not function else None
+        self._patch = Patch(
+            owner, name, lambda _: kind(self._following(plain)) if kind else self._following(plain)
+        )
+        code, frame = getattr(inspect.unwrap(plain), "__code__", None), sys._getframe()
+        while frame is not None:
+            self.running = self.running or frame.f_code is code
+            frame = frame.f_back  # type: ignore[assignment]
+
+    def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._previous()
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            self._ended()
+            return result
+
+        @functools.wraps(original)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            self._previous()
+            try:
+                result = await original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            self._ended()
+            return result
+
+        return call_async if inspect.iscoroutinefunction(original) else call
+
+    def _previous(self) -> None:
+        """Count the call during which the function was found: it is over when the next one begins."""
+        if self.running:
+            self.running = False
+            self._ended()
+
+    def _ended(self) -> None:
+        if not self._removed:
+            self._called()
