@@ -32,6 +32,7 @@ class Session:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
+        loop.modes = True
         self._seen = IdentitySet()  # optimizers
         self._new: list[weakref.ref[Any]] = []  # those whose models are to be named
         self._process = os.getpid()

@@ -18,19 +18,25 @@ from .selection import Place, Selection, class_name, places
 class Namer:
     """Makes layers for the modules of one model, and keeps their regions, which profilers prepare once."""
 
-    def __init__(self, selection: Selection, backward: bool) -> None:
+    def __init__(self, selection: Selection, backward: bool, modes: bool) -> None:
         self.selection = selection
+        self.label = ""  # that tells the model from others of its name
         self._backward = backward
+        self._modes = modes
         self._regions: dict[tuple[str, str], Region] = {}
 
     def layer(self, place: Place, parent: Layer | None) -> Layer:
         """Return a layer of its own for ``place``; one without regions where that was not chosen."""
         name = self.selection.name(place)
+        if self.label and not place.path:
+            name += f"[{self.label}]"
         if not self.selection.chosen(place):
-            return Layer(name, None, None, parent)
+            return Layer(name, None, None, None, parent)
         kind = class_name(place.module)
         backward = self._region(f"{name} (backward)", kind) if self._backward else None
-        return Layer(name, self._region(name, kind), backward, parent)
+        forward = self._region(name, kind)
+        evaluation = self._region(f"{name} (eval)", kind) if self._modes else forward
+        return Layer(name, forward, evaluation, backward, parent)
 
     def _region(self, name: str, kind: str) -> Region:
         # Coloured by class, so that the layers of a stack look alike.

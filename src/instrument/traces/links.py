@@ -14,6 +14,7 @@ from .table import COLUMNS, Array, Numbers, Table, Words, table
 from .trace import Coverage, Device, Lost, Thread, Trace
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
+_RUN = re.compile(r"(\d{1,18})-(\d{1,18})")
 _MODULE = re.compile(r"^nn\.Module: ")
 _EMPTY = {"start_ns": np.empty(0, np.int64)}
 _LINKS = ("launch", "operator", "region", "module", "step")
@@ -60,7 +61,7 @@ def assemble(
         tables[kind] = _sorted(kind, columns.pop(kind, _EMPTY.copy()), texts)
         if "parent" in COLUMNS[kind]:
             nests[kind] = _nests(tables[kind])
-    _link(tables, nests, threads)
+    _link(tables, nests, threads, metadata)
     coverage = {link: _coverage(tables["gpu"], link) for link in _LINKS}
     return Trace(
         path=path,
@@ -122,7 +123,10 @@ def _part_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
 
 
 def _link(
-    tables: dict[str, Table], nests: dict[str, dict[int, tuple[Array, Nest]]], threads: list[Thread]
+    tables: dict[str, Table],
+    nests: dict[str, dict[int, tuple[Array, Nest]]],
+    threads: list[Thread],
+    metadata: Mapping[str, Any],
 ) -> None:
     gpu, runtime, operators = (tables[kind] for kind in ("gpu", "runtime", "operators"))
     numbers: Numbers[Any] = Numbers()
@@ -142,7 +146,7 @@ def _link(
     gpu.operator[found] = named[found]
     thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
 
-    tables["steps"] = _begun(tables, at[thread >= 0])
+    tables["steps"] = _begun(tables, at[thread >= 0], metadata)
     gpu.region[:] = _open(nests["regions"], thread, at)
     gpu.module[:] = _modules(tables["frames"], thread, at)
     for process in sorted(set(process_of[thread].tolist()) - {-1}):
@@ -178,9 +182,15 @@ def _of_several(runtime: Table, process_of: Array) -> Array:
     return several
 
 
-def _begun(tables: dict[str, Table], launches_ns: Array) -> Table:
-    """The steps without the last one if nothing ran in it: a loop that ends announces one more."""
+def _begun(tables: dict[str, Table], launches_ns: Array, metadata: Mapping[str, Any]) -> Table:
+    """The steps without the last one if it was not run: a loop that ends announces one more.
+
+    The metadata of our own traces says which were run. Elsewhere, one in which nothing starts was not.
+    """
     steps, work = tables["steps"], tables["operators"] or tables["regions"]
+    said = _RUN.fullmatch(str(metadata.get("instrument_steps", "")))
+    if said:
+        return steps.where((steps.number >= int(said[1])) & (steps.number <= int(said[2])))
     if not steps or not work:
         return steps
     last_ns = max(int(work.start_ns[-1]), int(launches_ns.max(initial=work.start_ns[-1])))

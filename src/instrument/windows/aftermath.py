@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +52,9 @@ class Aftermath:
         with guard.contained("the summary"):
             if capture.raw is not None and settings.summary:
                 from ..traces.kineto import read_kineto
-                from ..traces.summary import merge, summarize
+                from ..traces.summary import Timing, merge, summarize
 
-                trace = read_kineto(capture.raw)
-                if entry.get("steps"):  # one that was announced and not run is none
-                    trace = replace(trace, steps=trace.steps.where(trace.steps.number <= entry["steps"][1]))
-                summary = summarize(trace)
+                summary = summarize(read_kineto(capture.raw), Timing.of(entry))
                 self._summary = merge([self._summary, summary]) if self._summary is not None else summary
         failure = None
         try:

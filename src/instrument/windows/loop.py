@@ -23,6 +23,7 @@ from .like_torch import LikeTorch
 from .manifest import Manifest
 from .recording import Recording
 from .schedule import Phase, Schedule, Window, schedule
+from .timing import StepTimes
 from .torch_schedule import FromTorch
 
 NEVER = sys.maxsize
@@ -63,6 +64,9 @@ class Profile(LikeTorch):
         self._over = 0  # the number of the last window that is over
         self._manifest = Manifest(self.out)
         self._aftermath = Aftermath(self._manifest, exporter.hint)
+        self._times = StepTimes()
+        self._unfinished: Callable[[int], None] | None = None  # hands over a window once steps after it are timed
+        self._all_begun = True  # no window is to come
         self.keep_last = True
         self.tell: Callable[[str], None] | None = None
         self.yields = False
@@ -76,7 +80,7 @@ class Profile(LikeTorch):
     @property
     def over(self) -> bool:
         """Whether no window is open or to come."""
-        return self._change == NEVER
+        return self._change == NEVER or (self._all_begun and self._recording is None)
 
     def step(self) -> None:
         """Tell that a step ended and the next begins: an integer compare, unless a window is open or due."""
@@ -108,6 +112,7 @@ class Profile(LikeTorch):
             self._over = max(self._over, passed)
             if following is not None:
                 self._exporter.prepare()
+        self._times.start(self.step_num)
         self._advance()
 
     def stop(self) -> None:
@@ -135,6 +140,7 @@ class Profile(LikeTorch):
             self._close(recording, begun=begun, complete=complete)
         elif recording is not None and not self._closing:
             self._give_up(recording.window, CaptureError("interrupted before it was saved"))
+        self._hand_over(self.step_num + (not begun))
         with guard.contained("ending"):
             if self._ranks is None or self._rank in self._ranks:
                 for window in islice(self._unreached(), 1000):
@@ -163,6 +169,7 @@ class Profile(LikeTorch):
     def _advance(self) -> None:
         """Do what is due at this step and set the step at which to come back."""
         step, recording = self.step_num, self._recording
+        self._times.end()
         if self._process != os.getpid():
             self._change = NEVER
             return
@@ -183,10 +190,16 @@ class Profile(LikeTorch):
             if recording is not None and (window is None or window.index != recording.window.index):
                 self._close(recording)
                 if self._change == NEVER:  # on_trace_ready called `stop`
+                    self._hand_over(step)
                     return
             if window is None:
                 following = self._plan.next_window(step)
-                self._change = NEVER if following is None else following.warmup
+                self._all_begun = following is None
+                due = NEVER if following is None else following.warmup
+                self._change = self._times.next(step, due)
+                if due == step + 1 or not self._times.waits(step):
+                    self._hand_over(step)
+                self._times.begin(False if self._change == step + 1 else None)
             elif window.index <= self._over:  # the rest of a window that failed
                 if self._plan.finite or window.stop < NEVER:
                     self._change = window.stop
@@ -197,13 +210,17 @@ class Profile(LikeTorch):
         capture = None
         try:
             if self._recording is None:
+                self._hand_over(self.step_num)
                 live.live.detect()
                 capture = self._exporter.capture()
                 self._recording = Recording(window, capture)
+                self._times.open()
             self._recording.window = window
             if phase is Phase.ACTIVE:
                 self._recording.step(self.step_num)
+                self._times.begin(True)
             else:
+                self._recording.warm_up()
                 self._change = window.active
         except BaseException as error:
             if self._recording is None and capture is not None:  # interrupted in between
@@ -216,10 +233,13 @@ class Profile(LikeTorch):
     def _close(self, recording: Recording, *, begun: bool = False, complete: bool = False) -> None:
         """End the window: on time, or early because the loop ended (see `end`)."""
         window = recording.window
+        self._times.end()
         try:
-            if recording.start_ns is None:
+            if recording.start_ns is None or recording.steps is None:
                 raise CaptureError(f"{self._ended}, in warm-up")
-            recording.stop(self._metadata)
+            if begun and recording.steps[0] < self.step_num:
+                recording.steps = recording.steps[0], self.step_num - 1
+            recording.stop(self._metadata | self._marks(recording))
             folder = self.out / f"window-{window.index:04d}"
             save = recording.capture.save(folder, f"rank{self._rank}.{recording.end_ns}")
         except BaseException as error:
@@ -227,8 +247,6 @@ class Profile(LikeTorch):
             if not isinstance(error, Exception):
                 raise
             return
-        if begun and recording.steps is not None and recording.steps[0] < self.step_num:
-            recording.steps = recording.steps[0], self.step_num - 1
         self._over, self._last = window.index, recording.capture
         early = self.step_num + complete < window.stop < NEVER
         reasons = [self._ended] if early else []
@@ -244,18 +262,30 @@ class Profile(LikeTorch):
             self._recording, self._closing = None, False
             if not self.keep_last:
                 self._last = None
-            self._aftermath.later(
-                self._aftermath.recorded,
-                recording.capture,
-                save,
-                reasons,
-                **self._entry(window, recording),
-                status="partial" if early else "recorded",
-            )
-        if self._plan.count == window.index:
-            self._aftermath.later(self._report)
+            self._times.close(self.step_num)
+            entry = self._entry(window, recording) | {"status": "partial" if early else "recorded"}
+
+            def hand_over(step: int) -> None:
+                entry["timing"] = self._times.timing(step)
+                self._aftermath.later(self._aftermath.recorded, recording.capture, save, reasons, **entry)
+                if self._plan.count == window.index:
+                    self._aftermath.later(self._report)
+
+            self._unfinished = hand_over
         if failure is not None:
             guard.failed("on_trace_ready", failure)
+
+    def _hand_over(self, step: int) -> None:
+        """Have the window that is over finished, if one is left: ``step`` begins."""
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            unfinished(step)
+
+    @staticmethod
+    def _marks(recording: Recording) -> dict[str, str]:
+        """Return what the trace has to say of its steps: which were run, after how many of warm-up."""
+        first, last = recording.steps or (0, 0)
+        return {"instrument_steps": f"{first}-{last}", "instrument_warmup": str(first - recording.window.warmup)}
 
     def _give_up(self, window: Window, error: BaseException) -> None:
         """Take note of why a window is not recorded, leave nothing on, and go on to the next."""

@@ -7,7 +7,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ class Manifest:
     schedule, from 1), ``status`` ("recorded", "partial", "skipped", "failed" or "not reached"), ``reason``
     (in words, null when all went well), ``planned_steps`` and ``steps`` (first and last, both included; null
     where there is none), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files`` (``path``
-    relative to the folder, ``bytes``) and ``hidden_regions`` (inside compiled code, where no profiler sees them).
+    relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees them) and
+    ``timing`` (see `StepTimes.timing`; null where nothing was recorded).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,6 +51,7 @@ class Manifest:
         exporter: str,
         files: Sequence[Path] = (),
         hidden_regions: Sequence[str] = (),
+        timing: Mapping[str, int | None] | None = None,
     ) -> None:
         """Add the line of one window; a folder that cannot be written leaves it in `entries` alone."""
         entry = {
@@ -64,11 +67,31 @@ class Manifest:
             "exporter": exporter,
             "files": [{"path": str(f.relative_to(self.folder)), "bytes": _size(f)} for f in files],
             "hidden_regions": list(hidden_regions),
+            "timing": timing and dict(timing),
         }
         self.entries.append(entry)
         with guard.contained("writing the manifest"):
             self.folder.mkdir(parents=True, exist_ok=True)
             _append(self.folder / "manifest.jsonl", json.dumps(entry).encode() + b"\n")
+
+
+def entry_of(trace: Path) -> dict[str, Any] | None:
+    """Return the last line of the manifest of a trace that a window left; None where there is none."""
+    folder = trace.absolute().parent.parent
+    name = f"{trace.absolute().parent.name}/{trace.name}"
+    found = None
+    with suppress(OSError), (folder / "manifest.jsonl").open("rb") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                entry = json.loads(line) if name.encode() in line else None
+                if isinstance(entry, dict) and any(file.get("path") == name for file in _files(entry)):
+                    found = entry
+    return found
+
+
+def _files(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    files = entry.get("files")
+    return [file for file in files if isinstance(file, dict)] if isinstance(files, list) else []
 
 
 def _append(path: Path, line: bytes) -> None:
