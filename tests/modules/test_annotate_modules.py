@@ -257,7 +257,7 @@ def test_a_fast_path_stays_fast(listening: Listening) -> None:
     with instrument.annotate_modules(encoder), listening() as heard:
         with torch.no_grad():
             assert torch.equal(encoder(x), expected)
-        assert heard.tree() == [["TransformerEncoder", ["layers.0"], ["layers.1"]]]
+        assert heard.tree() == [["TransformerEncoder (eval)", ["layers.0 (eval)"], ["layers.1 (eval)"]]]
         heard.events.clear()
         encoder.train()
         encoder(x).sum().backward()

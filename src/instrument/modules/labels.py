@@ -13,9 +13,6 @@ _FRAMES = 100
 _LOOKED_AT = 20_000  # values
 _DEPTH = 3  # agent.policy.actor
 _OURS = __name__.partition(".")[0]
-_LOCALS = frozenset(
-    {"locals", "vars", "eval", "exec"}
-)  # with these a function may hold its dictionary of variables
 _CONTAINERS = (list, tuple)
 
 
@@ -53,23 +50,26 @@ class Labels:
 
 def _paths(things: Sequence[object]) -> dict[int, str]:
     """Return the shortest path to each of ``things`` from a variable of a function that runs, by its id."""
-    wanted, found = {id(thing) for thing in things}, dict[int, str]()
-    budget = _LOOKED_AT
-    for names in _namespaces():
-        seen = set[int]()
-        level = [(name, value) for name, value in names.items() if not name.startswith("__")]
-        for _ in range(_DEPTH):
-            below = []
-            for path, value in level:
-                budget -= 1
-                if id(value) in wanted and id(value) not in found:
-                    found[id(value)] = path.removeprefix("self.")
-                if id(value) not in seen:
-                    seen.add(id(value))
-                    below.append((path, value))
-            if len(found) == len(wanted) or budget <= 0:
+    wanted, found, seen = {id(thing) for thing in things}, dict[int, str](), set[int]()
+    level = [
+        (name, value)
+        for variables in _namespaces()
+        for name, value in variables.items()
+        if not name.startswith("__")
+    ]
+    looked_at = 0
+    for _ in range(_DEPTH):
+        below = []
+        for path, value in level:
+            looked_at += 1
+            if id(value) in wanted:
+                found.setdefault(id(value), path.removeprefix("self."))
+            elif id(value) not in seen:
+                seen.add(id(value))
+                below.append((path, value))
+            if len(found) == len(wanted) or looked_at > _LOOKED_AT:
                 return found
-            level = [(path, held) for above, value in below for path, held in _inside(above, value)]
+        level = [(path, held) for above, value in below for path, held in _inside(above, value)]
     return found
 
 
@@ -83,7 +83,7 @@ def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
     elif kind in _CONTAINERS:
         for number, held in enumerate(value[:_FRAMES]):  # type: ignore[index]
             yield f"{path}[{number}]", held
-    elif not inspect.ismodule(value) and not isinstance(value, type) and not callable(value):
+    elif not (inspect.ismodule(value) or isinstance(value, type) or kind.__module__.startswith(_OURS)):
         held_by = getattr(value, "__dict__", None) if kind.__getattribute__ is object.__getattribute__ else None
         for name, held in list(held_by.items()) if type(held_by) is dict else ():
             yield f"{path}.{name}", held
@@ -108,13 +108,13 @@ def _namespaces() -> Iterator[dict[str, Any]]:
 def _variables(frame: FrameType) -> dict[str, Any]:
     """Return a copy of the variables of ``frame``.
 
-    Up to Python 3.12, ``f_locals`` of a function is a dictionary that keeps them alive until the function returns:
-    it is emptied again, unless the function may hold it itself.
+    Up to Python 3.12, ``f_locals`` of a function is a dictionary that keeps them alive until the function returns,
+    the one that ``locals()`` returns there: it is emptied again, and left alone where the function asks for it.
     """
     code = frame.f_code
     if not code.co_flags & inspect.CO_OPTIMIZED:  # a module, whose variables are in the dictionary itself
         return dict(frame.f_locals)
-    if not _LOCALS.isdisjoint(code.co_names):
+    if "locals" in code.co_names:
         return {}
     shown = frame.f_locals
     found = dict(shown)
