@@ -42,7 +42,8 @@ def render_ranks(traces: TraceSet, collectives: Collectives, *, console: Console
     for path, reason in traces.failed.items():
         line(console, f"Cannot read {path}: {reason}")
     for path, held in traces.left_out.items():
-        line(console, f"Left out: {path} ({held.replace('rank 0, ', '') if not several else held})")
+        why = held if held.endswith("another run") else f"{held}, another window"
+        line(console, f"Left out: {path} ({why if several else why.removeprefix('rank 0, ')})")
     for rank, trace in traces.items():
         if trace.lost:
             line(console, f"Damaged, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
