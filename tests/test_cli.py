@@ -130,7 +130,7 @@ def test_the_manifest_says_what_is_typical(tmp_path: Path) -> None:
     (tmp_path / "manifest.jsonl").write_text(f"{json.dumps(entry)}\n")
     text = command("summarize", path).stdout.decode()
     assert "Recorded so far: 2 of 50 steps, 2.5 % of 80.0 ms\n" in text
-    assert "The 40 steps timed around them: median 1.00 ms" in text
+    assert "The 40 steps around them: median 1.00 ms" in text
     assert timing == json.loads(command("summarize", "--json", path).stdout)["timing"]
 
 

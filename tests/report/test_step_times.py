@@ -53,9 +53,9 @@ def test_a_step_that_is_far_from_the_others() -> None:
 @pytest.mark.parametrize(
     ("around_ms", "said"),
     [
-        (3.5, "the recorded ones are typical of them."),
-        (1.8, "the recorded ones took 2.0 times as long, in part because they were recorded."),
-        (36, "the recorded ones took 10% of that: they are not typical."),
+        (3.5, "so they are typical."),
+        (1.8, "so these took 2.0 times as long, in part because they were recorded."),
+        (36, "so these took 10 % of that and are not typical."),
     ],
 )
 def test_whether_they_are_typical(around_ms: float, said: str) -> None:
@@ -63,7 +63,7 @@ def test_whether_they_are_typical(around_ms: float, said: str) -> None:
     timing = Timing(int(around_ms * MS), 40, 240, 2_400 * MS)
     *_, share, typical = step_times(summary(3.6, 3.6, 3.6, timing=timing))
     assert share == "Recorded so far: 3 of 240 steps, 0.5 % of 2.40 s"
-    assert typical.startswith("The 40 steps timed around them: median ")
+    assert typical.startswith("The 40 steps around them: median ")
     assert typical.endswith(said)
 
 
@@ -80,7 +80,7 @@ def test_several_windows() -> None:
     said = list(step_times(merge([first, second])))
     assert said[0] == "Steps 2-3, 8-9: 3.00, 3.00, 3.00, 3.00 ms (median 3.00 ms)"
     assert said[1] == "Recorded so far: 4 of 30 steps, 13.3 % of 90.0 ms"
-    assert said[2].startswith("The 40 steps timed around them: median 3.00 ms")
+    assert said[2].startswith("The 40 steps around them: median 3.00 ms")
 
 
 def test_steps_without_numbers() -> None:

@@ -79,12 +79,12 @@ def _typical(summary: Summary) -> Iterator[str]:
     steps, around = summary.typical
     ratio = median(summary.step_times_ns) / (around or 1)
     if max(ratio, 1 / (ratio or 1)) <= _ALIKE:
-        said = "the recorded ones are typical of them"
+        said = "so they are typical"
     elif ratio > 1:
-        said = f"the recorded ones took {ratio:.1f} times as long, in part because they were recorded"
+        said = f"so these took {ratio:.1f} times as long, in part because they were recorded"
     else:
-        said = f"the recorded ones took {ratio:.0%} of that: they are not typical"
-    yield f"The {steps} steps timed around them: median {duration(around)}; {said}."
+        said = f"so these took {100 * ratio:.0f} % of that and are not typical"
+    yield f"The {steps} steps around them: median {duration(around)}, {said}."
 
 
 def _which(numbers: Sequence[int], count: int) -> str:
