@@ -132,6 +132,46 @@ def test_models(listening: Listening) -> None:
     ]
 
 
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+        self.layers = nn.ModuleList([nn.ReLU(), nn.ReLU()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.actor(x) + self.critic(x)
+
+
+def test_parts_that_are_called_by_themselves(listening: Listening) -> None:
+    """Two attributes of a class, as actor and critic, are told apart where no forward is around; not layers."""
+    model = Both()
+    x = torch.ones(1, 2)
+    with instrument.annotate_modules(model, names="class"), listening() as heard:
+        model.actor(x).sum().backward()
+        model.eval().critic(x)
+        model.layers[1](model.layers[0](x))
+        model.train()(x)
+    assert heard.tree() == [
+        ["Sequential[actor]", ["Linear"]],
+        ["Sequential[actor] (backward)", ["Linear (backward)"]],
+        ["Sequential[critic] (eval)", ["Linear (eval)"]],
+        ["ReLU (eval)"],
+        ["ReLU (eval)"],
+        ["Both", ["Sequential", ["Linear"]], ["Sequential", ["Linear"]]],
+    ]
+
+
+def test_parts_of_what_has_no_forward(listening: Listening) -> None:
+    """So are those of a module that only holds them."""
+    agent = nn.Module()
+    agent.actor, agent.critic = nn.Linear(2, 2), nn.Linear(2, 2)
+    x = torch.ones(1, 2)
+    with instrument.annotate_modules(agent, names="class", backward=False), listening() as heard:
+        agent.actor(x)
+        agent.critic(x)
+    assert heard.tree() == [["Linear[actor]"], ["Linear[critic]"]]
+
+
 def test_one_model_has_no_label(listening: Listening) -> None:
     """Neither has one that is annotated twice, nor models of different classes."""
     model, other = nn.Linear(2, 2), nn.ReLU()

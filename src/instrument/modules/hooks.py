@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import compat
 from ..guard import guard
 from ..regions import live
 from ..regions.region import Region
@@ -86,6 +87,8 @@ class Before(Hook):
                 if layer.twins and around is not None and around.layer is not layer.parent:
                     layer = _twin(layer, stack)
             layer.seen = True
+            if around is None and layer.alone is not None and not compat.in_backward():
+                layer = layer.alone  # as where an agent calls its actor: not recomputed for a backward
             region = layer.evaluation if getattr(module, "training", True) is False else layer.region
             call = Call(layer, around, frame, next_number(), NOT_SHOWN)
             stack.append(call)  # first: whoever takes hooks off must know of it

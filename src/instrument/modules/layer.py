@@ -15,13 +15,25 @@ class Layer:
         region: of its forward; None where only the calls of others need to know of its own.
         evaluation: of its forward while the module is in evaluation mode.
         backward: of its backward, None where there is none.
+        alone: what stands for it where no call is around: it has a name that tells it from others of its class.
         parent: the layer it is called from, as far as the model's structure tells.
         owner: the first of the layers of its module, the one that the module's hooks know.
         twins: for an owner, all layers of a module that has several places; empty otherwise.
         seen: whether it was called since it was made.
     """
 
-    __slots__ = ("_shaped", "backward", "evaluation", "name", "owner", "parent", "region", "seen", "twins")
+    __slots__ = (
+        "_shaped",
+        "alone",
+        "backward",
+        "evaluation",
+        "name",
+        "owner",
+        "parent",
+        "region",
+        "seen",
+        "twins",
+    )
 
     def __init__(
         self,
@@ -36,6 +48,7 @@ class Layer:
         self.evaluation = evaluation
         self.backward = backward
         self.parent = parent
+        self.alone: Layer | None = None
         self.owner = self
         self.twins: list[Layer] = []
         self.seen = False
