@@ -106,6 +106,34 @@ def test_ranks(tmp_path: Path) -> None:
     assert ([1, 3], 4) == (found["missing"], found["world_size"])
 
 
+def test_a_second_run_into_the_same_folder(tmp_path: Path) -> None:
+    """The last run is printed; the file of the other is named, and nothing is said of ranks where there is one."""
+    for number, start in enumerate((0, 10_000_000), 1):
+        content = json.loads(GPU_TRACE.read_text())
+        for event in content["traceEvents"]:
+            event["ts"] = event.get("ts", 0) + start
+        (tmp_path / f"rank0.{number}.pt.trace.json").write_text(json.dumps(content))
+    text = command("summarize", tmp_path).stdout.decode()
+    assert text.startswith(f"{tmp_path}/rank0.2.pt.trace.json\n")
+    assert f"Left out: {tmp_path}/rank0.1.pt.trace.json (steps 5-6, another run)\n" in text
+    assert " ranks" not in text
+    assert "Rank 0" not in text
+
+
+def test_the_manifest_says_what_is_typical(tmp_path: Path) -> None:
+    """Of a trace that a window left, the summary says how much of the run it is, as at the end of the run."""
+    path = tmp_path / "window-0001" / "rank0.1.pt.trace.json"
+    path.parent.mkdir()
+    path.write_text(GPU_TRACE.read_text())
+    timing = {"recorded_ns": 1, "around_ns": 1_000_000, "around_steps": 40, "run_steps": 50, "run_ns": 80_000_000}
+    entry = {"files": [{"path": f"window-0001/{path.name}", "bytes": 1}], "timing": timing}
+    (tmp_path / "manifest.jsonl").write_text(f"{json.dumps(entry)}\n")
+    text = command("summarize", path).stdout.decode()
+    assert "Recorded so far: 2 of 50 steps, 2.5 % of 80.0 ms\n" in text
+    assert "The 40 steps around them: median 1.00 ms" in text
+    assert timing == json.loads(command("summarize", "--json", path).stdout)["timing"]
+
+
 def test_what_is_wrong_with_ranks(tmp_path: Path) -> None:
     """Damage, files that are no traces and ranks that nobody tells are said, not hidden in the table."""
     text = GPU_TRACE.read_text()

@@ -301,6 +301,8 @@ def collectives() -> tuple[Any, dict[str, str]]:
     return group, {method: name for method, name in _COLLECTIVES.items() if method in vars(group or object)}
 
 
+_PATCHES = 6  # of one method, each of which is a frame between torch's and the one that asks
+
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
@@ -348,6 +350,18 @@ def clipping() -> Callable[[FrameType], str | None] | None:
         return name if name in ("clip_grad_norm_", "clip_grad_value_") else None
 
     return name
+
+
+def optimizer_in(frame: FrameType) -> Any:
+    """Return the optimizer whose ``step`` or ``zero_grad`` torch names from ``frame``, or just below it."""
+    below: FrameType | None = frame
+    for _ in range(_PATCHES):
+        if below is None:
+            return None
+        if below.f_globals.get("__name__") == "torch.optim.optimizer":
+            return below.f_locals.get("self")
+        below = below.f_back
+    return None
 
 
 def with_index(device: Any) -> Any:

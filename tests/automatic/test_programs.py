@@ -28,7 +28,8 @@ COMMANDS = {
 REGIONS = {
     "hand": {"Sequential": 2, "Linear": 4, "backward": 2, "Linear (backward)": 4, "Optimizer.step#AdamW.step": 1},
     "gan": {
-        "Generator": 1, "Discriminator": 3, "backward": 2, "Optimizer.step#Adam.step": 2,
+        "Generator": 1, "Discriminator": 3, "backward": 2, "Optimizer.step#Adam.step[g_optimizer]": 1,
+        "Optimizer.step#Adam.step[d_optimizer]": 1,
     },  # the backward of the generator is that of the step before, whose forward no hook saw
     "ddp": {"DistributedDataParallel": 1, "Linear": 2, "backward": 1, "Optimizer.step#SGD.step": 1},
     "huggingface": {"GPT2LMHeadModel": 2, "GPT2Block": 2, "backward": 2, "Optimizer.step#AdamW.step": 1},

@@ -360,9 +360,21 @@ def test_no_window_is_said(tmp_path: Path) -> None:
 
 
 def test_all_steps(tmp_path: Path) -> None:
-    """The summary is of the steps that were run, and not of one that was only announced."""
-    write(tmp_path, TRAIN + "\nmodel(torch.ones(1, 2))")
-    assert "mean of 5 steps" in run(tmp_path, [*RUN, "--steps", "all", "--", "train.py"]).stderr
+    """The summary, at the end and of the file, is of the steps that were run; what follows is a row by itself."""
+    write(tmp_path, TRAIN + "\nmodel.eval()\nfor _ in range(50):\n    model(torch.ones(4096, 2))\n")
+    at_the_end = run(tmp_path, [*RUN, "--steps", "all", "--", "train.py"]).stderr
+    of_the_file = run(tmp_path, [*RUN[:-1], "summarize", *map(str, tmp_path.glob("runs/*/*/*.gz"))]).stdout
+    for text in (at_the_end, of_the_file):
+        assert "(mean of steps 0-4)" in text
+        assert re.search(r"^Linear +1 +\d", text, re.MULTILINE)
+        assert "(eval)" not in text
+        assert re.search(r"^\(in no region\) +\d", text, re.MULTILINE)
+        assert re.search(r"^\(outside of steps, in all\) +\d", text, re.MULTILINE)
+        shares = [
+            float(found) for found in re.findall(r"^[\w(].* (\d+\.\d) +#*$", text.split("\n\n")[0], re.MULTILINE)
+        ]
+        assert abs(sum(shares) - 100) < 1
+    assert at_the_end.split("\nFiles")[0].endswith(of_the_file.split("\nFiles")[0])
 
 
 def test_off_prints_the_command(tmp_path: Path) -> None:

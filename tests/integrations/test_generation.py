@@ -96,7 +96,7 @@ def test_parts(
     """The prompt is the prefill, every token after the first is a decode; the tokens are the same."""
     without = generate(model, **arguments)
     answers = []
-    with annotate_generation(model), instrument.annotate_modules(model, 0):
+    with annotate_generation(model), instrument.annotate_modules(model, 0, modes=False):
         events = recorded(lambda: answers.append(generate(model, **arguments)))
     assert expected == parts(events)
     assert [without] == answers
@@ -108,7 +108,7 @@ def test_assisted(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> No
     assistant = copy.deepcopy(model)
     without = generate(model, assistant_model=assistant)
     answers = []
-    with annotate_generation(model), instrument.annotate_modules(model, 0):
+    with annotate_generation(model), instrument.annotate_modules(model, 0, modes=False):
         events = recorded(lambda: answers.append(generate(model, assistant_model=assistant)))
     found = parts(events)
     assert ("prefill", 1) == found[0]

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import instrument
 from instrument.regions import live
+from instrument.traces.summary import summarize
 from tests.modules.conftest import Listening
 from tests.support.native import nvtx_log, ranges
 from tests.support.ranges import outline
@@ -115,6 +116,40 @@ def test_in_a_window(tmp_path: Path) -> None:
             prof.step()
     assert [entry["status"] for entry in prof.windows] == ["recorded"]
     assert not layers._forward_hooks
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_forward_before_the_window(tmp_path: Path, warmup: int) -> None:
+    """Its backward is a region in the first recorded step if there was a warm-up, and then only."""
+    layers = model()
+    plan = instrument.schedule(at=3, active=2, warmup=warmup)
+    with instrument.annotate_modules(layers, depth=0), instrument.profile(tmp_path, schedule=plan) as prof:
+        output = layers(torch.ones(3, 4))
+        for number in range(6):
+            assert bool(layers._forward_hooks) == (3 - warmup <= number <= 4)
+            before, output = output, layers(torch.ones(3, 4))
+            before.sum().backward()
+            prof.step()
+    assert not layers._forward_hooks
+    (path,) = tmp_path.glob("window-*/*")
+    trace = instrument.read_trace(path)
+    backward = [name for name in trace.regions.text("name") if name == "Sequential (backward)"]
+    assert len(backward) == 1 + warmup
+    partial = {stat.path[-1] for stat in summarize(trace).regions if stat.partial}
+    assert partial == ({"Sequential (backward)"} if not warmup else set())
+
+
+def test_a_warm_up_that_leads_to_nothing(tmp_path: Path) -> None:
+    """Hooks of a warm-up go with it, also where no step is recorded after it."""
+    layers = model()
+    plan = instrument.schedule(at=9, warmup=5)
+    with instrument.annotate_modules(layers), instrument.profile(tmp_path, schedule=plan) as prof:
+        for _ in range(6):
+            step(layers)
+            prof.step()
+        assert layers._forward_hooks
+    assert not layers._forward_hooks
+    assert live.live.expected == 0
 
 
 def test_two_profilers_in_a_row(recorded: Callable[..., list[dict[str, Any]]]) -> None:
@@ -257,7 +292,7 @@ def test_a_fast_path_stays_fast(listening: Listening) -> None:
     with instrument.annotate_modules(encoder), listening() as heard:
         with torch.no_grad():
             assert torch.equal(encoder(x), expected)
-        assert heard.tree() == [["TransformerEncoder", ["layers.0"], ["layers.1"]]]
+        assert heard.tree() == [["TransformerEncoder (eval)", ["layers.0 (eval)"], ["layers.1 (eval)"]]]
         heard.events.clear()
         encoder.train()
         encoder(x).sum().backward()

@@ -15,24 +15,26 @@ from instrument.traces.summary import OperatorStat, RegionStat, Summary, summari
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 
 GPU_TEXT = """\
-Where the step went: 1.00 ms, GPU work 112 us (mean of 2 steps)
-region                   calls      CPU  CPU self  % step      GPU  % GPU
-─────────────────────────────────────────────────────────────────────────
-forward                      1   240 us    160 us    24.0  52.8 us   47.4
-  attention                  1  80.0 us   80.0 us     8.0  50.3 us   45.1
-backward                   0.5   150 us    150 us    15.0  50.2 us   45.1
-evaluate                   0.5  50.0 us   50.0 us     5.0  2.00 us    1.8
-Optimizer.step#SGD.step    0.5  50.0 us   50.0 us     5.0   450 ns    0.4
-(in no region)                                             6.00 us    5.4
+Where the step went: 1.00 ms, GPU work 110 us (mean of steps 5-6)
+Steps 5-6: 1.00, 1.00 ms
+region                       calls      CPU  CPU self  % step      GPU  % GPU
+─────────────────────────────────────────────────────────────────────────────
+forward                          1   240 us    160 us    24.0  52.8 us   48.2
+  attention                      1  80.0 us   80.0 us     8.0  50.3 us   45.9
+backward                    1 in 2   300 us    300 us    15.0   100 us   45.9
+Optimizer.step#SGD.step     1 in 2   100 us    100 us     5.0   900 ns    0.4
+(in no region)                       560 us              56.0  6.00 us    5.5
+(outside of steps, in all)           200 us                    4.00 us
+"1 in 2": 1 call in 2 steps, and the times are those of all of them.
 
-operator          calls  CPU self  % step      GPU  % GPU
-─────────────────────────────────────────────────────────
-aten::mm            1.5   50.0 us     5.0   101 us   90.2
-MmBackward0         0.5   55.0 us     5.5        0    0.0
-aten::copy_         0.5   10.0 us     1.0  3.50 us    3.1
-aten::relu          0.5   10.0 us     1.0  2.50 us    2.2
-aten::empty         0.5         0     0.0        0    0.0
-(in no operator)                           4.95 us    4.4
+operator           calls  CPU self  % step      GPU  % GPU
+──────────────────────────────────────────────────────────
+aten::mm             1.5   50.0 us     5.0   101 us   91.8
+MmBackward0       1 in 2    110 us     5.5        0    0.0
+aten::copy_       1 in 2   20.0 us     1.0  7.01 us    3.2
+aten::relu        1 in 2   20.0 us     1.0  5.00 us    2.3
+aten::empty       1 in 2         0     0.0        0    0.0
+(in no operator)                            2.95 us    2.7
 
 Files
   runs/bert/1.json

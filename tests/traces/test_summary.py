@@ -64,11 +64,10 @@ def union_ns(ranges: list[tuple[int, int]]) -> int:
 def test_regions_of_a_gpu_trace() -> None:
     """GPU time goes to the region that launched it, also from the threads of the backward pass."""
     expected = (
-        RegionStat(("forward",), 2, 480_000, 320_000, 50_125 + 20_000 + 30_500 + 5_005),
-        RegionStat(("forward", "attention"), 2, 160_000, 160_000, 50_125 + 20_000 + 30_500),
-        RegionStat(("backward",), 1, 300_000, 300_000, 100_500),
-        RegionStat(("Optimizer.step#SGD.step",), 1, 100_000, 100_000, 900),
-        RegionStat(("evaluate",), 1, 100_000, 100_000, 4_000),
+        RegionStat(("forward",), 2, 480_000, 320_000, 50_125 + 20_000 + 30_500 + 5_005, 2),
+        RegionStat(("forward", "attention"), 2, 160_000, 160_000, 50_125 + 20_000 + 30_500, 2),
+        RegionStat(("backward",), 1, 300_000, 300_000, 100_500, 1),
+        RegionStat(("Optimizer.step#SGD.step",), 1, 100_000, 100_000, 900, 1),
     )
     assert expected == summarize(GPU_TRACE).regions
 
@@ -77,17 +76,19 @@ def test_totals_of_a_gpu_trace() -> None:
     """Work that nothing of the window launched is counted as such, GPU annotations not at all."""
     summary = summarize(GPU_TRACE)
     assert (summary.steps, summary.step_ns) == (2, 2_000_500)
-    assert (summary.gpu_total_ns, summary.gpu_unattributed_ns) == (223_040, 7_007 + 3_003 + 2_000)
+    assert (summary.step_numbers, summary.step_times_ns) == ((5, 6), (1_000_000, 1_000_500))
+    assert (summary.gpu_total_ns, summary.gpu_unattributed_ns) == (219_040, 7_007 + 3_003 + 2_000)
+    assert (summary.outside_ns, summary.outside_gpu_ns) == (199_500, 4_000)  # "evaluate", after the last step
 
 
 def test_operators_of_a_gpu_trace() -> None:
     """Operators have their own time and the GPU work of the innermost one, the longest first."""
     expected = (
-        OperatorStat("MmBackward0", 1, 110_000, 0),
-        OperatorStat("aten::mm", 3, 100_000, 50_125 + 100_500 + 20_000 + 30_500),
-        OperatorStat("aten::copy_", 1, 20_000, 7_007),
-        OperatorStat("aten::relu", 1, 20_000, 5_005),
-        OperatorStat("aten::empty", 1, 0, 0),
+        OperatorStat("MmBackward0", 1, 110_000, 0, 1),
+        OperatorStat("aten::mm", 3, 100_000, 50_125 + 100_500 + 20_000 + 30_500, 2),
+        OperatorStat("aten::copy_", 1, 20_000, 7_007, 1),
+        OperatorStat("aten::relu", 1, 20_000, 5_005, 1),
+        OperatorStat("aten::empty", 1, 0, 0, 1),
     )
     assert expected == summarize(GPU_TRACE).operators
 
@@ -108,7 +109,7 @@ def test_categories_of_2021(tmp_path: Path) -> None:
     ]
     summary = summarize(write(tmp_path, events))
     assert (summary.steps, summary.step_ns) == (1, 100_000)
-    assert (OperatorStat("aten::mm", 1, 20_000, 5_000),) == summary.operators
+    assert (OperatorStat("aten::mm", 1, 20_000, 5_000, 1),) == summary.operators
 
 
 # Traces that torch writes
@@ -197,7 +198,7 @@ def test_nothing_is_lost(
     launches: list[tuple[int, int, int]],
     steps: bool,
 ) -> None:
-    """However ranges interleave, GPU time adds up, and each moment is some region's own."""
+    """However ranges interleave, times add up, each moment is some region's own, and steps hold what starts."""
     events = [region("ab"[i % 2], start, dur, thread) for i, (thread, start, dur) in enumerate(ranges)]
     events += [region("ProfilerStep#1", 0, 50)] * steps
     for correlation, (thread, at, dur) in enumerate(launches, start=1):
@@ -206,12 +207,19 @@ def test_nothing_is_lost(
 
     roots = [stat.gpu_ns or 0 for stat in summary.regions if len(stat.path) == 1]
     assert sum(roots) + (summary.gpu_unattributed_ns or 0) == (summary.gpu_total_ns or 0)
-    assert 1_000 * sum(dur for *_, dur in launches) == (summary.gpu_total_ns or 0)
-    assert len(ranges) == sum(stat.calls for stat in summary.regions)
-    assert 1_000 * sum(dur for *_, dur in ranges) == sum(stat.cpu_ns for stat in summary.regions)
+    assert 1_000 * sum(dur for *_, dur in launches) == (summary.gpu_total_ns or 0) + summary.outside_gpu_ns
+    marked = summary.steps > 0  # not where nothing runs in the step
+    inside = [(thread, start, dur) for thread, start, dur in ranges if start < 50 or not marked]
+    within = [dur for _, start, dur in launches if start < 50 or not marked]
+    assert 1_000 * sum(within) == (summary.gpu_total_ns or 0)
+    assert len(inside) == sum(stat.calls for stat in summary.regions)
+    assert 1_000 * sum(dur for *_, dur in inside) == sum(stat.cpu_ns for stat in summary.regions)
     assert all(0 <= stat.self_ns <= stat.cpu_ns for stat in summary.regions)
-    covered = sum(union_ns([(s, s + dur) for t, s, dur in ranges if t == thread]) for thread in range(3))
+    covered = sum(union_ns([(s, s + dur) for t, s, dur in inside if t == thread]) for thread in range(3))
     assert 1_000 * covered <= sum(stat.self_ns for stat in summary.regions)
+    if marked:
+        open_ = union_ns([(start, min(start + dur, 50)) for _, start, dur in inside])
+        assert 1_000 * (50 - open_) == summary.no_region_ns
 
 
 @settings(deadline=None, max_examples=60)
@@ -335,6 +343,36 @@ def test_a_step_that_never_ran_is_none(tmp_path: Path) -> None:
     assert (whole.steps, whole.step_ns) == (1, 10_000)
 
 
+def test_the_trace_says_which_steps_were_run(tmp_path: Path) -> None:
+    """What follows the last step, in a range that the loop announced before it ended, is outside of the steps."""
+    steps = [region(f"ProfilerStep#{number}", 10 * number, 10) for number in range(1, 5)]
+    work = [region("aten::mm", start, 4, cat="cpu_op") for start in (11, 21, 31, 42, 46)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"instrument_steps": "1-3", "traceEvents": [*steps, *work]}))
+    summary = summarize(path)
+    assert (summary.steps, summary.step_numbers, summary.step_ns) == (3, (1, 2, 3), 30_000)
+    assert [(stat.name, stat.calls) for stat in summary.operators] == [("aten::mm", 3)]
+    assert summary.outside_ns == 10_000
+
+
+def test_work_of_other_processes_is_not_of_the_steps(tmp_path: Path) -> None:
+    """Steps hold what their own process does, however the times of another one fall."""
+    other = region("load", 12, 4) | {"pid": 2}
+    events = [region("ProfilerStep#1", 10, 10), region("forward", 11, 5), region("aten::mm", 12, 2, cat="cpu_op")]
+    assert paths(summarize(write(tmp_path, [*events, other]))) == ["forward"]
+
+
+def test_a_backward_that_the_first_step_lacks(tmp_path: Path) -> None:
+    """Without a warm-up it is called partial; with one, or where the first step has it, it is not."""
+    steps = [region(f"ProfilerStep#{number}", 10 * number, 10) for number in range(1, 4)]
+    late = [region("G (backward)", start, 2) for start in (21, 31)]
+    every = [region("D (backward)", start, 2) for start in (15, 25, 35)]
+    for warmup, partial in (("0", ["G (backward)"]), ("1", [])):
+        path = tmp_path / "trace.json"
+        path.write_text(json.dumps({"instrument_warmup": warmup, "traceEvents": [*steps, *late, *every]}))
+        assert partial == [stat.path[-1] for stat in summarize(path).regions if stat.partial]
+
+
 def test_what_is_outside_the_steps(tmp_path: Path) -> None:
     """A recording of a whole program says of its steps what was in them, and nothing of the rest."""
     steps = [region("ProfilerStep#3", 100, 100), region("ProfilerStep#9", 300, 100)]
@@ -349,3 +387,4 @@ def test_what_is_outside_the_steps(tmp_path: Path) -> None:
     ]
     assert [2] == [operator.calls for operator in summary.operators]
     assert (summary.gpu_total_ns, summary.gpu_unattributed_ns) == (7_000, 0)
+    assert summary.outside_gpu_ns == 14_000

@@ -36,6 +36,7 @@ class Session:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
+        loop.modes = True
         self._seen = IdentitySet()  # optimizers that stepped
         self._new: list[weakref.ref[Any]] = []  # those whose models are to be named
         self._made: list[weakref.ref[Any]] = []  # all of them

@@ -16,7 +16,9 @@ from ..report.terminal import render_files
 from ..report.whole import render_set, render_trace
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace
+from ..traces.summary import Timing
 from ..traces.trace import Trace
+from ..windows.manifest import entry_of
 from .sentence import say, sentence
 
 
@@ -63,7 +65,8 @@ def summarize(
 
 def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any]:
     if isinstance(trace, Trace):
-        about = {"path": str(trace.path), "format": trace.format, "rank": trace.rank}
+        about: dict[str, Any] = {"path": str(trace.path), "format": trace.format, "rank": trace.rank}
+        about["timing"] = (entry_of(trace.path) or {}).get("timing")
         coverage = {link: vars(part) for link, part in trace.coverage.items()}
         return about | metrics(trace, collectives) | {"coverage": coverage, "lost": vars(trace.lost)}
     return {
@@ -78,10 +81,12 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
 
 
 def _print(trace: Trace | TraceSet, path: str, collectives: Collectives, console: Console) -> None:
+    first = next(iter(trace.values())) if isinstance(trace, TraceSet) else trace
+    timing = Timing.of(entry_of(first.path))
     if isinstance(trace, TraceSet):
-        render_set(trace, collectives, console=console)
-        trace = next(iter(trace.values()))
+        render_set(trace, collectives, timing=timing, console=console)
+        trace = first
     else:
-        render_trace(trace, collectives, console=console)
+        render_trace(trace, collectives, timing=timing, console=console)
     if trace.format == "kineto" and path != "-":
         render_files([trace.path], trace.path.parent, console=console)

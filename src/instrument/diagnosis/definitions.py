@@ -107,8 +107,8 @@ DEFINITIONS: dict[str, Definition] = {
     "dtod": _D("Copies within a device: `n`, `ns` added up, `bytes` as far as known.", "ns"),
     "kernels_lt_10us": _D("Kernels shorter than 10 us.", "events"),
     "steps": _D(
-        "Steps marked on the CPU, the time from the first start to the last end, and the share of it at which "
-        "a kernel runs (GPU utilisation).",
+        "Steps marked on the CPU, the shortest, the median and the longest, the time from the first start to the "
+        "last end, and the share of it at which a kernel runs (GPU utilisation).",
         "ns",
         "steps",
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..traces.intervals import clip, covered, length
 from ..traces.table import Table
 from .activity import Activity, ratio
@@ -15,13 +17,16 @@ def window(steps: Table) -> tuple[int, int] | None:
 
 
 def summary(steps: Table, done: Activity) -> dict[str, Any]:
-    """Return what steps there are, and the share of their time at which a kernel ran (torch_tb_profiler)."""
+    """Return the steps, their durations, and the share of their time at which a kernel ran (torch_tb_profiler)."""
     bounds = window(steps)
     size = bounds[1] - bounds[0] if bounds else None
     used = length(clip(done.kernels, *bounds)) if bounds else 0
     return {
         "n": len(steps),
         "names": steps.text("name"),
+        "min_ns": int(steps.duration_ns.min()) if steps else None,
+        "median_ns": float(np.median(steps.duration_ns)) if steps else None,
+        "max_ns": int(steps.duration_ns.max()) if steps else None,
         "window_ns": size,
         "kernel_util_cpu_step_window": ratio(used, size or 0),
     }

@@ -163,6 +163,7 @@ def instrumented(
         raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
     profile = profile or getattr(accelerator, "profile_handler", None)
     loop = Loop(**_merged(out, profile, arguments))
+    loop.modes = True
     plain(accelerator)
     if settings.enabled:
         with guard.contained("following the accelerator"):

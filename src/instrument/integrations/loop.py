@@ -83,6 +83,7 @@ class Loop:
         self._handles: list[Any] = []
         self._open: list[tuple[str, Any]] = []
         self.begun = False
+        self.modes = False  # modules in evaluation mode are "(eval)": for loops that do not tell evaluations
         self.automatic = False  # nobody wrote it: it gives way to one that somebody did
         self.step_on: str | None = None  # what ends the steps of an automatic one, as `StepFollower` takes it
         self.typed: list[str] = []  # the options of `instrument run` by which an automatic one is made
@@ -197,7 +198,8 @@ class Loop:
         for model in models:
             with self._contained():
                 if self._modules is not False and model not in self._models:
-                    self._handles.append(instrument.annotate_modules(model, self._modules, names=self._names))
+                    depth, names, modes = self._modules, self._names, self.modes
+                    self._handles.append(instrument.annotate_modules(model, depth, names=names, modes=modes))
                     self._models.add(model)
 
     def step(self) -> None:

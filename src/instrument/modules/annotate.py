@@ -20,11 +20,13 @@ def annotate_modules(
     names: str = "path",
     fold: bool = False,
     shapes: bool = False,
+    modes: bool = True,
 ) -> Handle[Fitter]:
     """Make each module of ``model`` a region, forward and backward, in every profiler that listens.
 
     A region has the module's qualified name (``encoder.layers.3.self_attn``; the model itself goes by its
-    class), that of its backward the same with ``(backward)``. Hooks are on the modules while a profiler
+    class, and by the variable that holds it where several models are of one class: ``Sequential[actor]``), that
+    of its backward the same with ``(backward)``. Hooks are on the modules while a profiler
     records or a tool is attached, and only then; the model is looked at anew each time. Arguments, outputs and
     gradients stay as they are.
 
@@ -43,6 +45,7 @@ def annotate_modules(
         fold: no regions for `torch.nn.Sequential`, `ModuleList` and `ModuleDict`; what is inside keeps its name.
         shapes: show the shapes of the inputs, in NVTX those of the first as the payload, in torch.profiler all
             of them as inputs if it records shapes.
+        modes: a forward in evaluation mode, as after ``model.eval()``, is a region with ``(eval)`` after its name.
 
     Returns:
         A handle with ``remove()``, which is a context manager as well. Modules that another handle covers are
@@ -59,4 +62,4 @@ def annotate_modules(
         raise TypeError(f'"model" must be a torch.nn.Module: {model!r:.200}')
     selection = Selection(depth, include, exclude, fold, names)
     selection.check(model)
-    return installer.add(Fitter(model, Namer(selection, backward), shapes))
+    return installer.add(Fitter(model, Namer(selection, backward, modes), shapes))

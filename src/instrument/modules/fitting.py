@@ -68,7 +68,8 @@ class Fitting:
             return
         compiled = getattr(module, "_compiled_call_impl", None) is not None
         if compiled or not self._hooks or not takes_hooks(module):
-            self._patch = Patch(module, "_compiled_call_impl", lambda call: Around(self.layer, self._shapes, call))
+            layer, shapes, held = self.layer, self._shapes, self._module
+            self._patch = Patch(module, "_compiled_call_impl", lambda call: Around(layer, shapes, call, held))
             return
         before = self._before = Before(self.layer, self._shapes, self._module)
         self._after = After(self.layer, self._module)

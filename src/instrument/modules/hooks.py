@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import compat
 from ..guard import guard
 from ..regions import live
 from ..regions.region import Region
@@ -86,7 +87,9 @@ class Before(Hook):
                 if layer.twins and around is not None and around.layer is not layer.parent:
                     layer = _twin(layer, stack)
             layer.seen = True
-            region = layer.region
+            if around is None and layer.alone is not None and not compat.in_backward():
+                layer = layer.alone  # as where an agent calls its actor: not recomputed for a backward
+            region = layer.evaluation if getattr(module, "training", True) is False else layer.region
             call = Call(layer, around, frame, next_number(), NOT_SHOWN)
             stack.append(call)  # first: whoever takes hooks off must know of it
             if region is not None:
@@ -146,12 +149,15 @@ class Around:
     is no part of a copy or a pickle of the module.
     """
 
-    __slots__ = ("_after", "_before", "_compiled")
+    __slots__ = ("_after", "_before", "_compiled", "_module")
 
-    def __init__(self, layer: Layer, shapes: bool, compiled: Callable[..., Any] | None) -> None:
-        self._before = Before(layer, shapes, _no_module)
-        self._after = After(layer, _no_module)
+    def __init__(
+        self, layer: Layer, shapes: bool, compiled: Callable[..., Any] | None, module: Callable[[], Any]
+    ) -> None:
+        self._before = Before(layer, shapes, module)
+        self._after = After(layer, module)
         self._compiled = compiled
+        self._module = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call what it stands for."""
@@ -159,21 +165,17 @@ class Around:
         call = self._compiled or sys._getframe(1).f_locals["self"]._call_impl
         if live.tracing() or not live.recording:
             return call(*args, **kwargs)
-        frame = sys._getframe()
-        self._before(None, args, kwargs, frame)
+        frame, module = sys._getframe(), self._module()
+        self._before(module, args, kwargs, frame)
         output = None
         try:
             output = call(*args, **kwargs)
             return output
         finally:
-            self._after(None, args, output, frame)
+            self._after(module, args, output, frame)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
-
-
-def _no_module() -> None:
-    return None
 
 
 def _shaped(layer: Layer, region: Region, inputs: object) -> Region:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,10 @@ from ..regions import live
 from .compiled import wrapped
 from .fitting import Fitting, without_hooks
 from .hooks import Around
+from .labels import Labels
 from .layer import Layer
 from .plan import Namer, plan
+from .selection import class_name
 from .service import Service
 from .stack import busy
 
@@ -39,11 +42,14 @@ class Fitter:
 class Installer(Service[Fitter]):
     """Puts hooks on the modules of every model, once on each, and takes them off."""
 
+    early = True  # the backward of the first recorded step may belong to a forward before it
+
     def __init__(self) -> None:
         super().__init__()
         self._fittings: dict[int, Fitting] = {}  # by the module's id
         self._outside: dict[int, Layer] = {}  # called through what torch.compile returned; by the module's id
         self._patches: list[Patch] = []
+        self._labels = Labels()  # of models
         self._leaving: list[Fitting] = []  # whose module is called; an interrupt may keep them from going
 
     def apply(self, on: bool) -> None:
@@ -64,6 +70,8 @@ class Installer(Service[Fitter]):
 
     def _put_on(self) -> None:
         taken: dict[int, Layer] = {}
+        with guard.contained("telling models apart"):
+            self._label()
         for fitter in list(self.requests):
             model = fitter.model()
             if model is None:
@@ -72,6 +80,18 @@ class Installer(Service[Fitter]):
             with guard.contained("annotating modules"):
                 self._fit(fitter, model, taken)
         live.tell_hidden()
+
+    def _label(self) -> None:
+        """Label models that go by the same name."""
+        known = [(fitter, fitter.model()) for fitter in self.requests]
+        named: dict[str, dict[int, nn.Module]] = defaultdict(dict)
+        for _, model in known:
+            if model is not None:
+                named[class_name(model)][id(model)] = model
+        for models in named.values():
+            self._labels.tell_apart(list(models.values()))
+        for fitter, model in known:
+            fitter.namer.label = self._labels.of(model)
 
     def _fit(self, fitter: Fitter, model: nn.Module, taken: dict[int, Layer]) -> None:
         planned = plan(model, fitter.namer, taken)
@@ -99,7 +119,7 @@ class Installer(Service[Fitter]):
         self._outside.clear()
         for fitter in self.requests:
             fitter.seen = fitter.seen or any(layer.seen for layer in fitter.layers)
-            if not live.recording and fitter.layers:
+            if not self._on and fitter.layers:
                 if not fitter.seen and compat.graphs_compiled():
                     live.compiled_away.update(layer.name for layer in fitter.layers if layer.region is not None)
                 fitter.seen = False
@@ -131,7 +151,7 @@ class Installer(Service[Fitter]):
                 layer = self.outside(compiled._orig_mod)
             if layer is None:
                 return original(compiled, *args, **kwargs)
-            return Around(layer, False, original)(compiled, *args, **kwargs)
+            return Around(layer, False, original, weakref.ref(compiled._orig_mod))(compiled, *args, **kwargs)
 
         return call
 

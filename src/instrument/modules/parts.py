@@ -21,9 +21,10 @@ from ..guard import guard
 from ..patch import Patch, leave_no_frame
 from ..regions import live, region
 from ..regions.region import Region
+from .optimizers import optimizers
 
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
-DATA = ("enumerate(DataLoader)#",)
+DATA = "enumerate(DataLoader)#"
 _NUMBERS = itertools.count()
 Begin = Callable[[Any], live.Token | None]
 
@@ -86,7 +87,7 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
     yield Patch(kind, "__enter__", entering)
 
 
-def _torch_ranges(prefixes: tuple[str, ...], switch: Switch) -> Iterator[Patch]:
+def _data(switch: Switch) -> Iterator[Patch]:
     """Show ranges that torch opens itself in the other profilers too.
 
     They are there however the method was reached, as through what a learning rate scheduler bound to the
@@ -94,7 +95,7 @@ def _torch_ranges(prefixes: tuple[str, ...], switch: Switch) -> Iterator[Patch]:
     """
 
     def begin(context: Any) -> live.Token | None:
-        if not context.name.startswith(prefixes):
+        if not context.name.startswith(DATA):
             return None
         return live.enter_beside_torch(region.make(context.name, None, None, None, None))
 
@@ -102,11 +103,17 @@ def _torch_ranges(prefixes: tuple[str, ...], switch: Switch) -> Iterator[Patch]:
 
 
 def _optimizer(switch: Switch) -> Iterator[Patch]:
-    return _torch_ranges(OPTIMIZER, switch)
+    """Show the ranges of optimizers, under names that tell those of one class apart, in torch's own as well."""
+    optimizers.look()
 
+    def begin(context: Any) -> live.Token | None:
+        if not context.name.startswith(OPTIMIZER):
+            return None
+        with guard.contained("naming an optimizer"):
+            context.name += optimizers.suffix(compat.optimizer_in(sys._getframe(2)))
+        return live.enter_beside_torch(region.make(context.name, None, None, None, None))
 
-def _data(switch: Switch) -> Iterator[Patch]:
-    return _torch_ranges(DATA, switch)
+    return contexts(torch.autograd.profiler.record_function, begin, switch)
 
 
 def _clipping(switch: Switch) -> Iterator[Patch]:

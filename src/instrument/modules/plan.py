@@ -11,6 +11,7 @@ from torch import nn
 
 from ..regions import region
 from ..regions.region import DOMAIN, Region
+from .compiled import compiled_from
 from .layer import Layer
 from .selection import Place, Selection, class_name, places
 
@@ -18,19 +19,33 @@ from .selection import Place, Selection, class_name, places
 class Namer:
     """Makes layers for the modules of one model, and keeps their regions, which profilers prepare once."""
 
-    def __init__(self, selection: Selection, backward: bool) -> None:
+    def __init__(self, selection: Selection, backward: bool, modes: bool) -> None:
         self.selection = selection
+        self.label = ""  # that tells the model from others of its name
         self._backward = backward
+        self._modes = modes
         self._regions: dict[tuple[str, str], Region] = {}
 
     def layer(self, place: Place, parent: Layer | None) -> Layer:
         """Return a layer of its own for ``place``; one without regions where that was not chosen."""
         name = self.selection.name(place)
+        if self.label and not place.path:
+            name += f"[{self.label}]"
         if not self.selection.chosen(place):
-            return Layer(name, None, None, parent)
+            return Layer(name, None, None, None, parent)
+        layer = self._made(name, place, parent)
+        if self.selection.names == "class" and _has_namesake(place, parent):
+            path = f"{self.label}.{place.path}" if self.label else place.path
+            layer.alone = self._made(f"{name}[{path}]", place, parent)
+            layer.alone.owner = layer
+        return layer
+
+    def _made(self, name: str, place: Place, parent: Layer | None) -> Layer:
         kind = class_name(place.module)
         backward = self._region(f"{name} (backward)", kind) if self._backward else None
-        return Layer(name, self._region(name, kind), backward, parent)
+        forward = self._region(name, kind)
+        evaluation = self._region(f"{name} (eval)", kind) if self._modes else forward
+        return Layer(name, forward, evaluation, backward, parent)
 
     def _region(self, name: str, kind: str) -> Region:
         # Coloured by class, so that the layers of a stack look alike.
@@ -88,10 +103,24 @@ def plan(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> Plan:
             layers[0].twins = layers
             for layer in layers:
                 layer.owner = layers[0]
+                if layer.alone is not None:
+                    layer.alone.owner = layers[0]
     inside = [place for place in known if place.hidden and _called(place.module) and namer.selection.chosen(place)]
     hidden = [namer.selection.name(place) for place in inside]
     hookless = {id(place.module) for place in kept if any(_minds(above) for above in (place, *_above(place)))}
     return Plan([(modules[key], layers[0]) for key, layers in of.items()], hookless, hidden)
+
+
+def _has_namesake(place: Place, parent: Layer | None) -> bool:
+    """Tell whether the module that holds ``place`` has another attribute of its class; layers in a list have none.
+
+    Without a ``parent``, that module has no forward, as an agent that calls its actor, or was not chosen.
+    """
+    own = place.path.rpartition(".")[2]
+    if place.parent is None or own.isdecimal() or (parent is None and _called(place.parent.module)):
+        return False
+    kind, held = class_name(place.module), compiled_from(place.parent.module)._modules
+    return any(other is not None and name != own and class_name(other) == kind for name, other in held.items())
 
 
 def _above(place: Place) -> Iterator[Place]:

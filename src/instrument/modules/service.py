@@ -21,8 +21,12 @@ T = TypeVar("T")
 class Service(ABC, Generic[T]):
     """Changes modules or torch for requests of type ``T``; `settle` brings what is changed up to date."""
 
+    early = False  # whether changes are there in the warm-up of a recording already
+
     def __init__(self) -> None:
         self.requests: list[T] = []
+        self._on = False
+        self._warmed = 0  # recordings in warm-up, when changes were last brought up to date
         self._suspended = 0
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):
@@ -36,8 +40,8 @@ class Service(ABC, Generic[T]):
         """Serve ``request`` from now on, unless everything is off."""
         if settings.enabled:
             with self._lock:
-                if self.settle not in live.live.observers:
-                    live.live.observers.append(self.settle)
+                if self._follow not in live.live.observers:
+                    live.live.observers.append(self._follow)
                     atexit.register(self.clear)
                     compat.when_imported("torch._dynamo", lambda _: self.settle())
                 self.requests.append(request)
@@ -57,10 +61,22 @@ class Service(ABC, Generic[T]):
             self.requests.clear()
             self.settle()
 
+    @property
+    def _wanted(self) -> bool:
+        return (live.recording or (self.early and live.live.expected > 0)) and bool(self.requests)
+
+    def _follow(self) -> None:
+        """A recording warms up, starts or stops: what was changed for its warm-up stays for its steps."""
+        with self._lock:
+            warmed = self.early and 0 < live.live.expected == self._warmed
+            if not (warmed and self._on and self._wanted):
+                self.settle()
+
     def settle(self) -> None:
         """Bring what is changed up to date."""
         with self._lock:
-            on = live.recording and bool(self.requests)
+            on = self._on = self._wanted
+            self._warmed = live.live.expected
             compiling.tell(self.suspended, on)
             self.apply(on and not self._suspended)
 

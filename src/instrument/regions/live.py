@@ -188,7 +188,8 @@ class Live:
         self._failed: set[str] = set()  # the names of emitters that were taken out
         self._target = ""
         self._hears_torch = False
-        self.observers: list[Callable[[], None]] = []  # called when a recording starts or stops
+        self.expected = 0  # recordings in warm-up, which begin at a later step
+        self.observers: list[Callable[[], None]] = []  # called when a recording warms up, starts or stops
 
     def _settle(self) -> None:
         """Take a change in, each region going to every profiler once."""
@@ -200,9 +201,18 @@ class Live:
         current = Several(emitters) if len(emitters) > 1 else emitters[0] if emitters else NOBODY
         recording = bool(emitters)
         if recording or before:
-            for observer in self.observers:
-                with guard.contained("following the profilers"):
-                    observer()
+            self._notify()
+
+    def _notify(self) -> None:
+        for observer in self.observers:
+            with guard.contained("following the profilers"):
+                observer()
+
+    def expect(self, more: int) -> None:
+        """Count one recording more (1) or less (-1) that is in warm-up; hooks are put on modules for it."""
+        self.expected += more
+        if more > 0 or not recording:
+            self._notify()
 
     def drop(self, emitter: Emitter, error: Exception) -> None:
         """Take a failing emitter out for good; torch's gets another chance with the next recording."""

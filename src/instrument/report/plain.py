@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -41,6 +43,11 @@ def line(console: Console, text: str, *, bold: bool = False, space: bool = False
     console.print(Text(printable(text), style="bold" if bold else ""), soft_wrap=True)
 
 
+def sentence(console: Console, text: str) -> None:
+    """Print text as it is, on as many lines as it needs."""
+    console.print(Text(text))
+
+
 def _cut(name: str, width: int, dots: str) -> str:
     """The name on one line, without its middle where it is too long: both ends tell more."""
     name = printable(name)
@@ -53,18 +60,28 @@ def _cut(name: str, width: int, dots: str) -> str:
 
 def duration(ns: float) -> str:
     """Three digits and the unit that suits: ``1.20 ms``."""
-    if not ns:
-        return "0"
+    return f"{_digits(ns, *_unit(ns))} {_unit(ns)[1]}" if ns else "0"
+
+
+def durations(ns: Sequence[float]) -> str:
+    """Several in the unit that suits the one in the middle: ``80.0, 214, 83.0 ms``."""
+    unit = _unit(sorted(ns)[len(ns) // 2])
+    return f"{', '.join(_digits(one, *unit) for one in ns)} {unit[1]}"
+
+
+def _unit(ns: float) -> tuple[float, str]:
+    """The unit that suits, in ns and in words."""
     for limit, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
         if ns < limit * 0.9995:
-            return _digits(ns * 1e3 / limit, unit)
-    return _digits(ns / 1e9, "s")
+            return limit / 1e3, unit
+    return 1e9, "s"
 
 
-def _digits(value: float, unit: str) -> str:
+def _digits(ns: float, size: float, unit: str) -> str:
+    value = ns / size
     if unit == "ns" or value >= 99.95:
-        return f"{value:.0f} {unit}"
-    return f"{value:.1f} {unit}" if value >= 9.995 else f"{value:.2f} {unit}"
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def count(calls: float) -> str:

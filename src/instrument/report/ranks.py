@@ -19,11 +19,16 @@ _NUMBERS = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 def render_ranks(traces: TraceSet, collectives: Collectives, *, console: Console) -> None:
     """Print which ranks there are, and how each spent the time of its GPU; then what is missing or not sure.
 
-    The four shares add up to the time from the first start to the last end of work on the GPU.
+    The four shares add up to the time from the first start to the last end of work on the GPU. Of a job with one
+    rank it prints the file alone.
     """
+    several = traces.world_size > 1
     folders = sorted({str(trace.path.parent) for trace in traces.values()})
-    line(console, f"{len(traces)} of {traces.world_size} ranks, in {', '.join(folders[:3])}", bold=True)
-    if any(trace.gpu for trace in traces.values()):
+    if several:
+        line(console, f"{len(traces)} of {traces.world_size} ranks, in {', '.join(folders[:3])}", bold=True)
+    else:
+        line(console, ", ".join(str(trace.path) for trace in traces.values()), bold=True)
+    if several and any(trace.gpu for trace in traces.values()):
         columns = ["rank", "GPU span", "compute %", "exposed comm %", "exposed copies %", "idle %", "clock"]
         rows = [
             (0, str(rank), _cells(metrics(trace, collectives), traces.clocks[rank]))
@@ -32,12 +37,13 @@ def render_ranks(traces: TraceSet, collectives: Collectives, *, console: Console
         print_table(columns, rows, console)
     if traces.missing:
         line(console, f"Missing: rank {_numbers(traces.missing)}")
-    if traces.guessed:
+    if several and traces.guessed:
         line(console, f"Neither file nor name tells the rank, so numbered by name: {_numbers(traces.guessed)}")
     for path, reason in traces.failed.items():
         line(console, f"Cannot read {path}: {reason}")
     for path, held in traces.left_out.items():
-        line(console, f"Left out, another window: {path} ({held})")
+        why = held if held.endswith("another run") else f"{held}, another window"
+        line(console, f"Left out: {path} ({why if several else why.removeprefix('rank 0, ')})")
     for rank, trace in traces.items():
         if trace.lost:
             line(console, f"Damaged, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")

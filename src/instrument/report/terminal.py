@@ -8,9 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..traces.summary import RegionStat, Summary
+from ..traces.summary import OperatorStat, RegionStat, Summary
 from ..traces.trace import Lost
-from .plain import count, duration, line, percent, print_table
+from .plain import count, duration, line, percent, print_table, sentence
+from .step_times import headline, step_times
 
 _REGIONS = 30  # rows of a tree that a person still reads
 _HIDDEN = 10  # names in one sentence
@@ -22,9 +23,10 @@ _BAR = 8
 def render(
     summary: Summary, *, files: Sequence[Path], folder: Path, hidden: Sequence[str] = (), console: Console
 ) -> None:
-    """Print where the step went: regions, operators, then the files and how to open them.
+    """Print where the step went: the steps, regions, operators, then the files and how to open them.
 
-    Times and calls are the mean of a step; of the whole trace where it marks no steps.
+    Times and calls are the mean of a step. Of what does not run in every step they are the totals, marked as
+    "1 in 3"; of the whole trace where it marks no steps.
 
     Args:
         summary: What to print.
@@ -33,7 +35,9 @@ def render(
         hidden: Regions that were not recorded because they are inside compiled code.
         console: Where to print. Its width decides how much of long names is left.
     """
-    line(console, _headline(summary), bold=True)
+    line(console, headline(summary), bold=True)
+    for text in step_times(summary):
+        sentence(console, text)
     if summary.regions:
         _print_regions(summary, console)
     else:
@@ -58,60 +62,90 @@ def render_lost(lost: Lost, *, console: Console) -> None:
     line(console, f"Events known to be lost: {known}; mended and read: {lost.repaired:,}")
 
 
-def _headline(summary: Summary) -> str:
-    steps = max(summary.steps, 1)
-    time = duration(summary.step_ns / steps)
-    if summary.gpu_total_ns is not None:
-        time += f", GPU work {duration(summary.gpu_total_ns / steps)}"
-    if not summary.steps:
-        return f"Where the time went: {time} (no steps marked)"
-    return f"Where the step went: {time} ({f'mean of {steps} steps' if steps > 1 else '1 step'})"
-
-
 def _print_regions(summary: Summary, console: Console) -> None:
-    steps, shown = max(summary.steps, 1), _largest(summary.regions)
+    shown = _largest(summary.regions)
     rows = []
     for region in _by_time(shown):
-        cells = [count(region.calls / steps), duration(region.cpu_ns / steps), duration(region.self_ns / steps)]
-        cells += _shares(summary, region.cpu_ns, region.gpu_ns)
-        rows.append((2 * len(region.path) - 2, region.path[-1], cells))
-    if summary.gpu_unattributed_ns:
-        rows.append((0, "(in no region)", ["", "", "", *_shares(summary, None, summary.gpu_unattributed_ns)]))
+        calls, cpu, own = _means(summary, region, region.cpu_ns, region.self_ns)
+        cells = [calls, cpu, own, *_shares(summary, region, region.cpu_ns, region.gpu_ns)]
+        rows.append((2 * len(region.path) - 2, region.path[-1] + " (partial)" * region.partial, cells))
+    if _counts(summary.no_region_ns, summary.step_ns) or summary.gpu_unattributed_ns:
+        cpu = duration(summary.no_region_ns / max(summary.steps, 1))
+        shares = _shares(summary, None, summary.no_region_ns, summary.gpu_unattributed_ns)
+        rows.append((0, "(in no region)", ["", cpu, "", *shares]))
+    if summary.outside_ns * 100 > summary.step_ns > 0 or summary.outside_gpu_ns:
+        cells = ["", duration(summary.outside_ns), *[""] * (len(_share_columns(summary)) + 1)]
+        if summary.gpu_total_ns is not None:
+            cells[4] = duration(summary.outside_gpu_ns)
+        rows.append((0, "(outside of steps, in all)", cells))
     print_table(["region", "calls", "CPU", "CPU self", *_share_columns(summary)], rows, console)
     if hidden := len(summary.regions) - len(shown):
         line(console, f"... and {hidden} smaller region{'s' * (hidden > 1)}")
+    some = [region for region in shown if _only_in_some(summary, region)]
+    if some:
+        in_words = f"{count(some[0].calls)} call{'s' * (some[0].calls > 1)} in {count(summary.steps)} steps"
+        sentence(console, f'"{_calls(summary, some[0])}": {in_words}, and the times are those of all of them.')
+    if any(region.partial for region in shown):
+        sentence(
+            console,
+            "(partial): not complete in the first step, since part of its forward ran before the window opened; "
+            "warmup=1 records all of it.",
+        )
 
 
 def _print_operators(summary: Summary, console: Console) -> None:
-    steps = max(summary.steps, 1)
     whole_ns, gpu_ns = summary.step_ns or 1, summary.gpu_total_ns or 1
     ranked = sorted(
         summary.operators, key=lambda item: max(item.self_ns / whole_ns, (item.gpu_ns or 0) / gpu_ns), reverse=True
     )
     rows = []
     for operator in ranked[:_OPERATORS]:
-        cells = [count(operator.calls / steps), duration(operator.self_ns / steps)]
-        cells += _shares(summary, operator.self_ns, operator.gpu_ns)
+        cells = _means(summary, operator, operator.self_ns)
+        cells += _shares(summary, operator, operator.self_ns, operator.gpu_ns)
         rows.append((0, operator.name, cells))
     nowhere_ns = (summary.gpu_total_ns or 0) - sum(operator.gpu_ns or 0 for operator in summary.operators)
     if nowhere_ns:
-        rows.append((0, "(in no operator)", ["", "", *_shares(summary, None, nowhere_ns)]))
+        rows.append((0, "(in no operator)", ["", "", *_shares(summary, None, None, nowhere_ns)]))
     line(console, "")
     print_table(["operator", "calls", "CPU self", *_share_columns(summary)], rows, console)
     if (hidden := len(ranked) - _OPERATORS) > 0:
         line(console, f"... and {hidden} more operator{'s' * (hidden > 1)}")
 
 
+def _only_in_some(summary: Summary, row: RegionStat | OperatorStat) -> bool:
+    return 0 < row.steps < summary.steps
+
+
+def _calls(summary: Summary, row: RegionStat | OperatorStat) -> str:
+    """The calls in a step, or, where not every step has some, how many there are in how many steps."""
+    if _only_in_some(summary, row):
+        return f"{count(row.calls)} in {count(summary.steps)}"
+    return count(row.calls / max(summary.steps, 1))
+
+
+def _means(summary: Summary, row: RegionStat | OperatorStat, *times_ns: int) -> list[str]:
+    steps = 1 if _only_in_some(summary, row) else max(summary.steps, 1)
+    return [_calls(summary, row), *(duration(ns / steps) for ns in times_ns)]
+
+
+def _counts(part_ns: int, whole_ns: int) -> bool:
+    """Whether the table would show it as more than 0.0 %."""
+    return part_ns * 2000 >= whole_ns > 0
+
+
 def _share_columns(summary: Summary) -> list[str]:
     return ["% step", ""] if summary.gpu_total_ns is None else ["% step", "GPU", "% GPU"]
 
 
-def _shares(summary: Summary, cpu_ns: int | None, gpu_ns: int | None) -> list[str]:
+def _shares(
+    summary: Summary, row: RegionStat | OperatorStat | None, cpu_ns: int | None, gpu_ns: int | None
+) -> list[str]:
     """The share of the step, then the GPU time and its share or, without a GPU, a bar."""
     share = "" if cpu_ns is None else percent(cpu_ns, summary.step_ns)
-    if gpu_ns is None:
+    if summary.gpu_total_ns is None:
         return [share, _bar(cpu_ns or 0, summary.step_ns)]
-    return [share, duration(gpu_ns / max(summary.steps, 1)), percent(gpu_ns, summary.gpu_total_ns)]
+    steps = 1 if row is not None and _only_in_some(summary, row) else max(summary.steps, 1)
+    return [share, duration((gpu_ns or 0) / steps), percent(gpu_ns or 0, summary.gpu_total_ns)]
 
 
 def render_files(files: Sequence[Path], folder: Path, *, console: Console) -> None:

@@ -15,6 +15,7 @@ from .table import COLUMNS, Array, Numbers, Table, Words, table
 from .trace import Coverage, Device, Lost, Thread, Trace
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
+_RUN = re.compile(r"instrument_steps=(\d{1,18})-(\d{1,18})")
 _MODULE = re.compile(r"^nn\.Module: ")
 _EMPTY = {"start_ns": np.empty(0, np.int64)}
 _LINKS = ("launch", "operator", "region", "module", "step")
@@ -61,7 +62,7 @@ def assemble(
         tables[kind] = _sorted(kind, plausible_rows(kind, columns.pop(kind, _EMPTY.copy()), lost), texts)
         if "parent" in COLUMNS[kind]:
             nests[kind] = _nests(tables[kind])
-    _link(tables, nests, threads)
+    _link(tables, nests, threads, _run(metadata, texts))
     coverage = {link: _coverage(tables["gpu"], link) for link in _LINKS}
     return Trace(
         path=path,
@@ -123,7 +124,10 @@ def _part_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
 
 
 def _link(
-    tables: dict[str, Table], nests: dict[str, dict[int, tuple[Array, Nest]]], threads: list[Thread]
+    tables: dict[str, Table],
+    nests: dict[str, dict[int, tuple[Array, Nest]]],
+    threads: list[Thread],
+    run: list[tuple[int, int]],
 ) -> None:
     gpu, runtime, operators = (tables[kind] for kind in ("gpu", "runtime", "operators"))
     numbers: Numbers[Any] = Numbers()
@@ -143,7 +147,7 @@ def _link(
     gpu.operator[found] = named[found]
     thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
 
-    tables["steps"] = _begun(tables, at[thread >= 0])
+    tables["steps"] = _begun(tables, at[thread >= 0], run)
     gpu.region[:] = _open(nests["regions"], thread, at)
     gpu.module[:] = _modules(tables["frames"], thread, at)
     for process in sorted(set(process_of[thread].tolist()) - {-1}):
@@ -179,9 +183,22 @@ def _of_several(runtime: Table, process_of: Array) -> Array:
     return several
 
 
-def _begun(tables: dict[str, Table], launches_ns: Array) -> Table:
-    """The steps without the last one if nothing ran in it: a loop that ends announces one more."""
+def _run(metadata: Mapping[str, Any], texts: list[str]) -> list[tuple[int, int]]:
+    """The first and the last step of each window, as `instrument.profile` leaves it: metadata, or a mark."""
+    said = [_RUN.fullmatch(text) for text in texts if text.startswith("instrument_steps=")]
+    said.append(_RUN.fullmatch(f"instrument_steps={metadata.get('instrument_steps')}"))
+    return [(int(match[1]), int(match[2])) for match in said if match]
+
+
+def _begun(tables: dict[str, Table], launches_ns: Array, run: list[tuple[int, int]]) -> Table:
+    """The steps without those that were not run: a loop that ends announces one more.
+
+    Where the trace does not say which were, a last one in which nothing starts was not.
+    """
     steps, work = tables["steps"], tables["operators"] or tables["regions"]
+    if run:
+        spans = [(first <= steps.number) & (steps.number <= last) for first, last in run]
+        return steps.where(np.logical_or.reduce(spans))
     if not steps or not work:
         return steps
     last_ns = max(int(work.start_ns[-1]), int(launches_ns.max(initial=work.start_ns[-1])))

@@ -31,7 +31,7 @@ class TraceSet(Mapping[int, Trace]):
         world_size: the number of ranks of the job, as the files say; else one more than the highest.
         missing: the ranks that there is no trace of.
         failed: files that could not be read, and why.
-        left_out: files that were read and belong to another window than the traces, and what they hold.
+        left_out: files that were read and belong to another window or run than the traces, and what they hold.
         guessed: ranks that neither a file nor its name tells: numbers that were free, in order of the names.
     """
 
@@ -189,7 +189,9 @@ def _one_window(claims: Mapping[int, list[Trace]]) -> tuple[dict[int, Trace], di
     for rank, traces in claims.items():
         order = sorted(traces, key=lambda trace: (_window(trace) != best, abs(_begin_ns(trace) - last[best])))
         chosen[rank] = order[0]
-        left_out.update({trace.path: f"rank {rank}, {_window(trace)}" for trace in order[1:]})
+        for trace in order[1:]:
+            same = ", another run" if _window(trace) == _window(order[0]) else ""
+            left_out[trace.path] = f"rank {rank}, {_window(trace)}{same}"
     return chosen, left_out
 
 

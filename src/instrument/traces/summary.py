@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, TypeVar
 
 import numpy as np
 
-from .intervals import union
 from .links import main_thread
+from .step_content import Steps, counted_work, in_no_region_ns, outside_ns, steps_ns
 from .table import Array, Table
 from .trace import Trace
 
 _DEEPEST = 100
+_BACKWARD = " (backward)"
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -28,6 +31,8 @@ class RegionStat:
         cpu_ns: Their durations, added up.
         self_ns: The part of it that no region inside covers.
         gpu_ns: The GPU work launched in it, regions inside included; None where the trace has no GPU work.
+        steps: In how many of the steps it ran; 0 where the trace marks none.
+        partial: Whether calls of the first step are missing, since the window opened after their forward.
     """
 
     path: tuple[str, ...]
@@ -35,6 +40,8 @@ class RegionStat:
     cpu_ns: int
     self_ns: int
     gpu_ns: int | None
+    steps: int = 0
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,28 +53,66 @@ class OperatorStat:
         calls: How many times it ran.
         self_ns: Their time on the CPU, without the operators they called.
         gpu_ns: The GPU work they launched themselves; None where the trace has no GPU work.
+        steps: In how many of the steps it ran; 0 where the trace marks none.
     """
 
     name: str
     calls: int
     self_ns: int
     gpu_ns: int | None
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the loop that recorded the windows knows of the steps of its run, as the manifest has it.
+
+    Attributes:
+        around_ns: The median duration of the steps timed before and after the window, which were not recorded.
+        around_steps: How many those are.
+        run_steps: How many steps the run had made when the window was written down.
+        run_ns: The wall time that they took.
+    """
+
+    around_ns: int | None
+    around_steps: int
+    run_steps: int
+    run_ns: int
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any] | None) -> Timing | None:
+        """Return the timing in a line of the manifest, if it has one."""
+        known = entry.get("timing") if entry else None
+        if not isinstance(known, Mapping):
+            return None
+        values: list[Any] = [known.get(key) for key in cls.__dataclass_fields__]
+        if not all(isinstance(value, int) for value in values[1:]):
+            return None
+        return cls(*values)
 
 
 @dataclass(frozen=True)
 class Summary:
     """Where the time of the recorded steps went.
 
-    GPU time is the sum of the durations of kernels, copies and fills: work that overlaps counts twice. It
-    belongs to the regions it was launched in: that of the outermost ones and the unattributed make the total.
+    The content of a step is what starts in its range, on the threads of its process. GPU work belongs to the step
+    that launched it, and to the regions it was launched in. Its time is the sum of the durations of kernels,
+    copies and fills: work that overlaps counts twice. That of the outermost regions and the unattributed make the
+    total.
 
     Attributes:
         steps: How many steps were recorded; 0 where the trace marks none.
         step_ns: Their durations on the CPU, added up; without steps, from the first event to the last.
         regions: As a tree in order of first call: each region is followed by those inside it.
         operators: By their own time, longest first.
-        gpu_total_ns: All GPU work; None where the trace has none.
-        gpu_unattributed_ns: The GPU work that was launched in no region, or before the window.
+        gpu_total_ns: All GPU work of the steps; None where the trace has none.
+        gpu_unattributed_ns: The part of it that was launched in no region, or before the window.
+        step_times_ns: The duration of each step.
+        step_numbers: As many numbers of steps; -1 where the trace does not say.
+        no_region_ns: The part of the steps at which no region was open.
+        outside_ns: The time recorded outside of the steps.
+        outside_gpu_ns: The GPU work that was launched there.
+        timing: Of each window, what its loop knows of the run.
     """
 
     steps: int
@@ -76,66 +121,124 @@ class Summary:
     operators: tuple[OperatorStat, ...]
     gpu_total_ns: int | None
     gpu_unattributed_ns: int | None
+    step_times_ns: tuple[int, ...] = ()
+    step_numbers: tuple[int, ...] = ()
+    no_region_ns: int = 0
+    outside_ns: int = 0
+    outside_gpu_ns: int = 0
+    timing: tuple[Timing, ...] = ()
+
+    @property
+    def typical(self) -> tuple[int, float] | None:
+        """Of the steps around the windows: how many were timed, and the median of their durations in ns."""
+        known = [(timing.around_steps, timing.around_ns) for timing in self.timing if timing.around_ns is not None]
+        if not known:
+            return None
+        return sum(count for count, _ in known), median(ns for _, ns in known)
 
 
-def summarize(trace: Trace) -> Summary:
+@dataclass
+class _Total:
+    """One row of a table while it is added up; ``by_step`` counts the calls in each step, by its number there."""
+
+    calls: int = 0
+    cpu_ns: int = 0
+    self_ns: int = 0
+    gpu_ns: int = 0
+    steps: int = 0
+    partial: bool = False
+    by_step: Counter[int] = field(default_factory=Counter)
+
+
+def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
     """Say where the time of one trace went.
 
-    GPU work belongs to the region open where and when it was launched. On a thread with none open, such as
-    those that run the backward pass on CUDA, it belongs to the one then open on the thread of the steps,
-    which waits for them. Of a whole run, as other profilers than torch's record it, only what began or was
-    launched in a step counts, if steps are marked.
-    """
-    gpu = trace.gpu.where(_counts(trace))
-    by_path: dict[tuple[str, ...], list[int]] = {}
-    gpu_ns = _charged(gpu, "region", len(trace.regions))
-    main = main_thread(trace.steps, trace.regions)
-    for path, *values in _tree(trace.regions, gpu_ns, main, _in_steps(trace, trace.regions.start_ns)):
-        _add(by_path, path, 1, *values)
+    If steps are marked, that of what they hold: see `Summary`. GPU work belongs to the region open where and when
+    it was launched. On a thread with none open, such as those that run the backward pass on CUDA, it belongs to
+    the one then open on the thread of the steps, which waits for them.
 
-    operators = trace.operators
-    chosen = _in_steps(trace, operators.start_ns)
-    columns = [_self_ns(operators)[chosen], _charged(gpu, "operator", len(operators))[chosen]]
-    codes, rows = np.unique(operators.name[chosen], return_inverse=True)
-    calls, *sums = [np.bincount(rows, column, len(codes)) for column in (None, *columns)]
-    by_name = {
-        trace.words[code]: [int(value) for value in values]
-        for code, *values in zip(codes.tolist(), calls, *sums, strict=True)
-    }
-    total = int(gpu.duration_ns.sum())
-    nowhere = int(gpu.duration_ns[gpu.region < 0].sum())
-    return _summary(len(trace.steps), _step_ns(trace), by_path, by_name, (total, nowhere) if trace.gpu else None)
+    Args:
+        trace: Any trace.
+        timing: What the loop knows of the run around it.
+    """
+    steps = Steps(trace)
+    counted = counted_work(trace, steps)
+    gpu = trace.gpu.where(counted)
+    regions = trace.regions
+    within = steps.of(regions.start_ns, regions.thread)
+    by_path: dict[tuple[str, ...], _Total] = {}
+    gpu_ns = _charged(gpu, "region", len(regions))
+    for path, step, *values in _tree(regions, gpu_ns, main_thread(trace.steps, regions), within):
+        _add(by_path.setdefault(path, _Total()), 1, *values)
+        by_path[path].by_step[step] += 1
+    for path, total in by_path.items():
+        total.steps = len(total.by_step) if trace.steps else 0
+        total.partial = path[-1].endswith(_BACKWARD) and _lacks_first(trace, total.by_step)
+
+    gpu_total_ns = int(gpu.duration_ns.sum())
+    attributed_ns = sum(total.gpu_ns for path, total in by_path.items() if len(path) == 1)
+    outside_gpu_ns = int(trace.gpu.duration_ns.sum()) - gpu_total_ns
+    return _summary(
+        steps_ns(trace),
+        tuple(trace.steps.duration_ns.tolist()),
+        tuple(trace.steps.number.tolist()),
+        by_path,
+        _by_name(trace, gpu, steps),
+        (gpu_total_ns, gpu_total_ns - attributed_ns) if trace.gpu else None,
+        no_region_ns=in_no_region_ns(trace, regions.where(within >= 0)),
+        outside_ns=outside_ns(trace),
+        outside_gpu_ns=outside_gpu_ns,
+        timing=(timing,) if timing else (),
+    )
 
 
 def merge(summaries: Sequence[Summary]) -> Summary:
     """Add up several windows of one run; none at all make an empty summary."""
-    by_path: dict[tuple[str, ...], list[int]] = {}
-    by_name: dict[str, list[int]] = {}
+    by_path: dict[tuple[str, ...], _Total] = {}
+    by_name: dict[str, _Total] = {}
     for summary in summaries:
         for region in summary.regions:
-            _add(by_path, region.path, region.calls, region.cpu_ns, region.self_ns, region.gpu_ns or 0)
+            row = by_path.setdefault(region.path, _Total())
+            _add(row, region.calls, region.cpu_ns, region.self_ns, region.gpu_ns or 0, region.steps)
+            row.partial |= region.partial
         for operator in summary.operators:
-            _add(by_name, operator.name, operator.calls, operator.self_ns, operator.gpu_ns or 0)
+            row = by_name.setdefault(operator.name, _Total())
+            _add(row, operator.calls, 0, operator.self_ns, operator.gpu_ns or 0, operator.steps)
     gpu = None
     if any(summary.gpu_total_ns is not None for summary in summaries):
         gpu = sum(s.gpu_total_ns or 0 for s in summaries), sum(s.gpu_unattributed_ns or 0 for s in summaries)
-    return _summary(sum(s.steps for s in summaries), sum(s.step_ns for s in summaries), by_path, by_name, gpu)
+    return _summary(
+        sum(s.step_ns for s in summaries),
+        tuple(ns for s in summaries for ns in s.step_times_ns),
+        tuple(number for s in summaries for number in s.step_numbers),
+        by_path,
+        by_name,
+        gpu,
+        no_region_ns=sum(s.no_region_ns for s in summaries),
+        outside_ns=sum(s.outside_ns for s in summaries),
+        outside_gpu_ns=sum(s.outside_gpu_ns for s in summaries),
+        timing=tuple(timing for s in summaries for timing in s.timing),
+    )
 
 
-def _add(table: dict[_Key, list[int]], key: _Key, *values: int) -> None:
-    row = table.setdefault(key, [0] * len(values))
-    for column, value in enumerate(values):
-        row[column] += value
+def _add(row: _Total, calls: int, cpu_ns: int, self_ns: int, gpu_ns: int, steps: int = 0) -> None:
+    row.calls += calls
+    row.cpu_ns += cpu_ns
+    row.self_ns += self_ns
+    row.gpu_ns += gpu_ns
+    row.steps += steps
 
 
 def _summary(
-    steps: int,
     step_ns: int,
-    by_path: dict[tuple[str, ...], list[int]],
-    by_name: dict[str, list[int]],
+    step_times_ns: tuple[int, ...],
+    step_numbers: tuple[int, ...],
+    by_path: dict[tuple[str, ...], _Total],
+    by_name: dict[str, _Total],
     gpu: tuple[int, int] | None,
+    **rest: Any,
 ) -> Summary:
-    """The rows of the tables, which end with their GPU time, as statistics in order."""
+    """The rows of the tables as statistics in order."""
     inside: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for path in by_path:
         inside.setdefault(path[:-1], []).append(path)
@@ -144,43 +247,40 @@ def _summary(
         tree.append(open_.pop())
         open_ += inside.get(tree[-1], [])[::-1]
     regions = tuple(
-        RegionStat(path, calls, cpu_ns, self_ns, gpu_ns if gpu else None)
+        RegionStat(path, row.calls, row.cpu_ns, row.self_ns, row.gpu_ns if gpu else None, row.steps, row.partial)
         for path in tree
-        for calls, cpu_ns, self_ns, gpu_ns in [by_path[path]]
+        for row in [by_path[path]]
     )
     operators = tuple(
-        OperatorStat(name, calls, self_ns, gpu_ns if gpu else None)
-        for name, (calls, self_ns, gpu_ns) in sorted(by_name.items(), key=lambda item: -item[1][1])
+        OperatorStat(name, row.calls, row.self_ns, row.gpu_ns if gpu else None, row.steps)
+        for name, row in sorted(by_name.items(), key=lambda item: -item[1].self_ns)
     )
-    return Summary(steps, step_ns, regions, operators, *(gpu or (None, None)))
+    total_ns, nowhere_ns = gpu or (None, None)
+    count = len(step_times_ns)
+    return Summary(count, step_ns, regions, operators, total_ns, nowhere_ns, step_times_ns, step_numbers, **rest)
 
 
-def _step_ns(trace: Trace) -> int:
-    """The durations of the steps, added up; without any, from the first event to the last."""
-    if trace.steps:
-        return int(trace.steps.duration_ns.sum())
-    tables = [table for table in (trace.operators, trace.regions, trace.runtime, trace.gpu) if table]
-    if not tables:
-        return 0
-    return int(max(table.end_ns.max() for table in tables) - min(table.start_ns[0] for table in tables))
+def _by_name(trace: Trace, gpu: Table, steps: Steps) -> dict[str, _Total]:
+    operators = trace.operators
+    within = steps.of(operators.start_ns, operators.thread)
+    chosen = within >= 0
+    columns = [_self_ns(operators)[chosen], _charged(gpu, "operator", len(operators))[chosen]]
+    codes, rows = np.unique(operators.name[chosen], return_inverse=True)
+    calls, *sums = [np.bincount(rows, column, len(codes)) for column in (None, *columns)]
+    pairs = np.unique(rows.astype(np.int64) * max(len(trace.steps), 1) + within[chosen])
+    in_steps = np.bincount(pairs // max(len(trace.steps), 1), minlength=len(codes)) * bool(trace.steps)
+    return {
+        trace.words[code]: _Total(int(calls), 0, int(self_ns), int(gpu_ns), int(count))
+        for code, calls, self_ns, gpu_ns, count in zip(codes.tolist(), calls, *sums, in_steps, strict=True)
+    }
 
 
-def _in_steps(trace: Trace, times_ns: Array) -> Array:
-    """Which times are in a step; all of them, where none is marked or no more than a window was recorded."""
-    if not trace.steps or trace.format == "kineto":
-        return np.ones(len(times_ns), bool)
-    starts, ends = union(trace.steps.start_ns, trace.steps.end_ns)
-    rows = np.searchsorted(starts, times_ns, "right") - 1
-    inside: Array = (rows >= 0) & (times_ns < ends[rows])
-    return inside
-
-
-def _counts(trace: Trace) -> Array:
-    """Which GPU work was launched in a step, or nobody knows where."""
-    launched = trace.gpu.launch >= 0
-    counts = ~launched
-    counts[launched] = _in_steps(trace, trace.runtime.start_ns[trace.gpu.launch[launched]])
-    return counts
+def _lacks_first(trace: Trace, by_step: Counter[int]) -> bool:
+    """Tell whether a backward that runs in every other step was missed in the first one, without a warm-up."""
+    if trace.metadata.get("instrument_warmup") != "0" or len(trace.steps) < 2:
+        return False
+    first = int(np.argmin(trace.steps.start_ns))
+    return by_step[first] < min(by_step[step] for step in range(len(trace.steps)) if step != first)
 
 
 def _charged(gpu: Table, link: str, rows: int) -> Array:
@@ -203,16 +303,19 @@ def _self_ns(rows: Table) -> Array:
     return rows.duration_ns - np.bincount(parent, covers, len(rows)).astype(np.int64)
 
 
-def _tree(rows: Table, gpu_ns: Array, main: int, chosen: Array) -> Iterator[tuple[tuple[str, ...], int, int, int]]:
-    """Each chosen row as path, duration, self time and GPU time with the rows inside; the main thread first.
+def _tree(
+    rows: Table, gpu_ns: Array, main: int, within: Array
+) -> Iterator[tuple[tuple[str, ...], int, int, int, int]]:
+    """Each row in a step: path, step, duration, self time and GPU time with rows inside; the main thread first.
 
     What is nested deeper than anybody reads is left to what is around it.
     """
-    inclusive, parents, counts = gpu_ns.tolist(), rows.parent.tolist(), chosen.tolist()
+    inclusive, parents, counts = gpu_ns.tolist(), rows.parent.tolist(), (within >= 0).tolist()
     for row in reversed(range(len(parents))):
         if parents[row] >= 0:
             inclusive[parents[row]] += inclusive[row]
     names, durations, self_ns = rows.text("name"), rows.duration_ns.tolist(), _self_ns(rows).tolist()
+    steps = within.tolist()
     paths: list[tuple[str, ...]] = []
     shown = []
     for name, parent, counted in zip(names, parents, counts, strict=True):
@@ -221,4 +324,4 @@ def _tree(rows: Table, gpu_ns: Array, main: int, chosen: Array) -> Iterator[tupl
         shown.append(counted and len(around) < _DEEPEST)
     for row in np.argsort(rows.thread != main, kind="stable").tolist():
         if shown[row]:
-            yield paths[row], durations[row], self_ns[row], inclusive[row]
+            yield paths[row], steps[row], durations[row], self_ns[row], inclusive[row]

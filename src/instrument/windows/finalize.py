@@ -41,9 +41,11 @@ class Finalize:
         self._summary: Summary | None = None
         self._files: list[str] = []
         self._unreported = 0
+        self._held: dict[int, tuple[dict[str, Any], str, Summary | None]] = {}  # windows whose timing is to come
         self._errors: list[tuple[str, str]] = []  # what failed, and how
         self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
             "window": self._window,
+            "timed": self._timed,
             "line": self._line,
             "report": self._report,
             "resume": self._resume,
@@ -58,8 +60,13 @@ class Finalize:
             answer = self._kinds[job["kind"]](job)
         return {**answer, "errors": self._errors}
 
+    def flush(self) -> None:
+        """Write the lines of windows whose timing does not come any more."""
+        for number in list(self._held):
+            self._timed({"window": number, "timing": None})
+
     def _window(self, job: Job) -> dict[str, Any]:
-        """Compress the trace of a window, write its line, then read it for the summary."""
+        """Compress the trace of a window, and read it for the summary."""
         entry, raw, folder = job["entry"], Path(job["raw"]), Path(job["folder"])
         try:
             path = compress(raw)
@@ -71,14 +78,27 @@ class Finalize:
             entry["files"] = described([path], folder)
             self._files.append(str(path))
             self._unreported += 1
-        answer = self._line({"entry": entry, "folder": job["folder"]})
+        summary = None
         if job["summary"] and raw.exists():
             with self._noted("the summary"):
-                self._read(raw, entry["steps"])
+                summary = _read(raw)
+        self._held[job["job"]] = entry, job["folder"], summary
         if path != raw:
             with self._noted("saving a window"):
                 raw.unlink(missing_ok=True)
-        return answer
+        return {"held": True}
+
+    def _timed(self, job: Job) -> dict[str, Any]:
+        """Write the line of a window, and add the window to the summary."""
+        if job["window"] not in self._held:  # another process had it
+            return {}
+        entry, folder, summary = self._held.pop(job["window"])
+        entry["timing"] = job["timing"]
+        answer = self._line({"entry": entry, "folder": folder})
+        if summary is not None:
+            with self._noted("the summary"):
+                self._add(summary, entry)
+        return {**answer, "window": job["window"]}
 
     def _line(self, job: Job) -> dict[str, Any]:
         """Write the line of a window."""
@@ -88,14 +108,11 @@ class Finalize:
             written = True
         return {"entry": job["entry"], "written": written}
 
-    def _read(self, raw: Path, steps: list[int] | None) -> None:
-        from ..traces.kineto import read_kineto
-        from ..traces.summary import merge, summarize
+    def _add(self, summary: Summary, entry: Mapping[str, Any]) -> None:
+        from ..traces.summary import Timing, merge
 
-        trace = read_kineto(raw)
-        if steps:  # a step that was announced and never ran does not count
-            trace = replace(trace, steps=trace.steps.where(trace.steps.number <= steps[1]))
-        summary = summarize(trace)
+        timing = Timing.of(entry)
+        summary = replace(summary, timing=(timing,) if timing else ())
         self._summary = merge([self._summary, summary]) if self._summary is not None else summary
 
     def _report(self, job: Job) -> dict[str, Any]:
@@ -141,6 +158,13 @@ class Finalize:
             self._failed(what, error)
 
 
+def _read(raw: Path) -> Summary:
+    from ..traces.kineto import read_kineto
+    from ..traces.summary import summarize
+
+    return summarize(read_kineto(raw))
+
+
 def _known(encoding: str) -> str:
     with suppress(LookupError):
         return codecs.lookup(encoding).name
@@ -173,6 +197,7 @@ def main(parent: int) -> None:
                 data = data[os.write(answers, data) :]
         if job["kind"] == "end":
             return
+    finalize.flush()
 
 
 def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:

@@ -43,24 +43,48 @@ class WindowFinalizer:
         self._hint = hint
         self._process: FinalizerProcess | None = None
         self._state: str | None = None  # of the summary, from one process to the next
-        self._jobs: dict[int, dict[str, Any]] = {}  # that are not answered yet
+        self._jobs: dict[int, dict[str, Any]] = {}  # that are not done yet
         self._last = 0  # the number of the last job
         self._unreported = 0  # recorded windows without a trace to read, which no summary named yet
         self._tell: Tell | None = None
         self._failure: Exception | None = None  # to be raised by `finish`: strict settings
         self._lock = threading.Lock()
 
-    def recorded(self, capture: Capture, files: Sequence[Path], **entry: Any) -> None:
-        """Finish a window whose ``files`` were saved; ``entry`` is what `Manifest.entry` takes."""
+    def recorded(self, capture: Capture, files: Sequence[Path], **entry: Any) -> int | None:
+        """Begin to finish a window whose ``files`` were saved; `timed` completes it.
+
+        Args:
+            capture: what recorded it.
+            files: what was saved.
+            entry: what `Manifest.entry` takes.
+
+        Returns:
+            The number of the window for `timed`.
+        """
+        number = None
         with guard.contained("finishing a window"):
             folder, raw = self._manifest.folder, capture.raw
             line = self._manifest.entry(**entry)
             if raw is None:
                 self._unreported += 1
-                self._line({**line, "files": described(files, folder)})
+                self._last += 1
+                self._jobs[self._last] = {"entry": {**line, "files": described(files, folder)}}
             else:
-                summary = settings.summary
-                self._send("window", entry=line, folder=str(folder), raw=str(raw), summary=summary)
+                self._send("window", entry=line, folder=str(folder), raw=str(raw), summary=settings.summary)
+            number = self._last
+        return number
+
+    def timed(self, number: int, timing: dict[str, int | None]) -> None:
+        """Write the line of a window, which `recorded` numbered, with the times of the steps around it."""
+        with guard.contained("finishing a window"):
+            job = self._jobs.get(number)
+            if job is None:  # the process is gone, and the line was written
+                return
+            job["entry"]["timing"] = timing
+            if "raw" in job:
+                self._send("timed", window=number, timing=timing)
+            else:
+                self._line(self._jobs.pop(number)["entry"])
 
     def unrecorded(self, **entry: Any) -> None:
         """Write the line of a window without files."""
@@ -133,8 +157,10 @@ class WindowFinalizer:
     def _answered(self, answer: Mapping[str, Any]) -> None:
         try:
             self._state = answer.get("state", self._state)
-            self._jobs.pop(answer["job"], None)
+            if not answer.get("held"):
+                self._jobs.pop(answer["job"], None)
             if "entry" in answer:
+                self._jobs.pop(answer.get("window", 0), None)
                 self._manifest.add(answer["entry"], written=answer["written"])
             if answer.get("text"):
                 with guard.contained("the summary"):

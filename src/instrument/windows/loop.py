@@ -24,6 +24,7 @@ from .like_torch import LikeTorch
 from .manifest import Manifest
 from .recording import Recording
 from .schedule import Phase, Schedule, Window, schedule, span
+from .timing import StepTimes
 from .torch_schedule import FromTorch
 
 NEVER = sys.maxsize
@@ -58,7 +59,6 @@ class Profile(LikeTorch):
         self.step_num = first_step
         self.out = out.absolute()  # the program may change its folder
         self._change = NEVER  # the next step at which there is something to do
-        self._planned_change = 0  # the same, as far as the plan goes
         self._plan = plan
         self._exporter = exporter
         self._on_trace_ready = on_trace_ready
@@ -68,6 +68,9 @@ class Profile(LikeTorch):
         self._over = 0  # the number of the last window that is over
         self._manifest = Manifest(self.out)
         self._finalizer = WindowFinalizer(self._manifest, "" if os.environ.get(LAUNCHED) else exporter.hint)
+        self._times = StepTimes()
+        self._untimed: int | None = None  # the window that is over while steps after it are timed
+        self._all_begun = False  # no window is to come
         self.keep_last = True
         self.tell: Callable[[str], None] | None = None
         self.how = 'schedule="{}"'
@@ -83,7 +86,7 @@ class Profile(LikeTorch):
     @property
     def over(self) -> bool:
         """Whether no window is open or to come."""
-        return NEVER in (self._change, self._planned_change)
+        return self._change == NEVER or (self._all_begun and self._recording is None)
 
     @property
     def near(self) -> bool:
@@ -124,6 +127,7 @@ class Profile(LikeTorch):
             self._over = max(self._over, passed)
             if following is not None:
                 self._exporter.prepare()
+        self._times.start(self.step_num)
         for call in Profile.started:
             call()
         if not self.yields:
@@ -151,6 +155,7 @@ class Profile(LikeTorch):
             self._close(recording, begun=begun, complete=complete)
         elif recording is not None and not self._closing:
             self._give_up(recording.window, CaptureError("interrupted before it was saved"))
+        self._hand_over(self.step_num + (not begun))
         with guard.contained("ending"):
             if self._ranks is None or self._rank in self._ranks:
                 for window in islice(self._unreached(), 1000):
@@ -185,6 +190,8 @@ class Profile(LikeTorch):
                 recording.abandon()
         elif recording is not None:
             self._close(recording, begun=begun)
+        self._times.begin(None)
+        self._hand_over(self.step_num + (not begun))
         with guard.contained("ending"):
             self._finish()
 
@@ -198,6 +205,7 @@ class Profile(LikeTorch):
         """End without accounting for windows that are not reached; one that is open is left, for ``reason``."""
         if self._leave() and self._process == os.getpid() and self._recording is not None:
             self._give_up(self._recording.window, CaptureError(reason))
+        self._hand_over(self.step_num)
         self._finalizer.finish()
 
     def _leave(self, begun: bool = False, complete: bool = False) -> bool:
@@ -242,12 +250,12 @@ class Profile(LikeTorch):
     def report_steps(self) -> None:
         """Come back at the next step if something counts the steps that the program marks."""
         if program_steps.listeners and self._started and not self.yields:
-            self._planned_change = self._change
             self._change = min(self._change, self.step_num + 1)
 
     def _follow_plan(self) -> None:
         """Do what is due at this step and set the step at which to come back."""
         step, recording = self.step_num, self._recording
+        self._times.end()
         if self._process != os.getpid():
             self._change = NEVER
             return
@@ -268,11 +276,17 @@ class Profile(LikeTorch):
             if recording is not None and (window is None or window.index != recording.window.index):
                 self._close(recording)
                 if self._change == NEVER:  # on_trace_ready called `stop`
+                    self._hand_over(step)
                     self._finish()
                     return
             if window is None:
                 following = self._plan.next_window(step)
-                self._change = NEVER if following is None else following.warmup
+                self._all_begun = following is None
+                due = NEVER if following is None else following.warmup
+                self._change = self._times.next(step, due)
+                if due == step + 1 or not self._times.waits(step):
+                    self._hand_over(step)
+                self._times.begin(False if self._change == step + 1 else None)
             elif window.index <= self._over:  # the rest of a window that failed
                 if self._plan.finite or window.stop < NEVER:
                     self._change = window.stop
@@ -283,13 +297,17 @@ class Profile(LikeTorch):
         capture = None
         try:
             if self._recording is None:
+                self._hand_over(self.step_num)
                 live.live.detect()
                 capture = self._exporter.capture()
                 self._recording = Recording(window, capture)
+                self._times.open()
             self._recording.window = window
             if phase is Phase.ACTIVE:
                 self._recording.step(self.step_num)
+                self._times.begin(True)
             else:
+                self._recording.warm_up()
                 self._change = window.active
         except BaseException as error:
             if self._recording is None and capture is not None:  # interrupted in between
@@ -302,10 +320,13 @@ class Profile(LikeTorch):
     def _close(self, recording: Recording, *, begun: bool = False, complete: bool = False) -> None:
         """End the window: on time, or early because the loop ended (see `end`)."""
         window = recording.window
+        self._times.begin(None) if begun else self._times.end()
         try:
-            if recording.start_ns is None:
+            if recording.start_ns is None or recording.steps is None:
                 raise CaptureError(f"{self._ended}, in warm-up")
-            recording.stop(self._metadata)
+            if begun and recording.steps[0] < self.step_num:
+                recording.steps = recording.steps[0], self.step_num - 1
+            recording.stop(self._metadata | self._marks(recording))
             folder = self.out / f"window-{window.index:04d}"
             files = recording.capture.save(folder, f"rank{self._rank}.{recording.end_ns}")
         except BaseException as error:
@@ -313,8 +334,6 @@ class Profile(LikeTorch):
             if not isinstance(error, Exception):
                 raise
             return
-        if begun and recording.steps is not None and recording.steps[0] < self.step_num:
-            recording.steps = recording.steps[0], self.step_num - 1
         self._over, self._last = window.index, recording.capture
         early = self.step_num + complete < window.stop < NEVER
         reasons = [self._ended] if early else []
@@ -330,18 +349,32 @@ class Profile(LikeTorch):
             self._recording, self._closing = None, False
             if not self.keep_last:
                 self._last = None
-            self._finalizer.recorded(
+            self._times.close(self.step_num)
+            self._untimed = self._finalizer.recorded(
                 recording.capture,
                 files,
                 **self._entry(window, recording),
                 status="partial" if early else "recorded",
                 reason="; ".join(reasons) or None,
             )
-        if self._plan.count == window.index:
-            self._report()
-            self._finalizer.close()
         if failure is not None:
             guard.failed("on_trace_ready", failure)
+
+    def _hand_over(self, step: int) -> None:
+        """Complete the window that is over, if one is left, with the times of steps before ``step``."""
+        number, self._untimed = self._untimed, None
+        if number is None:
+            return
+        self._finalizer.timed(number, self._times.timing(step))
+        if self._plan.count == self._over:
+            self._report()
+            self._finalizer.close()
+
+    @staticmethod
+    def _marks(recording: Recording) -> dict[str, str]:
+        """Return what the trace has to say of its steps: which were run, after how many of warm-up."""
+        first, last = recording.steps or (0, 0)
+        return {"instrument_steps": f"{first}-{last}", "instrument_warmup": str(first - recording.window.warmup)}
 
     def _give_up(self, window: Window, error: BaseException) -> None:
         """Take note of why a window is not recorded, leave nothing on, and go on to the next."""

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ class Manifest:
     schedule, from 1), ``status`` ("recorded", "partial", "skipped", "failed" or "not reached"), ``reason``
     (in words, null when all went well), ``planned_steps`` and ``steps`` (first and last, both included; null
     where there is none), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files`` (``path``
-    relative to the folder, ``bytes``) and ``hidden_regions`` (inside compiled code, where no profiler sees them).
+    relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees them) and
+    ``timing`` (see `StepTimes.timing`; null where nothing was recorded).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,6 +60,7 @@ class Manifest:
         end_ns: int | None = None,
         exporter: str,
         hidden_regions: Sequence[str] = (),
+        timing: Mapping[str, int | None] | None = None,
     ) -> dict[str, Any]:
         """Return the line of one window, without files."""
         return {
@@ -73,6 +76,7 @@ class Manifest:
             "exporter": exporter,
             "files": [],
             "hidden_regions": list(hidden_regions),
+            "timing": timing and dict(timing),
         }
 
     def add(self, entry: Mapping[str, Any], *, written: bool = False) -> None:
@@ -90,6 +94,25 @@ class Manifest:
             if self._unwritten:
                 append(self.folder, b"".join(self._unwritten))
                 self._unwritten.clear()
+
+
+def entry_of(trace: Path) -> dict[str, Any] | None:
+    """Return the last line of the manifest of a trace that a window left; None where there is none."""
+    folder = trace.absolute().parent.parent
+    name = f"{trace.absolute().parent.name}/{trace.name}"
+    found = None
+    with suppress(OSError), (folder / _NAME).open("rb") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                entry = json.loads(line) if name.encode() in line else None
+                if isinstance(entry, dict) and any(file.get("path") == name for file in _files(entry)):
+                    found = entry
+    return found
+
+
+def _files(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    files = entry.get("files")
+    return [file for file in files if isinstance(file, dict)] if isinstance(files, list) else []
 
 
 def append(folder: Path, lines: bytes) -> None:

@@ -31,6 +31,7 @@ class Recording:
         self.end_ns: int | None = None
         self._thread = threading.get_ident()
         self._warned = False
+        self._warming = False
 
     def here(self) -> bool:
         """Tell whether this is the thread that opened the window; warn the first time it is not."""
@@ -41,11 +42,23 @@ class Recording:
             log.warning("not the thread that opened the window, which stays open", window=self.window.index)
         return False
 
+    def warm_up(self) -> None:
+        """A step of warm-up begins: its forward may have its backward in a recorded step, and needs hooks."""
+        if not self._warming:
+            self._warming = True
+            live.live.expect(1)
+
+    def _warm(self) -> None:
+        if self._warming:
+            self._warming = False
+            live.live.expect(-1)
+
     def step(self, number: int) -> None:
         """The step ``number``, to be recorded, begins."""
         if self.start_ns is None:
             self.capture.start()
             self.start_ns = time.time_ns()
+            self._warm()
         self.capture.step(number)
         self.steps = (self.steps[0] if self.steps else number, number)
 
@@ -69,6 +82,7 @@ class Recording:
             return
         self.end_ns = time.time_ns()
         try:
+            self._warm()
             with suppress(CaptureError):  # the reason is known by now
                 if self.start_ns is None:
                     self.capture.discard()

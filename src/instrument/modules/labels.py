@@ -1,0 +1,123 @@
+"""Tells objects of one name apart: by the variable or attribute under which the program holds each."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+_FRAMES = 100
+_LOOKED_AT = 20_000  # values
+_DEPTH = 3  # agent.policy.actor
+_OURS = __name__.partition(".")[0]
+_CONTAINERS = (list, tuple)
+
+
+class Labels:
+    """Gives objects that go by one name labels to follow it: ``actor``, ``agent.critic``, else ``0`` and ``1``.
+
+    A label is looked up once; it stays the object's own for as long as that lives.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+    def of(self, thing: object) -> str:
+        """Return the label of ``thing``, "" where it has none."""
+        return self._known[id(thing)][1] if id(thing) in self._known else ""
+
+    def tell_apart(self, things: Sequence[Any]) -> None:
+        """Label ``things``, which go by one name, unless there is but one."""
+        missing = [thing for thing in things if id(thing) not in self._known]
+        if len(things) < 2 or not missing:
+            return
+        taken = {self.of(thing) for thing in things}
+        found = _paths(missing)
+        for thing in missing:
+            label = found.get(id(thing), "")
+            if not label or label in taken:
+                label = next(str(number) for number in range(len(things) + 1) if str(number) not in taken)
+            taken.add(label)
+            self._keep(thing, label)
+
+    def _keep(self, thing: Any, label: str) -> None:
+        key, known = id(thing), self._known
+        known[key] = weakref.ref(thing, lambda _: known.pop(key, None)), label
+
+
+def _paths(things: Sequence[object]) -> dict[int, str]:
+    """Return the shortest path to each of ``things`` from a variable of a function that runs, by its id."""
+    wanted, found, seen = {id(thing) for thing in things}, dict[int, str](), set[int]()
+    level = [
+        (name, value)
+        for variables in _namespaces()
+        for name, value in variables.items()
+        if not name.startswith("__")
+    ]
+    looked_at = 0
+    for _ in range(_DEPTH):
+        below = []
+        for path, value in level:
+            looked_at += 1
+            if id(value) in wanted:
+                found.setdefault(id(value), path.removeprefix("self."))
+            elif id(value) not in seen:
+                seen.add(id(value))
+                below.append((path, value))
+            if len(found) == len(wanted) or looked_at > _LOOKED_AT:
+                return found
+        level = [(path, held) for above, value in below for path, held in _inside(above, value)]
+    return found
+
+
+def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield what ``value`` holds, without a call of any of its own methods."""
+    kind = type(value)
+    if kind is dict:
+        for key, held in value.items() if len(value) < _FRAMES else ():  # type: ignore[attr-defined, arg-type]
+            if isinstance(key, (str, int)):
+                yield f"{path}[{key}]", held
+    elif kind in _CONTAINERS:
+        for number, held in enumerate(value[:_FRAMES]):  # type: ignore[index]
+            yield f"{path}[{number}]", held
+    elif not (inspect.ismodule(value) or isinstance(value, type) or kind.__module__.startswith(_OURS)):
+        held_by = getattr(value, "__dict__", None) if kind.__getattribute__ is object.__getattribute__ else None
+        for name, held in list(held_by.items()) if type(held_by) is dict else ():
+            yield f"{path}.{name}", held
+
+
+def _namespaces() -> Iterator[dict[str, Any]]:
+    """Yield the variables of the functions that run, the innermost first, and those of their modules."""
+    frame: FrameType | None = sys._getframe(1)
+    seen = set[int]()
+    for _ in range(_FRAMES):
+        if frame is None:
+            return
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in (_OURS, "torch"):
+            yield _variables(frame)
+            if id(frame.f_globals) not in seen:
+                seen.add(id(frame.f_globals))
+                yield dict(frame.f_globals)
+        frame = frame.f_back
+
+
+def _variables(frame: FrameType) -> dict[str, Any]:
+    """Return a copy of the variables of ``frame``.
+
+    Up to Python 3.12, ``f_locals`` of a function is a dictionary that keeps them alive until the function returns,
+    the one that ``locals()`` returns there: it is emptied again, and left alone where the function asks for it.
+    """
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED:  # a module, whose variables are in the dictionary itself
+        return dict(frame.f_locals)
+    if "locals" in code.co_names:
+        return {}
+    shown = frame.f_locals
+    found = dict(shown)
+    if type(shown) is dict and sys.getrefcount(shown) <= 3:  # the frame, this function and the call
+        shown.clear()
+    return found

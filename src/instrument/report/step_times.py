@@ -1,0 +1,100 @@
+"""How long the recorded steps took, whether that is typical of the run, and how much of it they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from statistics import median
+
+from ..traces.summary import Summary
+from .plain import duration, durations, percent
+
+_LISTED = 10  # steps whose times are given one by one
+_FAR = 2  # times the median, or that part of it, from which a step is not like the others
+_ENOUGH = 3  # steps around a window, to say what is typical
+_ALIKE = 1.25  # times slower or faster, up to which steps count as equally long
+
+
+def headline(summary: Summary) -> str:
+    """Return the mean duration of a step, and which steps it is of."""
+    steps = max(summary.steps, 1)
+    time = duration(summary.step_ns / steps)
+    if summary.gpu_total_ns is not None:
+        time += f", GPU work {duration(summary.gpu_total_ns / steps)}"
+    if not summary.steps:
+        return f"Where the time went: {time} (no steps marked)"
+    which = _which(summary.step_numbers, steps)
+    return f"Where the step went: {time} ({f'mean of {which}' if steps > 1 else which})"
+
+
+def step_times(summary: Summary) -> Iterator[str]:
+    """Yield the lines on the durations of steps."""
+    times = summary.step_times_ns
+    if len(times) > 1:
+        yield f"{_which(summary.step_numbers, len(times)).capitalize()}: {_times(times)}"
+        yield from _far(summary)
+    if summary.timing:
+        yield from _share_of_run(summary)
+        yield from _typical(summary)
+
+
+def _times(times: Sequence[int]) -> str:
+    if len(times) <= _LISTED:
+        middle = f" (median {duration(median(times))})" if len(times) > 2 else ""
+        return f"{durations(times)}{middle}"
+    return f"median {duration(median(times))}, from {duration(min(times))} to {duration(max(times))}"
+
+
+def _far(summary: Summary) -> Iterator[str]:
+    """Say which steps took much longer or shorter than the others."""
+    times, numbers = summary.step_times_ns, summary.step_numbers
+
+    middle = min(times) if len(times) == 2 else median(times)
+    far = [row for row, ns in enumerate(times) if ns > _FAR * middle or ns * _FAR < middle]
+    if not far:
+        return
+    if len(far) > len(times) // 2:
+        yield "The steps differ widely: few of them are like the mean."
+        return
+    which = _which([numbers[row] for row in far], len(far)).capitalize()
+    those = [times[row] for row in far]
+    took = durations(those) if len(far) <= _LISTED else f"{duration(min(those))} to {duration(max(those))}"
+    others = duration(median(ns for row, ns in enumerate(times) if row not in far))
+    than = f"the other took {others}" if len(times) == 2 else f"the others took {others} (median)"
+    yield f"{which} took {took}, {percent(sum(those), summary.step_ns)} % of the time below; {than}."
+
+
+def _share_of_run(summary: Summary) -> Iterator[str]:
+    last = max(summary.timing, key=lambda timing: timing.run_steps)
+    if last.run_steps and last.run_ns:
+        share = percent(min(summary.step_ns, last.run_ns), last.run_ns)
+        yield (
+            f"Recorded so far: {summary.steps:,} of {last.run_steps:,} steps, {share} % of {duration(last.run_ns)}"
+        )
+
+
+def _typical(summary: Summary) -> Iterator[str]:
+    if summary.typical is None or summary.typical[0] < _ENOUGH or not summary.step_times_ns:
+        return
+    steps, around = summary.typical
+    ratio = median(summary.step_times_ns) / (around or 1)
+    if max(ratio, 1 / (ratio or 1)) <= _ALIKE:
+        said = "so they are typical"
+    elif ratio > 1:
+        said = f"so these took {ratio:.1f} times as long, in part because they were recorded"
+    else:
+        said = f"so these took {100 * ratio:.0f} % of that and are not typical"
+    yield f"The {steps} steps around them: median {duration(around)}, {said}."
+
+
+def _which(numbers: Sequence[int], count: int) -> str:
+    """Name the steps, as "steps 2-4, 7"; where their numbers are not known, say how many they are."""
+    plural = "s" * (count != 1)
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < count:
+        return f"{count} step{plural}"
+    runs = groupby(enumerate(sorted(numbers)), lambda item: item[1] - item[0])
+    spans = [[number for _, number in run] for _, run in runs]
+    shown = [f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans]
+    if len(shown) > _LISTED:
+        shown[_LISTED // 2 : -1] = ["..."]
+    return f"step{plural} {', '.join(shown)}"

@@ -1,0 +1,80 @@
+"""Durations of steps: those of a window, and some before and after it for comparison."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from statistics import median
+
+AROUND = 20  # steps timed before a window, and after it
+_ENOUGH_NS, _LEAST = 1_000_000_000, 3  # of those after it: that much time, once there are so many
+
+
+class StepTimes:
+    """Times the steps of a loop that comes back to it at their ends; off-window, only those around windows."""
+
+    def __init__(self) -> None:
+        self._off: deque[int] = deque(maxlen=AROUND)  # the last ones that were not recorded
+        self._before: list[int] = []  # the window that is over
+        self._after: list[int] = []
+        self._recorded: list[int] = []
+        self._until = 0  # the first step after a window that is not timed any more
+        self._began_ns = 0
+        self._recording: bool | None = None  # of the step that is timed; None where none is
+        self._run: tuple[int, int] | None = None  # the first step of the run, and when it began
+
+    def start(self, step: int) -> None:
+        """Begin the run, or go on with it: ``step`` is the next one."""
+        self._recording = None
+        if self._run is None:
+            self._run = step, time.perf_counter_ns()
+
+    def begin(self, recording: bool | None) -> None:
+        """Time the step that begins, which is recorded or not; with None, leave it out."""
+        self._recording = recording
+        self._began_ns = time.perf_counter_ns()
+
+    def end(self) -> None:
+        """End the step that is timed, if one is."""
+        if self._recording is None:
+            return
+        took_ns = time.perf_counter_ns() - self._began_ns
+        if self._recording:
+            self._recorded.append(took_ns)
+        else:
+            self._off.append(took_ns)
+            self._after.append(took_ns)
+        self._recording = None
+
+    def open(self) -> None:
+        """A window opens: the steps so far were those before it."""
+        self._before, self._recorded, self._until = list(self._off), [], 0
+
+    def close(self, step: int) -> None:
+        """A window ended before ``step``."""
+        self._after, self._until = [], step + AROUND
+
+    def waits(self, step: int) -> bool:
+        """Tell whether ``step`` is one after a window that is to be timed."""
+        return step < self._until and (len(self._after) < _LEAST or sum(self._after) < _ENOUGH_NS)
+
+    def next(self, step: int, due: int) -> int:
+        """Return the step at which the loop comes back, from ``step`` on, where it has to at ``due``."""
+        return step + 1 if self.waits(step) else max(step + 1, due - AROUND)
+
+    def timing(self, step: int) -> dict[str, int | None]:
+        """Return what the manifest says of the window that is over, at the beginning of ``step``.
+
+        That is ``recorded_ns`` and ``around_ns``, the median durations of recorded steps and of those timed around
+        them, ``around_steps``, how many these are, ``run_steps``, how many steps the run has made so far, and
+        ``run_ns``, the wall time since it began.
+        """
+        first, since_ns = self._run or (step, time.perf_counter_ns())
+        around = self._before + self._after
+        return {
+            "recorded_ns": int(median(self._recorded)) if self._recorded else None,
+            "around_ns": int(median(around)) if around else None,
+            "around_steps": len(around),
+            "run_steps": step - first,
+            "run_ns": time.perf_counter_ns() - since_ns,
+        }

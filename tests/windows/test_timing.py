@@ -1,0 +1,110 @@
+"""Steps around windows are timed, and only those."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import instrument
+from instrument.windows import loop, timing
+from instrument.windows.manifest import entry_of
+from instrument.windows.timing import AROUND
+
+from .training import Recorder, content, manifest, traces, train
+
+
+class Clock:
+    """A clock that the steps of a loop set forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0
+        monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: self.now)
+
+
+def run(out: Path, clock: Clock, steps: int, took: Any, **arguments: Any) -> Any:
+    with instrument.profile(out, exporter=Recorder(), **arguments) as prof:
+        for number in range(steps):
+            clock.now += took(number)
+            prof.step()
+    return prof
+
+
+def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest has the median of the recorded steps and of those around them, and how far the run had come."""
+    clock = Clock(monkeypatch)
+    schedule = instrument.schedule("50-52", warmup=2)
+
+    def took(number: int) -> int:
+        return 300 if number in (50, 51, 52) else 9_000 if number in (48, 49) else 100 + number
+
+    prof = run(out, clock, 200, took, schedule=schedule)
+    around = [100 + number for number in (*range(48 - AROUND, 48), *range(53, 53 + AROUND))]
+    assert prof.windows[0]["timing"] == {
+        "recorded_ns": 300,
+        "around_ns": int(sorted(around)[AROUND - 1] + sorted(around)[AROUND]) // 2,
+        "around_steps": 2 * AROUND,
+        "run_steps": 53 + AROUND,
+        "run_ns": sum(map(took, range(53 + AROUND))),
+    }
+
+
+def test_only_steps_around_windows_are_timed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far from a window a step is a compare: the loop comes back no more often than that."""
+    came: list[int] = []
+    advance = loop.Profile._advance
+
+    def noted(prof: Any) -> None:
+        came.append(prof.step_num)
+        advance(prof)
+
+    monkeypatch.setattr(loop.Profile, "_advance", noted)
+    run(out, Clock(monkeypatch), 500, lambda _: 1, schedule=instrument.schedule("100,300"))
+    assert came == [0, *range(100 - AROUND, 102 + AROUND), *range(300 - AROUND, 302 + AROUND)]
+
+
+def test_few_of_long_steps_are_enough(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of a slow loop is written down after three more steps."""
+    prof = run(out, Clock(monkeypatch), 30, lambda _: 2 * 10**9, schedule=instrument.schedule("1"))
+    assert prof.windows[0]["timing"]["around_steps"] == 1 + 3
+    assert prof.windows[0]["timing"]["run_steps"] == 2 + 3
+
+
+def test_the_next_window_does_not_wait(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is over as the second is about to begin; no recorded step is in the surroundings of either."""
+    prof = run(
+        out, Clock(monkeypatch), 9, lambda number: 10 + number, schedule=instrument.schedule(at=[2, 6], active=2)
+    )
+    first, second = (entry["timing"] for entry in prof.windows)
+    assert (first["around_steps"], first["around_ns"], first["recorded_ns"]) == (3, 11, 12)
+    assert (second["around_steps"], second["around_ns"], second["recorded_ns"]) == (5, 14, 16)
+
+
+def test_the_trace_says_which_steps_were_run(out: Path) -> None:
+    """A window that the loop's end cut short holds the steps before the one that was only announced."""
+    with instrument.profile(out, schedule=instrument.schedule("2-9", warmup=1)) as prof:
+        train(4, prof.step)
+    trace = content(traces(out)[0])
+    assert (trace["instrument_steps"], trace["instrument_warmup"]) == ("2-3", "1")
+    assert instrument.read_trace(traces(out)[0]).steps.number.tolist() == [2, 3]
+
+
+def test_the_line_of_a_trace(out: Path) -> None:
+    """The manifest is found from the trace; damaged lines and other folders have none."""
+    with instrument.profile(out, schedule=instrument.schedule("1")) as prof:
+        train(3, prof.step)
+    (path,) = traces(out)
+    assert entry_of(path) == manifest(out)[0]
+    with (out / "manifest.jsonl").open("ab") as file:
+        file.write(b'{"files": 3, "x": "' + f"{path.parent.name}/{path.name}".encode() + b'"}\n[1]\n\xff{\n')
+    assert entry_of(path) == prof.windows[0]
+    assert entry_of(out / "other" / "x.json") is None
+    assert entry_of(Path("x.json")) is None
+
+
+def test_a_loop_that_stops_hands_everything_over(out: Path) -> None:
+    """Whatever was still to be timed, the line is there once the loop is over, or the next window began."""
+    with instrument.profile(out, schedule=instrument.schedule("1,3")) as prof:
+        train(5, prof.step)
+    assert [entry["status"] for entry in manifest(out)] == ["recorded", "recorded"]
