@@ -129,6 +129,8 @@ def test_it_is_there_while_it_is_needed(out: Path) -> None:
         window(prof)
         assert first == child(prof)
         window(prof)
+        for _ in range(20):  # which are timed, to be compared with the windows
+            prof.step()
         eventually(lambda: 3 == len(prof.windows) and [] == processes(os.getpid()))
         assert [(1, "recorded"), (2, "recorded"), (3, "recorded")] == statuses(prof.windows)
     assert (threads, files) == (threading.active_count(), sockets())

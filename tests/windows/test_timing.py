@@ -53,13 +53,13 @@ def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyP
 def test_only_steps_around_windows_are_timed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far from a window a step is a compare: the loop comes back no more often than that."""
     came: list[int] = []
-    advance = loop.Profile._advance
+    follow = loop.Profile._follow_plan
 
     def noted(prof: Any) -> None:
         came.append(prof.step_num)
-        advance(prof)
+        follow(prof)
 
-    monkeypatch.setattr(loop.Profile, "_advance", noted)
+    monkeypatch.setattr(loop.Profile, "_follow_plan", noted)
     run(out, Clock(monkeypatch), 500, lambda _: 1, schedule=instrument.schedule("100,300"))
     assert came == [0, *range(100 - AROUND, 102 + AROUND), *range(300 - AROUND, 302 + AROUND)]
 

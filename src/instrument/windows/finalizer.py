@@ -50,7 +50,7 @@ class WindowFinalizer:
         self._failure: Exception | None = None  # to be raised by `finish`: strict settings
         self._lock = threading.Lock()
 
-    def recorded(self, capture: Capture, files: Sequence[Path], **entry: Any) -> int | None:
+    def recorded(self, capture: Capture, files: Sequence[Path], **entry: Any) -> int:
         """Begin to finish a window whose ``files`` were saved; `timed` completes it.
 
         Args:
@@ -61,17 +61,16 @@ class WindowFinalizer:
         Returns:
             The number of the window for `timed`.
         """
-        number = None
+        number = self._last + 1
         with guard.contained("finishing a window"):
             folder, raw = self._manifest.folder, capture.raw
             line = self._manifest.entry(**entry)
             if raw is None:
                 self._unreported += 1
-                self._last += 1
-                self._jobs[self._last] = {"entry": {**line, "files": described(files, folder)}}
+                self._last = number
+                self._jobs[number] = {"entry": {**line, "files": described(files, folder)}}
             else:
                 self._send("window", entry=line, folder=str(folder), raw=str(raw), summary=settings.summary)
-            number = self._last
         return number
 
     def timed(self, number: int, timing: dict[str, int | None]) -> None:
