@@ -206,14 +206,14 @@ def _write(fresh: Known, path: Path, found: list[SyncReport]) -> None:
         fresh.write(path)
         typer.echo(f"instrument: known waits written to {path}: {len(fresh.entries)}", err=True)
     else:
-        typer.echo(f"instrument: {path} is not written: a run did not come to its end", err=True)
+        typer.echo(f"instrument: {path} is not written: a run ended early", err=True)
 
 
 def _failed(reports: Reports, most: int | None, written: bool) -> bool:
     """Say on standard error why the command fails, if it does."""
     failed = False
     for target, report in reports:
-        reason = (None if report.finished else "the run did not come to its end") if written else report.over(most)
+        reason = (None if report.finished else "the run ended early") if written else report.over(most)
         if reason is not None:
             typer.echo(f"instrument: {target}: {reason}", err=True)
             failed = True
