@@ -181,7 +181,7 @@ def test_no_text(tmp_path: Path) -> None:
     """A file that is none of ours is refused in a sentence."""
     path = tmp_path / "known"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="it is no text"):
+    with pytest.raises(ValueError, match="it is not a text file"):
         Known.read(path)
     with pytest.raises(FileNotFoundError):
         Known.read(tmp_path / "missing")

@@ -130,7 +130,7 @@ def test_errors_of_the_script() -> None:
     assert 1 == code
     assert "RuntimeError: it broke" in out
     assert "train.py:21 in broken" in out
-    assert "did not come to its end" in err
+    assert "ended early" in err
     code, out, _ = command("train.py::leaves")
     assert (1, True) == (code, "SystemExit: 3" in out)
 

@@ -247,7 +247,7 @@ def test_an_error_of_the_step(fake: bool) -> None:
     (note,) = report.not_covered
     assert "the step ended here with LookupError: nothing there" == note.cause
     assert 'raise LookupError("nothing there")' == note.site.code
-    with pytest.raises(AssertionError, match="did not come to its end"):
+    with pytest.raises(AssertionError, match="ended early"):
         report.assert_max(10)
 
 

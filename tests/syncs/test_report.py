@@ -109,7 +109,7 @@ def test_clean() -> None:
         == "No line makes the CPU wait for the GPU (dry run without a GPU, so without times, 3 steps)\n"
     )
     assert "(trace)" in shown(report(steps=0, source="trace"))
-    assert shown(report(steps=0, source="live", blind="no GPU")) == "Nothing was looked at (live): no GPU\n"
+    assert shown(report(steps=0, source="live", blind="no GPU")) == "Nothing could be checked (live): no GPU\n"
 
 
 def test_printed() -> None:
@@ -267,10 +267,10 @@ def test_assert_max_fails_whatever_the_number() -> None:
     """What is forbidden, and what was not looked at, is not a matter of numbers."""
     with pytest.raises(AssertionError, match="waits for the GPU 2 times inside no_syncs"):
         report(finding(steps=(None, 0), forbidden=True)).assert_max(9)
-    with pytest.raises(AssertionError, match=r"(?s)did not come to its end\n\n.*ValueError:\s+x") as raised:
+    with pytest.raises(AssertionError, match=r"(?s)ended early\n\n.*ValueError:\s+x") as raised:
         report(error=ValueError("x")).assert_max(9)
     assert "No line makes" in str(raised.value)
-    with pytest.raises(AssertionError, match="nothing was looked at: there is no GPU"):
+    with pytest.raises(AssertionError, match="nothing could be checked: there is no GPU"):
         report(blind="there is no GPU").assert_max(9)
     with pytest.raises(AssertionError, match="the step waits for the GPU 1,000 times; allowed: 9"):
         report(dropped=1000).assert_max(9)

@@ -157,8 +157,8 @@ def test_several(path: Path) -> None:
     assert invocation["executionSuccessful"] is False
     assert [
         ("note", "a sentence"),
-        ("error", "the run did not come to its end: ValueError: bad"),
-        ("error", "nothing was looked at: no GPU"),
+        ("error", "the run ended early: ValueError: bad"),
+        ("error", "nothing could be checked: no GPU"),
     ] == [(one["level"], one["message"]["text"]) for one in invocation["toolExecutionNotifications"]]
 
 

@@ -214,14 +214,14 @@ def _write(fresh: Known, path: Path, found: list[SyncReport]) -> None:
         fresh.write(path)
         say(f"known waits written to {path}: {len(fresh.entries)}")
     else:
-        say(f"{path} is not written: a run did not come to its end")
+        say(f"{path} is not written: a run ended early")
 
 
 def _failed(reports: Reports, most: int | None, written: bool) -> bool:
     """Say on standard error why the command fails, if it does."""
     failed = False
     for target, report in reports:
-        reason = (None if report.finished else "the run did not come to its end") if written else report.over(most)
+        reason = (None if report.finished else "the run ended early") if written else report.over(most)
         if reason is not None:
             say(f"{target}: {reason}")
             failed = True

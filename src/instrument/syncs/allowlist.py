@@ -66,7 +66,7 @@ class Known:
         try:
             text = Path(path).read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
-            raise ValueError(f"cannot read {path}: it is no text") from None
+            raise ValueError(f"cannot read {path}: it is not a text file") from None
         for number, line in enumerate(text.split("\n"), 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue

@@ -29,7 +29,7 @@ class SyncReport(Results):
 
         The step with the most waits counts; what is outside of steps does not, where there are any. Without
         steps, the whole run counts as one. It also fails where anything inside `no_syncs` waited, where the run
-        did not come to its end, and where nothing could be looked at. What is "not covered" and went on does not
+        ended early, and where nothing could be looked at. What is "not covered" and went on does not
         make it fail.
 
         Raises:
@@ -64,8 +64,8 @@ class SyncReport(Results):
         if waits > most and not unlimited:
             return self._too_many(waits, most)
         if self.blind:
-            return f"nothing was looked at: {self.blind}"
-        return None if self.finished else "the run did not come to its end"
+            return f"nothing could be checked: {self.blind}"
+        return None if self.finished else "the run ended early"
 
     def _too_many(self, waits: int, most: int) -> str:
         over = sum(number > most for number in self.each_step(*self.syncs))

@@ -51,9 +51,9 @@ def to_sarif(several: Sequence[Results]) -> str:
                 results.append(_result(one, found, root) | {"ruleIndex": list(rules).index(rule["id"])})
         told += [_notification(sentence) for sentence in one.coverage]
         if one.blind:
-            told.append(_notification(f"nothing was looked at: {one.blind}", "error"))
+            told.append(_notification(f"nothing could be checked: {one.blind}", "error"))
         if one.ended is not None:
-            told.append(_notification(f"the run did not come to its end: {one.ended}", "error"))
+            told.append(_notification(f"the run ended early: {one.ended}", "error"))
     run = {
         "tool": {"driver": {"name": "instrument", "rules": list(rules.values())}},
         "originalUriBaseIds": {_BASE: {"uri": f"{root.as_uri()}/".replace("////", "///")}},

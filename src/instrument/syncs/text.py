@@ -33,9 +33,7 @@ def lines(results: Results, width: int) -> Iterator[Text]:
     for line in textwrap.wrap(headline(results), max(width, 30), break_long_words=False):
         yield Text(line, style="bold")
     if results.ended is not None:
-        yield from _prose(
-            f"The run did not come to its end, and the rest was not looked at: {results.ended}", width
-        )
+        yield from _prose(f"The run ended early, so the report covers a part of it: {results.ended}", width)
     apart = [found for found in results.syncs if _is_apart(results, found)]
     syncs = [found for found in results.syncs if not _is_apart(results, found)]
     for found in syncs[:_BLOCKS]:
@@ -62,7 +60,7 @@ def headline(results: Results) -> str:
         looked += f", {count(results.steps)} step{'s' * (results.steps > 1)}"
     syncs = results.syncs
     if not syncs and results.blind:
-        return f"Nothing was looked at ({looked}): {printable(results.blind)}"
+        return f"Nothing could be checked ({looked}): {printable(results.blind)}"
     if not syncs:
         return f"No line makes the CPU wait for the GPU ({looked})"
     usual, most = results.typical(*syncs), results.most(*syncs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from .tags import tensors
 _FILLS = {"full": 1, "fill_": 1, "zeros": 0.0, "zero_": 0.0, "ones": 1.0, "scalar_tensor": 0, "zeros_like": 0.0}
 _NONE = ("isnan", "isinf", "isposinf", "isneginf")
 _PAIRS = ("logical_or", "bitwise_or", "logical_and", "bitwise_and")
+_COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _KEEPS = (
     "_is_any_true",
     "any",
@@ -43,8 +45,10 @@ def known_of(name: str, args: Sequence[Any]) -> Any:
         place = _FILLS[name]
         value = args[place] if isinstance(place, int) else place
         return notes_of(value).get("value") if isinstance(value, torch.Tensor) else value
-    if name in _NONE or (name == "ne" and args[0] is args[1]):
+    if name in _NONE:
         return False
+    if name in _COMPARISONS and "value" not in notes_of(args[0]):
+        return _compared(name, args[0], args[1])
     if not args:
         return None
     if isinstance(args[0], (list, tuple)):  # what is put together of equals
@@ -62,6 +66,16 @@ def known_of(name: str, args: Sequence[Any]) -> Any:
     if name in ("sum", "count_nonzero"):
         return value * args[0].numel() if len(args) == 1 or not value else None
     return value if name in _KEEPS else None
+
+
+def _compared(name: str, tensor: torch.Tensor, other: Any) -> bool | None:
+    """Return how numbers that are not known compare: floating-point ones equal none, whole ones are 1."""
+    if other is tensor:
+        return name in ("eq", "le", "ge")
+    if tensor.is_floating_point():
+        return {"eq": False, "ne": True}.get(name)
+    whole = tensor.dtype is not torch.bool and not tensor.is_complex() and isinstance(other, (int, float))
+    return bool(_COMPARISONS[name](1, other)) if whole else None
 
 
 def notes_of(tensor: torch.Tensor) -> dict[str, Any]:

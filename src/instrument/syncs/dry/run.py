@@ -145,7 +145,7 @@ class _UsageError(Exception):
 def _function(path: Path, name: str) -> Callable[[], object]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise _UsageError(ValueError(f"{path} is no Python file"))
+        raise _UsageError(ValueError(f"{path} is not a Python file"))
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     try:

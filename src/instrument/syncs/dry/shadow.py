@@ -1,0 +1,110 @@
+"""The data of small tensors that are made of known numbers, beside tensors without data.
+
+A tensor without data has a storage without data. Where its numbers are known, a second storage with data is kept
+on that storage, so that views share it: what operators do to the one is done to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .tags import tensors
+
+LIMIT = 2**14  # elements of a result; a mask of 128 x 128
+_KEY = "_instrument_shadow"
+
+
+def shadow_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor with the data of ``tensor``; None where that is not known."""
+    if not isinstance(tensor, FakeTensor):
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+        return tensor.detach() if plain else None
+    try:
+        held = getattr(tensor.untyped_storage(), _KEY, None)
+        if held is None:
+            return None
+        size, stride = tuple(map(int, tensor.size())), tensor.stride()
+        return torch.empty(0, dtype=tensor.dtype).set_(held, tensor.storage_offset(), size, stride)
+    except (NotImplementedError, RuntimeError):  # sparse tensors have no storage; sizes may depend on data
+        return None
+
+
+def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Do with the data what the operator ``func`` did without; call it after that, with all modes off.
+
+    Args:
+        func: the operator.
+        args: its arguments.
+        kwargs: its arguments by keyword.
+        out: what it returned.
+    """
+    given, made = list(tensors([*args, kwargs])), list(tensors(out))
+    real = _computed(func, args, kwargs, given, made)
+    if real is None:
+        for tensor in _written(func, args):
+            forget(tensor)
+        return
+    known = {id(tensor.untyped_storage()) for tensor in given if isinstance(tensor, FakeTensor)}
+    for fake, data in zip(made, real, strict=True):
+        if isinstance(fake, FakeTensor) and id(fake.untyped_storage()) not in known:
+            _keep(fake, data)
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Know the data of ``tensor``, and of what shares its storage, no more."""
+    if isinstance(tensor, FakeTensor):
+        try:
+            tensor.untyped_storage().__dict__.pop(_KEY, None)
+        except (NotImplementedError, RuntimeError):
+            return
+
+
+def _computed(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Any], made: list[Any]
+) -> list[torch.Tensor] | None:
+    """The results with data; None where some number is not known, or too many are asked for."""
+    if not made or torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
+        return None
+    mutable = func._schema.is_mutable
+    if mutable and not all(isinstance(tensor, FakeTensor) for tensor in given):
+        return None
+    try:
+        if sum(int(tensor.numel()) for tensor in (*made, *given)) > LIMIT * (len(given) + 1):
+            return None
+        shadows = {id(tensor): shadow_of(tensor) for tensor in given}
+        if any(shadow is None or shadow.numel() > LIMIT for shadow in shadows.values()):
+            return None
+        real = list(tensors(func(*_replaced(args, shadows), **_replaced(kwargs, shadows))))
+    except Exception:  # whatever an operator refuses: its numbers are then not known
+        return None
+    alike = [each.shape for each in real] == [each.shape for each in made]
+    return real if alike and all(each.device.type == "cpu" for each in real) else None
+
+
+def _replaced(value: Any, shadows: dict[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return shadows[id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value)([_replaced(each, shadows) for each in value])
+    return {key: _replaced(each, shadows) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _written(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
+    arguments = zip(func._schema.arguments, args, strict=False)
+    return [
+        tensor
+        for argument, value in arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in tensors(value)
+    ]
+
+
+def _keep(fake: FakeTensor, data: torch.Tensor) -> None:
+    if fake.storage_offset() or data.is_sparse or fake.is_sparse:
+        return
+    laid_out = torch.empty_strided(tuple(fake.size()), fake.stride(), dtype=fake.dtype).copy_(data)
+    setattr(fake.untyped_storage(), _KEY, laid_out.untyped_storage())
