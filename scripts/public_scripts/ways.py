@@ -16,7 +16,7 @@ from typing import Any
 
 from .script import Script
 
-TIME_LIMIT_S = 600
+TIME_LIMIT_S = 300
 RECORDED = "instrument-recorded"  # beside the checkout, so that the script does not see it
 
 
@@ -61,7 +61,7 @@ def _environment(script: Script) -> dict[str, str]:
     """Return an environment without a GPU, in which threads do not change the order of sums."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT")}
     bin_folder = str(Path(sys.executable).parent)  # torchrun
-    fixed = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    fixed = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "HF_HUB_OFFLINE": "1"}
     return {**kept, "PATH": f"{bin_folder}{os.pathsep}{kept.get('PATH', '')}", **fixed, **script.env}
 
 
