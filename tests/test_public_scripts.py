@@ -284,12 +284,12 @@ def test_page(script: Script, outcomes: dict[str, Outcome]) -> None:
         Result(script, outcomes, compare.problems(script, outcomes)),
         Result(dataclasses.replace(script, name="other"), {}, {}, missing="there is no clone"),
     ]
-    text = page(results)
+    text = page(results, ["third"])
     assert "| 8 | 0.25 | same | differs | same | same | same | 1 |" in text
     assert "- **small**, run: exit code 3, plain 0: region" in text
     assert "- **other**: there is no clone" in text
     assert "`range(3)` becomes `range(8)`" in text
-    assert "0 of 2 scripts without a difference" in text
+    assert "0 of 2 scripts without a difference. Left out of this run: third." in text
 
 
 # A script that is run.
