@@ -28,7 +28,7 @@ TIMM = {
     "file": "train.py",
     "needs": ("torchvision", "yaml", "huggingface_hub", "safetensors"),
     "times": (r"Time: .*?\)", r"Data: .*?\)", r"Time: +[\d.]+ +\([ \d.]+\)"),
-    "loss": r'"train_loss": ([\d.]+)',
+    "loss": r'"loss": ([\d.]+)',
 }
 PRINT_THE_LOSS = 'print("SPS:", int(global_step / (time.time() - start_time)))'
 TIMM_ARGS = (
