@@ -149,12 +149,16 @@ def test_missing(
     monkeypatch.setenv(sources.VARIABLE, str(tmp_path / "clones"))
     said.append(examine(dataclasses.replace(script, commit="0" * 40), tmp_path / "3", print).missing)
     said.append(examine(dataclasses.replace(script, needs=("no_such_package",)), tmp_path / "4", print).missing)
+    with monkeypatch.context() as without:
+        without.setenv("PATH", str(tmp_path / "nothing"))
+        said.append(examine(script, tmp_path / "5", print).missing)
     clones = tmp_path / "clones"
     assert said[0].startswith("https://github.com/owner/small could not be fetched (")
     assert said[1:] == [
         f"PUBLIC_SCRIPTS={tmp_path}/empty has no clone of owner/small: put one at owner/small or owner+small",
         f"{clones}/owner/small/.git does not have commit 000000000000 of owner/small: fetch it there",
         "the package no_such_package is not installed: pip install no_such_package",
+        "git is not installed",
     ]
     assert main(["nanogpt"]) == 2
     assert "karpathy+nanoGPT" in capsys.readouterr().out
@@ -284,15 +288,26 @@ def test_page(script: Script, outcomes: dict[str, Outcome]) -> None:
         Result(script, outcomes, compare.problems(script, outcomes)),
         Result(dataclasses.replace(script, name="other"), {}, {}, missing="there is no clone"),
     ]
-    text = page(results)
+    text = page(results, ["third"])
     assert "| 8 | 0.25 | same | differs | same | same | same | 1 |" in text
     assert "- **small**, run: exit code 3, plain 0: region" in text
     assert "- **other**: there is no clone" in text
     assert "`range(3)` becomes `range(8)`" in text
-    assert "0 of 2 scripts without a difference" in text
+    assert "0 of 2 scripts without a difference. Left out of this run: third." in text
 
 
 # A script that is run.
+
+
+def test_time_limit(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that does not end is stopped with all of its processes, and what it printed is kept."""
+    (tmp_path / "prepared" / "part").mkdir(parents=True)
+    monkeypatch.setattr(ways, "TIME_LIMIT_S", 1)
+    monkeypatch.setattr(
+        ways, "commands", lambda script: {"plain": ["sh", "-c", "echo here; sleep 1000; echo end"]}
+    )
+    outcome = ways.run(script, "plain", tmp_path / "prepared", tmp_path)
+    assert (outcome.code, outcome.out, outcome.err) == (-9, "here\n", "\nstopped after 1 s")
 
 
 def test_script_is_run(clone: Path, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.keep:
             _keep(results[-1], options.keep)
     if options.out:
-        options.out.write_text(page(results), encoding="utf-8")
+        run = {result.script.name for result in results}
+        left_out = [script.name for script in SCRIPTS if script.name not in run]
+        options.out.write_text(page(results, left_out), encoding="utf-8")
     passed = sum(result.passed for result in results)
     say(f"{passed} of {len(results)} scripts without a difference, in {time.perf_counter() - began:.0f} s")
     if any(result.missing for result in results):

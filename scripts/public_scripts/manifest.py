@@ -28,12 +28,12 @@ TIMM = {
     "file": "train.py",
     "needs": ("torchvision", "yaml", "huggingface_hub", "safetensors"),
     "times": (r"Time: .*?\)", r"Data: .*?\)", r"Time: +[\d.]+ +\([ \d.]+\)"),
-    "loss": r"Train:.*Loss: ([\d.]+) ",
+    "loss": r'"loss": ([\d.]+)',
 }
 PRINT_THE_LOSS = 'print("SPS:", int(global_step / (time.time() - start_time)))'
 TIMM_ARGS = (
     "--data-dir data --train-split train --val-split validation --model test_resnet --num-classes 2 --img-size 32 "
-    "-b 4 -j 1 --reprob 0.5 --epochs 2 --warmup-epochs 0 --log-interval 1 --output out --experiment x"
+    "-b 4 -j 1 --reprob 0.5 --warmup-epochs 0 --log-interval 1 --output out --experiment x"
 )
 WORDS_ARGS = "--data tiny --emsize 16 --nhid 16 --batch_size 4 --bptt 5 --epochs 2 --log-interval 2"
 OFF_POLICY = "steps 86 to 102 sample a batch: 17"
@@ -207,9 +207,9 @@ SCRIPTS = (
         parts=("siamese_network",),
         shows="pairs chosen by Python's random in each step",
         args="--epochs 2 --batch-size 8 --test-batch-size 10 --log-interval 1",
-        data=partial(data.mnist, train=40, test=20),
-        updates=10,
-        counted="40 pictures in batches of 8 are 5, in 2 epochs",
+        data=partial(data.mnist, train=80, test=20),
+        updates=20,
+        counted="80 pictures in batches of 8 are 10, in 2 epochs",
         loss=r"\tLoss: ([\d.]+)",
         regions=("SiameseNetwork", "backward", "Optimizer.step#Adadelta.step"),
         waits=waits("main.py", to="197 221 288", item="206 223 225"),
@@ -393,24 +393,44 @@ SCRIPTS = (
     Script(
         **TIMM,
         name="timm",
-        shows="augmentation by Python's and numpy's random, evaluation and a checkpoint after each epoch",
-        args=f"{TIMM_ARGS} --device cpu",
+        shows="random erasing by Python's random in the loop, evaluation and a checkpoint after each epoch",
+        args=f"{TIMM_ARGS} --epochs 8 --device cpu",
         gpu_args="--device cuda",
         data=partial(data.pictures, folder="data"),
-        updates=8,
-        counted="16 pictures in batches of 4 are 4, in 2 epochs",
+        updates=32,
+        counted="16 pictures in batches of 4 are 4, in 8 epochs",
         regions=("ResNet", "ResNet (backward)", "backward", "Optimizer.step#SGD.step"),
+        waits=waits("train.py", to="601", item="1384 1511 1512 1513", synchronize="1506")
+        + waits("loader.py", tensor="107 109", to="139 140")
+        + waits("checkpoint_saver.py", save="110"),
     ),
     Script(
-        **TIMM,
-        name="timm-ddp",
-        shows="DistributedDataParallel under torchrun, with gloo",
-        args=f"{TIMM_ARGS} --device cpu --dist-backend gloo",
-        data=partial(data.pictures, folder="data", train=32),
-        updates=8,
-        counted="32 pictures, 16 for each process, in batches of 4 are 4, in 2 epochs",
+        **EXAMPLES,
+        name="ddp-tutorial",
+        file="multigpu_torchrun.py",
+        folder="distributed/ddp-tutorial-series",
+        parts=("distributed/ddp-tutorial-series",),
+        shows="DistributedDataParallel in two processes under torchrun, with gloo; snapshots",
+        args="2 1 --batch_size 32",
+        updates=10,
+        counted="320 samples, 160 for each process, in batches of 32 are 5, in 2 epochs",
+        loss=r"loss (-?[\d.e-]+)",
         regions=("DistributedDataParallel", "backward", "Optimizer.step#SGD.step"),
-        launcher=("torchrun", "--standalone", "--nproc-per-node", "2"),
+        edits=tuple(
+            Edit("distributed/ddp-tutorial-series/multigpu_torchrun.py", old, new)
+            for old, new in {
+                'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))': "torch.manual_seed(0)",
+                'backend="nccl"': 'backend="gloo"',
+                "= model.to(self.gpu_id)": "= model",
+                "device_ids=[self.gpu_id]": "device_ids=None",
+                "source.to(self.gpu_id)": "source",
+                "targets.to(self.gpu_id)": "targets",
+                "MyTrainDataset(2048)": "MyTrainDataset(320)",
+                "F.cross_entropy(": "F.mse_loss(",
+                "self.optimizer.step()": 'self.optimizer.step(); print("loss", loss.item())',
+            }.items()
+        ),
+        launcher=("torchrun", "--standalone", "--nproc-per-node", "2", "--no-python", "python"),
         processes=2,
         ordered=False,
         without_syncs="a dry run does not follow other processes",

@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 VARIABLE = "PUBLIC_SCRIPTS"
+TIME_LIMIT_S = 600  # for each call of git
 
 
 class MissingError(Exception):
@@ -18,9 +19,13 @@ class MissingError(Exception):
 
 def _git(*args: str | Path) -> subprocess.CompletedProcess[bytes]:
     command = ["git", "-c", "safe.directory=*", *map(str, args)]
-    return subprocess.run(
-        command, capture_output=True, env={**os.environ, "GIT_TERMINAL_PROMPT": "0"}, timeout=600
-    )
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        return subprocess.run(command, capture_output=True, env=environment, timeout=TIME_LIMIT_S)
+    except FileNotFoundError:
+        raise MissingError("git is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise MissingError(f"git {args[2]} did not end within {TIME_LIMIT_S} s") from None
 
 
 def _candidates(folder: Path, repository: str) -> Iterator[Path]:

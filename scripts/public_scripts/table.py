@@ -94,8 +94,13 @@ def _about(script: Script) -> list[str]:
     return [*lines, ""]
 
 
-def page(results: Sequence[Result]) -> str:
-    """Return the page: a table with a line for each script, what differed, and the scripts."""
+def page(results: Sequence[Result], left_out: Sequence[str] = ()) -> str:
+    """Return the page: a table with a line for each script, what differed, and the scripts.
+
+    Args:
+        results: what came out, in the order of the manifest.
+        left_out: the names of scripts that were not asked for.
+    """
     import torch
 
     passed = sum(result.passed for result in results)
@@ -104,7 +109,8 @@ def page(results: Sequence[Result]) -> str:
         [
             HEAD,
             f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}: "
-            f"{passed} of {len(results)} scripts without a difference.",
+            f"{passed} of {len(results)} scripts without a difference."
+            + (f" Left out of this run: {', '.join(left_out)}." if left_out else ""),
             "",
             f"| script | updates | last loss | {' | '.join(SHOWN)} | lines that wait |",
             f"|---|---|---|{'---|' * (len(SHOWN) + 1)}",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from typing import Any
 
 from .script import Script
 
-TIME_LIMIT_S = 600
+TIME_LIMIT_S = 300
 RECORDED = "instrument-recorded"  # beside the checkout, so that the script does not see it
 
 
@@ -61,7 +63,7 @@ def _environment(script: Script) -> dict[str, str]:
     """Return an environment without a GPU, in which threads do not change the order of sums."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT")}
     bin_folder = str(Path(sys.executable).parent)  # torchrun
-    fixed = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    fixed = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "HF_HUB_OFFLINE": "1"}
     return {**kept, "PATH": f"{bin_folder}{os.pathsep}{kept.get('PATH', '')}", **fixed, **script.env}
 
 
@@ -80,8 +82,27 @@ def _regions(folder: Path) -> set[str]:
     return names
 
 
-def _text(output: str | bytes | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+def _execute(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str, str]:
+    """Run a command; return its exit code and what it printed. No process of it stays, whatever happens."""
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, encoding="utf-8", errors="replace", start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            out, err = process.communicate(timeout=TIME_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            out, err = process.communicate()
+            err = f"{err}\nstopped after {TIME_LIMIT_S} s"
+        except BaseException:
+            _kill(process)
+            raise
+    return process.returncode, out, err
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def run(script: Script, way: str, checkout: Path, base: Path) -> Outcome:
@@ -92,15 +113,8 @@ def run(script: Script, way: str, checkout: Path, base: Path) -> Outcome:
     shutil.copytree(checkout, root, symlinks=True)
     command = [part.replace("{base}", str(base)) for part in commands(script)[way]]
     began = time.perf_counter()
-    try:
-        done = subprocess.run(
-            command, cwd=root / script.folder, env=_environment(script), capture_output=True, encoding="utf-8",
-            errors="replace", stdin=subprocess.DEVNULL, timeout=TIME_LIMIT_S,
-        )  # fmt: skip
-        outcome = Outcome(done.returncode, done.stdout, done.stderr, time.perf_counter() - began)
-    except subprocess.TimeoutExpired as late:
-        said = f"stopped after {TIME_LIMIT_S} s"
-        outcome = Outcome(-1, _text(late.stdout), f"{_text(late.stderr)}\n{said}", TIME_LIMIT_S)
+    code, out, err = _execute(command, root / script.folder, _environment(script))
+    outcome = Outcome(code, out, err, time.perf_counter() - began)
     if way.startswith("run"):
         outcome.windows, outcome.regions = _manifest(recorded), _regions(recorded)
     elif way == "syncs":
