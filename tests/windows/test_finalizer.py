@@ -20,6 +20,7 @@ import torch
 import instrument
 from instrument.config import settings
 from instrument.windows import finalizer
+from instrument.windows.process import FinalizerProcess
 
 from ..support import programs
 from .training import manifest, recorded, statuses, traces
@@ -119,8 +120,16 @@ def test_nothing_of_the_program_reaches_it(tmp_path: Path) -> None:
     assert ("recorded", None) == (manifest(tmp_path / "out")[0]["status"], manifest(tmp_path / "out")[0]["reason"])
 
 
-def test_it_is_there_while_it_is_needed(out: Path) -> None:
+def test_it_is_there_while_it_is_needed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process serves all windows; after the last one, or `stop`, there is none, and no thread or socket."""
+    started = []
+
+    def start(*arguments: Any) -> FinalizerProcess:
+        started.append(FinalizerProcess(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(settings, "summary", True)
+    monkeypatch.setattr(finalizer, "FinalizerProcess", start)
     threads, files = threading.active_count(), sockets()
     with every_step(out, 3) as prof:
         assert [] == processes(os.getpid())
@@ -133,6 +142,7 @@ def test_it_is_there_while_it_is_needed(out: Path) -> None:
             prof.step()
         eventually(lambda: 3 == len(prof.windows) and [] == processes(os.getpid()))
         assert [(1, "recorded"), (2, "recorded"), (3, "recorded")] == statuses(prof.windows)
+    assert 1 == len(started)
     assert (threads, files) == (threading.active_count(), sockets())
     with instrument.profile(out) as prof:
         window(prof)
@@ -277,6 +287,7 @@ def test_nobody_reads_the_summary(tmp_path: Path) -> None:
     code = """
         import os, sys, torch, instrument
         from instrument.windows import finalizer
+from instrument.windows.process import FinalizerProcess
         finalizer._STDERR_S = 0.2
         reader, writer = os.pipe()
         os.set_blocking(writer, False)

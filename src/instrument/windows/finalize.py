@@ -40,7 +40,6 @@ class Finalize:
     def __init__(self) -> None:
         self._summary: Summary | None = None
         self._files: list[str] = []
-        self._unreported = 0
         self._held: dict[int, tuple[dict[str, Any], str, Summary | None]] = {}  # windows whose timing is to come
         self._errors: list[tuple[str, str]] = []  # what failed, and how
         self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
@@ -77,9 +76,8 @@ class Finalize:
         if path.exists():
             entry["files"] = described([path], folder)
             self._files.append(str(path))
-            self._unreported += 1
         summary = None
-        if job["summary"] and raw.exists():
+        if job["read"] and raw.exists():
             with self._noted("the summary"):
                 summary = _read(raw)
         self._held[job["job"]] = entry, job["folder"], summary
@@ -116,10 +114,9 @@ class Finalize:
         self._summary = merge([self._summary, summary]) if self._summary is not None else summary
 
     def _report(self, job: Job) -> dict[str, Any]:
-        """Render the summary of all windows, unless it was rendered since the last one."""
-        if self._summary is None or not self._unreported:
+        """Render the summary of all windows."""
+        if self._summary is None:
             return {"text": None}
-        self._unreported = 0
         from rich.console import Console
 
         from ..report.terminal import render
@@ -139,12 +136,12 @@ class Finalize:
 
     def _resume(self, job: Job) -> dict[str, Any]:
         """Go on from the state of another process."""
-        self._summary, self._files, self._unreported = pickle.loads(base64.b64decode(job["state"]))
+        self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
         return {}
 
     def _end(self, _: Job) -> dict[str, Any]:
         """Return the state that `_resume` takes."""
-        state = pickle.dumps((self._summary, self._files, self._unreported))
+        state = pickle.dumps((self._summary, self._files))
         return {"state": base64.b64encode(state).decode()}
 
     def _failed(self, what: str, error: Exception) -> None:

@@ -45,17 +45,19 @@ class WindowFinalizer:
         self._state: str | None = None  # of the summary, from one process to the next
         self._jobs: dict[int, dict[str, Any]] = {}  # that are not done yet
         self._last = 0  # the number of the last job
-        self._unreported = 0  # recorded windows without a trace to read, which no summary named yet
+        self._unreported = 0  # recorded windows without a trace to read, since the last summary
+        self._unread = 0  # those whose trace is read, since the last summary
         self._tell: Tell | None = None
         self._failure: Exception | None = None  # to be raised by `finish`: strict settings
         self._lock = threading.Lock()
 
-    def recorded(self, capture: Capture, files: Sequence[Path], **entry: Any) -> int:
+    def recorded(self, capture: Capture, files: Sequence[Path], *, read: bool, **entry: Any) -> int:
         """Begin to finish a window whose ``files`` were saved; `timed` completes it.
 
         Args:
             capture: what recorded it.
             files: what was saved.
+            read: whether its trace is for the summary.
             entry: what `Manifest.entry` takes.
 
         Returns:
@@ -70,7 +72,9 @@ class WindowFinalizer:
                 self._last = number
                 self._jobs[number] = {"entry": {**line, "files": described(files, folder)}}
             else:
-                self._send("window", entry=line, folder=str(folder), raw=str(raw), summary=settings.summary)
+                read = read and settings.summary
+                self._unread += read
+                self._send("window", entry=line, folder=str(folder), raw=str(raw), read=read)
         return number
 
     def timed(self, number: int, timing: dict[str, int | None]) -> None:
@@ -91,6 +95,8 @@ class WindowFinalizer:
             self._line(self._manifest.entry(**entry))
 
     def _line(self, entry: dict[str, Any]) -> None:
+        if self._process is not None and self._process.closed:
+            self._leave()
         if self._jobs:  # after the lines of the windows before it
             self._send("line", entry=entry, folder=str(self._manifest.folder))
         else:
@@ -104,8 +110,9 @@ class WindowFinalizer:
             tell: called with the text, on another thread; None is standard error.
         """
         with guard.contained("the summary"):
-            unreported, self._unreported = self._unreported, 0
-            if self._process is not None and settings.summary:
+            unreported, unread = self._unreported, self._unread
+            self._unreported = self._unread = 0
+            if unread and settings.summary:
                 self._tell = tell
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
                 self._send("report", **places, hidden=list(hidden), terminal=_terminal())
@@ -156,18 +163,19 @@ class WindowFinalizer:
     def _answered(self, answer: Mapping[str, Any]) -> None:
         try:
             self._state = answer.get("state", self._state)
-            if not answer.get("held"):
-                self._jobs.pop(answer["job"], None)
+            job = {} if answer.get("held") else self._jobs.pop(answer["job"], {})
             if "entry" in answer:
                 self._jobs.pop(answer.get("window", 0), None)
                 self._manifest.add(answer["entry"], written=answer["written"])
+            elif "entry" in job:
+                self._abandoned(job, "; ".join(error for _, error in answer["errors"]))
             if answer.get("text"):
                 with guard.contained("the summary"):
                     (self._tell or _print)(answer["text"])
             for feature, error in answer["errors"]:
                 guard.failed(feature, CaptureError(error))
-        except Exception as error:
-            self._failure = self._failure or error
+        except BaseException as error:  # also a SystemExit of the user's function: the thread has to go on
+            self._failure = self._failure or (error if isinstance(error, Exception) else None)
 
     def _gone(self, process: FinalizerProcess) -> None:
         if process is self._process and process.ended:
@@ -182,11 +190,14 @@ class WindowFinalizer:
         reason = f"the process that finishes windows {how}"
         for job in jobs:
             if "entry" in job:
-                self._manifest.add(self._kept(job, reason) if "raw" in job else job["entry"])
+                self._abandoned(job, reason)
         try:
             guard.failed("finishing a window", CaptureError(reason))
         except Exception as error:
             self._failure = self._failure or error
+
+    def _abandoned(self, job: Mapping[str, Any], reason: str) -> None:
+        self._manifest.add(self._kept(job, reason) if "raw" in job else job["entry"])
 
     def _kept(self, job: Mapping[str, Any], reason: str) -> dict[str, Any]:
         raw, entry = Path(job["raw"]), job["entry"]

@@ -353,6 +353,7 @@ class Profile(LikeTorch):
             self._untimed = self._finalizer.recorded(
                 recording.capture,
                 files,
+                read=self._reports,
                 **self._entry(window, recording),
                 status="partial" if early else "recorded",
                 reason="; ".join(reasons) or None,
@@ -444,9 +445,14 @@ class Profile(LikeTorch):
         entry = self._entry(window, recording) | {"status": status, "reason": reason}
         self._finalizer.unrecorded(**entry)
 
+    @property
+    def _reports(self) -> bool:
+        """Whether this rank is the one that prints the summary."""
+        return self._rank == min(self._ranks or {0})
+
     def _report(self) -> None:
         live.tell_hidden()
-        if self._rank == min(self._ranks or {0}):
+        if self._reports:
             self._finalizer.report(sorted(live.compiled_away), self.tell)
 
 
