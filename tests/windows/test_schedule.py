@@ -207,7 +207,7 @@ REFUSED = [
     ({"active": 1, "skip_first_wait": 0.5}, TypeError, f"skip_first_wait {INTEGER} 0, got 0.5"),
     ({"at": []}, ValueError, "at must name at least one step, got []"),
     ({"at": ""}, ValueError, "at must be steps such as \"10-12,100\": ''"),
-    ({"at": "12-10"}, ValueError, "got '12-10' in '12-10'"),
+    ({"at": "12-10"}, ValueError, "at must have the lower step of a range first: '12-10'"),
     ({"at": "1,a-b"}, ValueError, "got 'a-b' in '1,a-b'"),
     ({"at": "1,,2"}, ValueError, "got '' in '1,,2'"),
     ({"at": "-5"}, ValueError, "got '-5' in '-5'"),

@@ -234,10 +234,12 @@ class StepFollower:
         if self._step_on == "forward":
             self._ended("forward")
         elif self._step_on is None and self.by in (None, "forward") and not self._waits_for_optimizer():
-            self._calls += 1
-            if self.by is None and model.training and _grad_enabled() and self._calls <= _ALONE:
-                return
-            missed = self._calls - 1 if self.by is None else 0
+            missed = 0
+            if model.training and _grad_enabled():
+                self._calls += 1
+                if self._calls <= _ALONE:
+                    return
+                missed = self._calls - 1 if self.by is None else 0
             for _ in range(missed + 1):
                 self._ended("forward")
 

@@ -49,6 +49,7 @@ class OptimizerSteps:
         self._rival: weakref.ref[Any] | None = None  # the first other one since its last step
         self._rival_steps = 0
         self._uncounted = False  # a step that was not told
+        self._before = len(_compiled)
         self._count = 0
         self._handle = register_optimizer_step_post_hook(self._after)
         self._here = _Here()
@@ -61,8 +62,8 @@ class OptimizerSteps:
 
     @property
     def compiled(self) -> bool:
-        """Whether some optimizer's step was compiled in this process."""
-        return bool(_compiled)
+        """Whether some optimizer's step was compiled since this was made."""
+        return len(_compiled) > self._before
 
     def remove(self) -> None:
         """End."""
@@ -175,7 +176,7 @@ _compiled: list[bool] = []
 
 def _note_compiled() -> None:
     """Note that torch.compile traces an optimizer's step; like `live.hide` it leaves no trace in the graph."""
-    _compiled[:] = [True]
+    _compiled.append(True)
 
 
 _note_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,127 @@
+"""`StepFollower`: which sign of a step counts, and what happens when a better one appears."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import instrument
+from instrument.syncs.following import StepFollower
+
+BEFORE = vars(nn.Module)["_compiled_call_impl"], torch.autograd.backward, torch.optim.Optimizer.__init__
+
+
+def passes(model: nn.Module, count: int = 4) -> None:
+    for _ in range(count):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def calls(model: nn.Module, count: int = 4) -> None:
+    for _ in range(count):
+        model(torch.ones(1, 2))
+
+
+def without_gradients(model: nn.Module) -> None:
+    with torch.no_grad():
+        calls(model)
+
+
+def evaluation_first(model: nn.Module) -> None:
+    calls(model.eval())
+    passes(model.train())
+
+
+def accumulation(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(2):
+        passes(model)
+        optimizer.step()
+
+
+def late_optimizer(model: nn.Module) -> None:
+    passes(model)
+    accumulation(model)
+
+
+def never(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters())
+    passes(model)
+    del optimizer
+
+
+def compiled(model: nn.Module) -> None:
+    step = torch.compile(torch.optim.SGD(model.parameters()).step, backend="eager")
+    for _ in range(4):
+        passes(model, 1)
+        step()
+
+
+def marked(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters())
+    prof = instrument.profile(Path("nowhere"), schedule=lambda step: 0)
+    prof.start()
+    for _ in range(3):
+        passes(model)
+        optimizer.step()
+        prof.step()
+    prof.stop()
+
+
+@pytest.mark.parametrize(
+    ("program", "step_on", "events", "by"),
+    [
+        (passes, None, "ssss", "backward"),
+        (without_gradients, None, "ssss", "forward"),
+        (lambda model: calls(model, 101), None, 101 * "s", "forward"),
+        (lambda model: calls(model, 100), None, "", None),
+        (evaluation_first, None, "ssssRssss", "backward"),
+        (accumulation, None, "ss", "optimizer"),
+        (accumulation, "backward", 8 * "s", "backward"),
+        (accumulation, "forward", 8 * "s", "forward"),
+        (late_optimizer, None, "ssssRss", "optimizer"),
+        (never, None, "", None),
+        (compiled, None, "ssss", "backward"),
+        (marked, None, "sRsss", "program"),
+    ],
+)
+def test_signs(program: Callable[[Any], None], step_on: str | None, events: str, by: str | None) -> None:
+    """The strongest sign counts; where it comes late the steps begin again ("R")."""
+    seen: list[str] = []
+    follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), step_on)
+    program(nn.Sequential(nn.Linear(2, 2)))
+    follower.remove()
+    assert (events, by) == ("".join(seen), follower.by)
+    assert (
+        vars(nn.Module)["_compiled_call_impl"],
+        torch.autograd.backward,
+        torch.optim.Optimizer.__init__,
+    ) == BEFORE
+
+
+def test_the_model_can_be_copied_and_compiled() -> None:
+    """Neither a pickle nor a copy of the model counts, and code is compiled once, as without."""
+    seen, graphs = [], []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    follower = StepFollower(lambda: seen.append(1), lambda: None)
+    model = nn.Sequential(nn.Linear(2, 2)).eval()
+    calls(model, 1)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        calls(other)
+    assert len(seen) == 1
+    fast = torch.compile(model, backend=backend)
+    calls(fast)
+    follower.remove()
+    calls(fast)
+    assert len(graphs) == 1
+    assert not model._forward_hooks
