@@ -6,7 +6,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 _FRAMES = 100
@@ -83,7 +83,7 @@ def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
     elif kind in _CONTAINERS:
         for number, held in enumerate(value[:_FRAMES]):  # type: ignore[index]
             yield f"{path}[{number}]", held
-    elif not (inspect.ismodule(value) or isinstance(value, type) or kind.__module__.startswith(_OURS)):
+    elif not issubclass(kind, (type, ModuleType)) and str(kind.__module__).partition(".")[0] != _OURS:
         held_by = getattr(value, "__dict__", None) if kind.__getattribute__ is object.__getattribute__ else None
         for name, held in list(held_by.items()) if type(held_by) is dict else ():
             yield f"{path}.{name}", held

@@ -104,7 +104,8 @@ def _data(switch: Switch) -> Iterator[Patch]:
 
 def _optimizer(switch: Switch) -> Iterator[Patch]:
     """Show the ranges of optimizers, under names that tell those of one class apart, in torch's own as well."""
-    optimizers.look()
+    with guard.contained("telling optimizers apart"):
+        optimizers.look()
 
     def begin(context: Any) -> live.Token | None:
         if not context.name.startswith(OPTIMIZER):
