@@ -6,13 +6,16 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test fuzz check bench format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0
+
+fuzz: $(VENV)/.installed-test
+	INSTRUMENT_FUZZ=all $(BIN)/python -m pytest -m fuzz
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

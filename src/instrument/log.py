@@ -5,8 +5,8 @@ The application decides what is shown: ``logging.getLogger("instrument").setLeve
 
 from __future__ import annotations
 
+import sys
 from collections.abc import MutableMapping
-from contextlib import suppress
 from typing import Any
 
 
@@ -31,8 +31,19 @@ def _sentence(_: object, __: str, fields: MutableMapping[str, Any]) -> tuple[tup
 
 
 def _log(level: str, event: str, fields: dict[str, object]) -> None:
-    with suppress(Exception):  # the application's own handlers and filters: what they raise is not for the loop
+    try:
         getattr(_logger(), level)(event, **fields)
+    except Exception as error:  # the application's own handlers and filters: what they raise is not for the loop
+        if level == "warning":
+            last_resort(event, error)
+
+
+def last_resort(event: str, *errors: Exception) -> None:
+    """Write ``event`` to standard error, where logging fails; raise nothing."""
+    try:
+        sys.stderr.write(f"instrument: {event}: {', '.join(map(repr, errors))}\n")
+    except Exception:
+        return
 
 
 def info(event: str, **fields: object) -> None:

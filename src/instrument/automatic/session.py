@@ -19,6 +19,7 @@ from .models import trained
 from .program import PROCESS
 
 _LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
+FEATURE = "following optimizers"
 _MOST = 16  # optimizers whose models are looked for, which may take 50 ms each
 _NO_STEP = "no optimizer stepped, and no framework told of steps: nothing was recorded"
 _COMPILED = "the steps of a compiled optimizer are not seen: nothing was recorded; instrument.steps tells them"
@@ -55,17 +56,20 @@ class Session:
 
     def _after(self, optimizer: Any, *_: Any) -> None:
         """Take note of an optimizer that steps for the first time."""
-        if live.tracing() or self._left or optimizer in self._seen or len(self._seen) >= _MOST:
-            return
-        with guard.contained("following optimizers"):
+        try:
+            if live.tracing() or self._left or optimizer in self._seen or len(self._seen) >= _MOST:
+                return
             self._seen.add(optimizer)
             self._new.append(weakref.ref(optimizer))
+        except Exception as error:
+            guard.failed(FEATURE, error)
 
+    @guard.contained(FEATURE)
     def _stepped(self) -> None:
         """Name the models of new optimizers, and tell the step: here, where torch is in none of its own ranges."""
         if self._left or not self._told():
             return
-        with guard.contained("following optimizers"):
+        with guard.contained(FEATURE):
             new = [optimizer() for optimizer in self._new]
             self._new.clear()
             if not (self._loop.record and self._loop.over):
@@ -87,6 +91,7 @@ class Session:
             self._loop.until_told = self.leave
         return not self._left
 
+    @guard.contained(FEATURE)
     def _over(self) -> None:
         if self._process != os.getpid():  # a forked child
             return

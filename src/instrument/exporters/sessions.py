@@ -10,6 +10,9 @@ import weakref
 from typing import Any
 
 from .. import compat
+from ..guard import guard
+
+FEATURE = "following torch's profilers"
 
 
 class Sessions:
@@ -30,9 +33,11 @@ class Sessions:
             self._watches = True
             compat.on_session(self._prepared, self.left)
 
+    @guard.contained(FEATURE)
     def _prepared(self, profiler: Any) -> None:
         self._owner = weakref.ref(profiler)
 
+    @guard.contained(FEATURE)
     def left(self) -> None:
         """Take note that the recording is over."""
         self._owner = None

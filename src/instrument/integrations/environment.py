@@ -25,5 +25,7 @@ def automatic() -> Loop | None:
     except (TypeError, ValueError) as error:  # an environment variable must not stop a training job
         log.warning(f"{RUN} is ignored", reason=str(error))
         return None
+    if not loop.made:
+        return None
     loop.automatic = True
     return loop

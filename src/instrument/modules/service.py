@@ -7,14 +7,17 @@ import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 from .. import compat
 from ..config import settings
+from ..guard import guard
 from ..regions import live
 from .compiling import compiling
 
+FEATURE = "annotating modules and steps"
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
@@ -34,16 +37,22 @@ class Service(ABC, Generic[T]):
 
     def add(self, request: T) -> Handle[T]:
         """Serve ``request`` from now on, unless everything is off."""
+        handle = Handle(self, request)
         if settings.enabled:
-            with self._lock:
-                if self.settle not in live.live.observers:
-                    live.live.observers.append(self.settle)
-                    atexit.register(self.clear)
-                    compat.when_imported("torch._dynamo", lambda _: self.settle())
-                self.requests.append(request)
-                self.settle()
-        return Handle(self, request)
+            self._serve(request)
+        return handle
 
+    @guard.contained(FEATURE)
+    def _serve(self, request: T) -> None:
+        with self._lock:
+            self.requests.append(request)
+            if self.observe not in live.live.observers:
+                live.live.observers.append(self.observe)
+                atexit.register(self.clear)
+                compat.when_imported("torch._dynamo", self.observe)
+            self.settle()
+
+    @guard.contained(FEATURE)
     def discard(self, request: T) -> None:
         """Serve ``request`` no more."""
         with self._lock:
@@ -51,6 +60,7 @@ class Service(ABC, Generic[T]):
                 self.requests.remove(request)
                 self.settle()
 
+    @guard.contained(FEATURE)
     def clear(self) -> None:
         """Serve nobody."""
         with self._lock:
@@ -64,6 +74,11 @@ class Service(ABC, Generic[T]):
             compiling.tell(self.suspended, on)
             self.apply(on and not self._suspended)
 
+    @guard.contained(FEATURE)
+    def observe(self, *_: object) -> None:
+        """Settle: somebody began or ceased to listen, or a compiler was imported."""
+        self.settle()
+
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """Nothing is changed inside: torch compiles or scripts, and would make the changes part of that."""
@@ -73,11 +88,13 @@ class Service(ABC, Generic[T]):
         finally:
             self._suspend(-1)
 
+    @guard.contained(FEATURE)
     def _suspend(self, more: int) -> None:
         with self._lock:
             self._suspended += more
             self.settle()
 
+    @guard.contained(FEATURE)
     def _forked(self) -> None:
         self._lock = threading.RLock()  # a thread that is not in this process may hold the old one
 
@@ -85,19 +102,30 @@ class Service(ABC, Generic[T]):
 class Handle(Generic[T]):
     """What was asked for; as a context manager it removes itself at the end of the block."""
 
-    def __init__(self, service: Service[T], request: T) -> None:
+    def __init__(self, service: Service[T] | None, request: T) -> None:
         self._service = service
         self._request = request
 
     def __repr__(self) -> str:
         return f"<regions of {self._request}>"
 
+    @guard.contained(FEATURE)
     def remove(self) -> None:
         """Undo it, now and for good; once more does nothing."""
-        self._service.discard(self._request)
+        if self._service is not None:
+            self._service.discard(self._request)
 
     def __enter__(self) -> Handle[T]:
         return self
 
+    @guard.contained(FEATURE)
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+_EMPTY: Handle[Any] = Handle(None, "nothing")
+
+
+def served(function: F) -> F:
+    """Contain what returns a `Handle`: one of nothing where it fails, but for wrong arguments."""
+    return guard.prepared(FEATURE, otherwise=lambda *_, **__: _EMPTY)(function)

@@ -83,7 +83,12 @@ def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
         try:
             return emitter.pop, emitter.push(region)
         except Exception as error:
-            return live.failed(emitter, error)
+            try:
+                return live.failed(emitter, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
+                return live.NOTHING
 
     if not isinstance(function, FunctionType):
         return _maker(*_ANYTHING)(function, enter, region.name, live)

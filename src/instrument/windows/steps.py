@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from .loop import Profile, profile
+from ..guard import guard
+from .loop import FEATURE, Profile, profile, unmade
 from .schedule import Schedule
 from .schedule import schedule as make_schedule
 
@@ -43,6 +44,13 @@ class Steps(Generic[T]):
         return len(self._iterable)  # type: ignore[arg-type]
 
 
+def _unrecorded(iterable: Iterable[T], *_: Any, **__: Any) -> Steps[T]:
+    made = Steps.__new__(Steps)
+    made._iterable, made._begun, made.profile = iterable, False, unmade()
+    return made
+
+
+@guard.prepared(FEATURE, otherwise=_unrecorded)
 def steps(
     iterable: Iterable[T],
     out: str | os.PathLike[str] = "runs/instrument",
