@@ -49,9 +49,10 @@ class Guard:
         """
         strict = settings.strict
         try:
-            strict = strict or isinstance(error, SyncError)
-            if strict:
-                self.failures[feature] += not isinstance(error, SyncError)
+            if isinstance(error, SyncError):
+                strict = True
+            elif strict:
+                self.failures[feature] += 1
             else:
                 self.note(feature, error)
         except Exception as another:

@@ -50,9 +50,11 @@ class Result(NamedTuple):
     outcome: Any
     fired: bool
     in_import: bool  # while a module of the library was being imported
+    in_setup: bool  # before the plan of the windows began
     counts: dict[str, int]
     leftovers: list[str]
     modules: list[str]
+    windows: list[str]  # that have a line in a manifest
     text: str  # what it printed, and the manifest
 
 
@@ -81,7 +83,11 @@ def verdict(case: Case, result: Result, recorded: Result) -> str:
         return "leaked"
     if set(result.leftovers) - set(recorded.leftovers):
         return "left behind"
-    return "contained" if fault in result.text else "unsaid"
+    if fault not in result.text:
+        return "unsaid"
+    if set(recorded.windows) <= set(result.windows) or result.in_setup:  # else no window was planned
+        return "contained"
+    return "no manifest line"
 
 
 class Runner:
@@ -112,16 +118,20 @@ class Runner:
                     _exit(code)
             status = _wait(process)
         report = json.loads(_text(folder / "report.json") or "{}")
-        manifests = "".join(_text(path) for path in folder.glob("**/manifest.jsonl"))
+        manifests = {path.parent.name: _text(path) for path in folder.glob("**/manifest.jsonl")}
+        lines = [(name, line) for name, text in manifests.items() for line in text.splitlines()]
+        windows = {f"{name}/{json.loads(line)['window']}" for name, line in lines}
         result = Result(
             os.waitstatus_to_exitcode(status),
             json.loads(_text(folder / "outcome.json") or "null"),
             report.get("fired", False),
             report.get("in_import", False),
+            report.get("in_setup", False),
             report.get("counts", {}),
             report.get("leftovers", []),
             report.get("modules", []),
-            _text(folder / "output.txt") + manifests,
+            sorted(windows),
+            "".join([_text(folder / "output.txt"), *manifests.values()]),
         )
         shutil.rmtree(folder)
         return result
@@ -139,7 +149,7 @@ class Runner:
             counts = {name: count for name, count in zip(faults.names, faults.counts, strict=True) if count}
             left = {} if plain else {"leftovers": scenarios.leftovers(before)}
             modules = [name for name in sys.modules if name.partition(".")[0] != "instrument"]
-            fired = {"fired": faults.fired, "in_import": faults.in_import}
+            fired = {name: getattr(faults, name) for name in ("fired", "in_import", "in_setup")}
             written = {**fired, "counts": counts, "modules": modules, **left}
             (folder / "report.json").write_text(json.dumps(written))
 

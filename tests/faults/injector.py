@@ -15,6 +15,7 @@ from typing import Any
 
 SOURCE = Path(__file__).parents[2] / "src" / "instrument"
 HIT = "__instrument_fault__"
+BEGIN = "instrument.windows.loop:Profile._advance"
 ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (RuntimeError, MemoryError, OSError, RecursionError)
 }
@@ -29,12 +30,13 @@ class Faults:
         fired: whether the error was raised.
         importing: how many modules of the library are being imported.
         in_import: whether the error was raised while one was.
+        in_setup: whether it was raised before the first step of a window's plan was looked at.
     """
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.counts: list[int] = []
-        self.fired = self.in_import = False
+        self.fired = self.in_import = self.in_setup = False
         self.importing = 0
         self._function = self._call = -1
         self._error: type[Exception] = RuntimeError
@@ -48,6 +50,7 @@ class Faults:
         count = self.counts[function] = self.counts[function] + 1
         if function == self._function and count == self._call:
             self.fired, self.in_import = True, self.importing > 0
+            self.in_setup = not self.counts[self.names.index(BEGIN)]
             raise self._error(f"injected into {self.names[function]}")
 
 

@@ -238,8 +238,9 @@ def lightning(plain: bool) -> Outcome:
     else:
         from instrument.integrations.lightning import InstrumentCallback, InstrumentProfiler
 
-        fit(module, callbacks=[InstrumentCallback("out", **PLAN)])
-        fit(module, profiler=InstrumentProfiler("profiled", **PLAN))
+        callback, profiler = InstrumentCallback("out", **PLAN), InstrumentProfiler("profiled", **PLAN)
+        fit(module, callbacks=[callback])
+        fit(module, profiler=profiler)
     return outcome(losses, module, calls)
 
 

@@ -25,14 +25,19 @@ SEED = 11
 OUTERMOST = {
     # The import statement of the program itself.
     "instrument:__getattr__",
-    # They stand for the program's own code, which runs in their frame; what they call is contained.
+    # They stand for the program's own code or torch's, which they call; what else they call is contained.
+    "instrument.compat:on_profiler.run_on_profiler_start",
+    "instrument.compat:on_profiler.run_on_profiler_stop",
+    "instrument.compat:on_session.leave_trace",
+    "instrument.compat:on_session.prepare_trace",
+    "instrument.modules.installer:Installer._getstate.getstate",
     "instrument.regions.wrap:_generator.wrapper",
     "instrument.windows.steps:Steps.__iter__",
-    "instrument.modules.installer:Installer._getstate.getstate",
+    # The containment: what it raises is what the function that it calls raised.
     "instrument.guard:_Once.__call__",
-    "instrument.compat:on_profiler.run_on_profiler_start",
-    "instrument.compat:on_session.prepare_trace",
 }
+# The manifest itself, which cannot hold a line that it fails to write; the log says so.
+MANIFEST = ("instrument.windows.aftermath:", "instrument.windows.manifest:")
 # Functions that say what failed: where one of them fails, the training goes on all the same.
 SAYING = {"instrument.guard:Guard.failed", "instrument.guard:Guard.note", "instrument.log:last_resort"}
 
@@ -59,10 +64,14 @@ def test_no_fault_changes_a_training(campaigns: dict[str, Any], scenario: str) -
     assert len(recorded["counts"]) > 150  # functions
     verdicts = defaultdict(list)
     for case in found["cases"]:
-        if case["function"] in OUTERMOST or (case["verdict"] == "unsaid" and case["function"] in SAYING):
-            continue
-        verdicts[case["verdict"]].append(case)
+        function, verdict = case["function"], case["verdict"]
+        if function in OUTERMOST or (verdict == "unsaid" and function in SAYING):
+            verdict = "listed"
+        elif verdict == "no manifest line" and function.startswith(MANIFEST):
+            verdict = "contained"
+        verdicts[verdict].append(case)
     print(scenario, {verdict: len(cases) for verdict, cases in verdicts.items()})
-    wrong = {verdict: verdicts[verdict] for verdict in verdicts.keys() - {"contained", "import", "not reached"}}
+    right = {"contained", "import", "listed", "not reached"}
+    wrong = {verdict: verdicts[verdict] for verdict in verdicts.keys() - right}
     assert wrong == {}
     assert len(verdicts["contained"]) > len(found["cases"]) / 2
