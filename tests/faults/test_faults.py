@@ -36,8 +36,15 @@ OUTERMOST = {
     # The containment: what it raises is what the function that it calls raised.
     "instrument.guard:_Once.__call__",
 }
-# The manifest itself, which cannot hold a line that it fails to write; the log says so.
-MANIFEST = ("instrument.windows.aftermath:", "instrument.windows.manifest:")
+# These make the lines of the manifest, or plan a server's windows: a line that cannot be made is not there, and the
+# log says why.
+MANIFEST = (
+    "instrument.integrations.server:Triggered.",
+    "instrument.windows.aftermath:",
+    "instrument.windows.loop:Profile._entry",
+    "instrument.windows.loop:Profile._note",
+    "instrument.windows.manifest:",
+)
 # Functions that say what failed: where one of them fails, the training goes on all the same.
 SAYING = {"instrument.guard:Guard.failed", "instrument.guard:Guard.note", "instrument.log:last_resort"}
 

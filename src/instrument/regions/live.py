@@ -231,6 +231,7 @@ class Live:
         self._attached = attached(self._attached, self._failed)
         self._settle()
 
+    @guard.contained("looking for profilers")
     def configured(self) -> None:
         """Attach what was chosen by hand, also what failed before."""
         self._failed.clear()
