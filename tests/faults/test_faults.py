@@ -36,7 +36,7 @@ OUTERMOST = {
     # The containment: what it raises is what the function that it calls raised.
     "instrument.guard:_Once.__call__",
 }
-# These make the lines of the manifest, or plan a server's windows: a line that cannot be made is not there, and the
+# These make the lines of the manifest, or plan a server's windows: where one fails, a line may be missing, and the
 # log says why.
 MANIFEST = (
     "instrument.integrations.server:Triggered.",
