@@ -27,6 +27,7 @@ MODULES = {
     "transformers": ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "accelerate"),
     "accelerate": ("accelerate",),
     "lightning": ("lightning.pytorch",),
+    "lightning_profiler": ("lightning.pytorch",),
 }
 """What is imported before the processes of a scenario are forked."""
 
@@ -201,7 +202,25 @@ def accelerate(plain: bool) -> Outcome:
 
 
 def lightning(plain: bool) -> Outcome:
-    """A Trainer with the callback, and one with the profiler, each with validation."""
+    """A Trainer with the callback."""
+    if plain:
+        return fit()
+    from instrument.integrations.lightning import InstrumentCallback
+
+    return fit(callbacks=[InstrumentCallback("out", **PLAN)])
+
+
+def lightning_profiler(plain: bool) -> Outcome:
+    """A Trainer with the profiler."""
+    if plain:
+        return fit()
+    from instrument.integrations.lightning import InstrumentProfiler
+
+    return fit(profiler=InstrumentProfiler("out", **PLAN))
+
+
+def fit(**given: Any) -> Outcome:
+    """Train with Lightning, gradients accumulated, and validate."""
     import lightning.pytorch as pl
 
     calls, losses = Counter[str](), []
@@ -224,23 +243,12 @@ def lightning(plain: bool) -> Outcome:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
-    def fit(module: Any, **given: Any) -> None:
-        pl.Trainer(
-            max_epochs=1, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_progress_bar=False,
-            enable_model_summary=False, enable_checkpointing=False, default_root_dir="lit", **given,
-        ).fit(module, batches(2 * BATCHES), batches(2))  # fmt: skip
-
     torch.manual_seed(0)
     module = Module()
-    if plain:
-        fit(module)
-        fit(module)
-    else:
-        from instrument.integrations.lightning import InstrumentCallback, InstrumentProfiler
-
-        callback, profiler = InstrumentCallback("out", **PLAN), InstrumentProfiler("profiled", **PLAN)
-        fit(module, callbacks=[callback])
-        fit(module, profiler=profiler)
+    pl.Trainer(
+        max_epochs=1, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir="lit", **given,
+    ).fit(module, batches(2 * BATCHES), batches(2))  # fmt: skip
     return outcome(losses, module, calls)
 
 
@@ -275,6 +283,7 @@ SCENARIOS: dict[str, Callable[[bool], Outcome]] = {
     "transformers": transformers,
     "accelerate": accelerate,
     "lightning": lightning,
+    "lightning_profiler": lightning_profiler,
     "server": server,
 }
 

@@ -16,8 +16,8 @@ import pytest
 
 from ..support.programs import ROOT, environment
 
-SCENARIOS = ("steps", "run", "transformers", "accelerate", "lightning", "server")
-SAMPLE = 24  # faults in each scenario, of some two thousand
+SCENARIOS = ("steps", "run", "transformers", "accelerate", "lightning", "lightning_profiler", "server")
+SAMPLE = 20  # faults in each scenario, of some two thousand
 SEED = 11
 
 # Functions that have nothing around them, with the reason. An error in a module of the library that the program's
@@ -30,6 +30,7 @@ OUTERMOST = {
     "instrument.compat:on_profiler.run_on_profiler_stop",
     "instrument.compat:on_session.leave_trace",
     "instrument.compat:on_session.prepare_trace",
+    "instrument.integrations.attachment:in_place_of.method",
     "instrument.modules.installer:Installer._getstate.getstate",
     "instrument.regions.wrap:_generator.wrapper",
     "instrument.windows.steps:Steps.__iter__",
