@@ -15,6 +15,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0
 
+fuzz: export INSTRUMENT_FUZZ := all
 fuzz: export INSTRUMENT_FUZZ_SECONDS ?= 1800
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m fuzz

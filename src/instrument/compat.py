@@ -82,7 +82,7 @@ def on_profiler(started: Callable[[str], None], stopped: Callable[[], None]) -> 
 
 
 def on_session(prepared: Callable[[Any], None], left: Callable[[], None]) -> bool:
-    """Call ``prepared(profiler)`` when a `torch.autograd.profiler.profile` prepares, ``left()`` when one stops.
+    """Call ``prepared(profiler)`` when a `torch.autograd.profiler.profile` prepares, ``left()`` after its end.
 
     Returns:
         False where this version of torch has no place for it: overlapping profilers are then not noticed.
@@ -104,8 +104,7 @@ def on_session(prepared: Callable[[Any], None], left: Callable[[], None]) -> boo
         try:
             return leave(profiler, *exception)
         finally:
-            if not profiler_running():  # a KeyboardInterrupt may have come before it stopped
-                left()
+            left()
 
     profile._prepare_trace, profile.__exit__ = prepare_trace, leave_trace
     return True

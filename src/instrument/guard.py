@@ -1,17 +1,36 @@
-"""No error of ours reaches the user's code: it is logged once, counted, and the feature steps aside."""
+"""The containment: an error of the library's own is logged once and counted, and the feature steps aside.
+
+Every entry from the program or a framework passes through it once, in its outermost frame. `Guard.contained` and
+`Guard.prepared` put it around functions, and `Guard.around` around functions that stand for others. On hot paths,
+where the call of one more function counts, the entry begins with ``try`` itself and its handler reads::
+
+    except Exception as error:
+        try:
+            guard.failed(feature, error)
+        except Exception as raised:
+            if raised is error:
+                raise
+
+At the recursion limit even the call of `Guard.failed` fails; what it raises on purpose is ``error`` itself.
+"""
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from . import log
 from .config import settings
+from .errors import InstrumentError, SyncError
+
+F = TypeVar("F", bound=Callable[..., Any])
+WRONG_ARGUMENTS = (TypeError, ValueError, ImportError, InstrumentError)
 
 
 class Guard:
@@ -22,22 +41,166 @@ class Guard:
         self._logged: set[tuple[str, str]] = set()
 
     def failed(self, feature: str, error: Exception) -> None:
-        """Take note of ``error`` in ``feature``; raise it again only under ``INSTRUMENT_STRICT=1``."""
-        self.failures[feature] += 1
-        if settings.strict:
-            raise error
-        kind = (feature, repr(error))
-        if kind not in self._logged:
-            self._logged.add(kind)
-            log.warning(f"{feature} failed and steps aside", error=kind[1], exc_info=error)
+        """Take note of ``error`` in ``feature``.
 
-    @contextmanager
-    def contained(self, feature: str) -> Iterator[None]:
-        """Run the body; an ``Exception`` ends it and goes to `failed` (``KeyboardInterrupt`` passes through)."""
+        Raises:
+            Exception: ``error`` itself, where it is a `SyncError` that was asked for, or under
+                ``INSTRUMENT_STRICT=1``; no other.
+        """
+        strict = settings.strict
         try:
-            yield
-        except Exception as error:
-            self.failed(feature, error)
+            if isinstance(error, SyncError):
+                strict = True
+            elif strict:
+                self.failures[feature] += 1
+            else:
+                self.note(feature, error)
+        except Exception as another:
+            log.last_resort(f"{feature} failed and steps aside", error, another)
+        if strict:
+            raise error
+
+    def note(self, feature: str, error: Exception) -> None:
+        """Count ``error`` in ``feature``, and log it unless it was; raise nothing."""
+        try:
+            self.failures[feature] += 1
+            kind = (feature, repr(error))
+            if kind not in self._logged:
+                self._logged.add(kind)
+                log.warning(f"{feature} failed and steps aside", error=kind[1], exc_info=error)
+        except Exception as another:
+            log.last_resort(f"{feature} failed and steps aside", error, another)
+
+    def contained(self, feature: str) -> Contained:
+        """Return what contains the errors of a ``with`` block, or of the function that it decorates.
+
+        A function that fails returns None. ``KeyboardInterrupt`` and ``SystemExit`` pass.
+        """
+        return Contained(self, feature)
+
+    def prepared(self, feature: str, otherwise: Callable[..., Any]) -> Callable[[F], F]:
+        """Return a decorator for what a program calls before its loop, which checks its arguments.
+
+        Errors of wrong arguments pass. For any other, ``otherwise(*arguments)`` makes what the call returns.
+        """
+
+        def decorate(function: F) -> F:
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return function(*args, **kwargs)
+                except WRONG_ARGUMENTS:
+                    raise
+                except Exception as error:
+                    try:
+                        self.failed(feature, error)
+                    except Exception as raised:
+                        if raised is error:
+                            raise
+                return otherwise(*args, **kwargs)
+
+            return cast(F, call)
+
+        return decorate
+
+    def around(
+        self,
+        feature: str,
+        original: Callable[..., Any],
+        around: Callable[..., Any],
+        when: Callable[[], bool] = lambda: True,
+    ) -> Callable[..., Any]:
+        """Return a function that calls ``around(original, *arguments)``, in which ``original`` is called once.
+
+        Where ``around`` fails, the result is that of ``original``, called by then or now. What ``original`` raises
+        passes. Unless ``when()`` holds, ``original`` is called alone, and a compiler that traces it sees no more.
+        """
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            alone, once = True, None
+            try:
+                alone = not when()
+            except Exception as error:
+                self.failed(feature, error)
+            if alone:
+                return original(*args, **kwargs)
+            try:
+                once = _Once(original)
+                return around(once, *args, **kwargs)
+            except Exception as error:
+                if once is not None and once.error is error:
+                    once.error = None  # or the two would keep each other, and what the frames hold
+                    raise
+                try:
+                    self.failed(feature, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
+            if once is None or not once.called:
+                return original(*args, **kwargs)
+            if once.error is not None:
+                raise once.error
+            return once.result
+
+        return call
+
+
+class Contained:
+    """What `Guard.contained` returns."""
+
+    __slots__ = ("_feature", "_guard")
+
+    def __init__(self, guard: Guard, feature: str) -> None:
+        self._guard = guard
+        self._feature = feature
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._guard.failed(self._feature, error)
+        return True
+
+    def __call__(self, function: F) -> F:
+        """Return ``function``, contained."""
+        guard, feature = self._guard, self._feature
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                try:
+                    guard.failed(feature, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
+            return None
+
+        return cast(F, call)
+
+
+class _Once:
+    """A function, and what its call led to."""
+
+    __slots__ = ("_function", "called", "error", "result")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.called = False
+        self.error: BaseException | None = None
+        self.result: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.called = True
+        try:
+            self.result = self._function(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        return self.result
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -14,8 +15,8 @@ class IdentitySet:
 
     def add(self, item: Any) -> None:
         """Remember ``item``."""
-        key, known = id(item), self._known
-        known[key] = weakref.ref(item, lambda _: known.pop(key, None))
+        # A method of dict: what a callback raises cannot be contained. The reference is the default of `pop`.
+        self._known[id(item)] = weakref.ref(item, functools.partial(self._known.pop, id(item)))
 
     def clear(self) -> None:
         """Forget all."""

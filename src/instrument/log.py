@@ -6,7 +6,7 @@ imports rich, which draws from Python's global random generator when it is impor
 
 from __future__ import annotations
 
-from contextlib import suppress
+import sys
 from typing import Any
 
 from .printable import printable
@@ -16,13 +16,22 @@ def _log(level: str, event: str, fields: dict[str, Any]) -> None:
     """Log an event as one sentence: "instrument: window not recorded (window=1, reason=...)"."""
     import logging
 
-    error = fields.pop("exc_info", None)
-    event = printable(str(event))
-    details = ", ".join(f"{name}={printable(str(value))}" for name, value in fields.items())
-    sentence = f"instrument: {event} ({details})" if details else f"instrument: {event}"
-    with suppress(Exception):  # the application's own handlers and filters: what they raise is not for the loop
-        number = getattr(logging, level)
-        logging.getLogger("instrument").log(number, sentence, exc_info=error, stacklevel=3)
+    try:
+        error = fields.pop("exc_info", None)
+        details = ", ".join(f"{name}={printable(str(value))}" for name, value in fields.items())
+        sentence = f"instrument: {printable(str(event))}{f' ({details})' if details else ''}"
+        logging.getLogger("instrument").log(getattr(logging, level), sentence, exc_info=error, stacklevel=3)
+    except Exception as error:  # the application's own handlers and filters: what they raise is not for the loop
+        if level == "WARNING":
+            last_resort(event, error)
+
+
+def last_resort(event: str, *errors: Exception) -> None:
+    """Write ``event`` to standard error, where logging fails; raise nothing."""
+    try:
+        sys.stderr.write(f"instrument: {event}: {', '.join(map(repr, errors))}\n")
+    except Exception:
+        return
 
 
 def info(event: str, **fields: object) -> None:

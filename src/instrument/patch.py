@@ -53,6 +53,26 @@ class Patch:
             held[self._name] = value
 
 
+def undo(patches: list[Patch]) -> None:
+    """Undo ``patches``, the last one first, and take them out of the list.
+
+    Raises:
+        Exception: what the first one that failed raised; those that failed stay in the list, for another time.
+    """
+    failed: list[Patch] = []
+    first = None
+    while patches:
+        patch = patches.pop()
+        try:
+            patch.undo()
+        except Exception as error:
+            failed.insert(0, patch)
+            first = first or error
+    patches += failed
+    if first is not None:
+        raise first
+
+
 # The last patch of each attribute that has any, as long as somebody holds it to undo it
 _tops: weakref.WeakValueDictionary[tuple[int, str], Patch] = weakref.WeakValueDictionary()
 

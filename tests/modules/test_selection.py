@@ -203,3 +203,13 @@ def test_unusual_names(listening: Listening) -> None:
     for name in ("größe", 'a "b"', "naïve\n"):
         model.add_module(name, nn.Identity())
     assert names(listening, model) == ["Sequential", "größe", 'a "b"', "naïve\n"]
+
+
+def test_a_function_that_fails() -> None:
+    """What it raises comes where it was given, with the module that it was asked about."""
+
+    def rule(name: str, module: nn.Module) -> bool:
+        raise KeyError(name)
+
+    with pytest.raises(ValueError, match=r"rule .*, which selects modules, failed for '': KeyError\(''\)"):
+        instrument.annotate_modules(nn.Linear(2, 2), include=rule)

@@ -25,6 +25,7 @@ ADAPTERS = {
 """The adapter for each framework, by the module of it that a training imports."""
 
 
+@guard.contained("instrument run")
 def begin() -> None:
     """Have frameworks tell their steps once they are imported, and optimizers where there is no framework.
 
@@ -45,16 +46,16 @@ def _step_on() -> bool:
         return False
 
 
+@guard.contained("following the framework")
 def _install(adapter: str, _: ModuleType) -> None:
-    with guard.contained(f"following {adapter}"):
-        importlib.import_module(f"instrument.integrations.{adapter}").install()
+    importlib.import_module(f"instrument.integrations.{adapter}").install()
 
 
+@guard.contained("following optimizers")
 def _follow(_: Any) -> None:
-    with guard.contained("following optimizers"):
-        from ..integrations.environment import automatic
-        from .session import Session
+    from ..integrations.environment import automatic
+    from .session import Session
 
-        loop = automatic()
-        if loop is not None:
-            Session(loop).begin()
+    loop = automatic()
+    if loop is not None:
+        Session(loop).begin()

@@ -21,6 +21,7 @@ from .program import PROCESS
 from .termination import Termination
 
 _LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
+FEATURE = "following optimizers"
 _MOST = 16  # optimizers whose models are looked for, which may take 50 ms each
 _ELSE = "choose what a step is with --step-on backward, forward or FUNCTION (train.py:train_step)"
 _NO_STEP = f"nothing was recorded: no optimizer stepped, and nothing else showed steps; {_ELSE}"
@@ -81,24 +82,28 @@ class Session:
 
     def _after(self, optimizer: Any, *_: Any) -> None:
         """Take note of an optimizer that steps for the first time."""
-        if live.tracing() or self._left or optimizer in self._seen or len(self._seen) >= _MOST:
-            return
-        with guard.contained("following optimizers"):
+        try:
+            if live.tracing() or self._left or optimizer in self._seen or len(self._seen) >= _MOST:
+                return
             self._seen.add(optimizer)
             self._new.append(weakref.ref(optimizer))
+        except Exception as error:
+            guard.failed(FEATURE, error)
 
+    @guard.contained(FEATURE)
     def _step_0(self) -> None:
         """Step 0, which is to be recorded, begins."""
         if Loop.current() is None and not self._left:
             self._start(0, *self._models(self._made))
 
+    @guard.contained(FEATURE)
     def _stepped(self) -> None:
         """Name the models of new optimizers, and end the step: here, where torch is in none of its own ranges."""
         if self._left or self._steps is None or not self._drives():
             return
         if self._steps.by == "program":
             self._loop.give_way()
-        with guard.contained("following optimizers"):
+        with guard.contained(FEATURE):
             new, self._new = self._new, []
             if not (self._loop.record and self._loop.over):
                 self._loop.name(*self._models(new))
@@ -147,6 +152,7 @@ class Session:
         self._loop.start(*models, first_step=first_step)
         self._loop.until_told = self.leave
 
+    @guard.contained(FEATURE)
     def _over(self) -> None:
         if self._process != os.getpid():  # a forked child
             return

@@ -10,6 +10,9 @@ import weakref
 from typing import Any
 
 from .. import compat
+from ..guard import guard
+
+FEATURE = "following torch's profilers"
 
 
 class Sessions:
@@ -28,10 +31,16 @@ class Sessions:
         """Follow them from now on."""
         if not self._watches:
             self._watches = True
-            compat.on_session(self._prepared, self.left)
+            compat.on_session(self._prepared, self._stopped)
 
+    @guard.contained(FEATURE)
     def _prepared(self, profiler: Any) -> None:
         self._owner = weakref.ref(profiler)
+
+    @guard.contained(FEATURE)
+    def _stopped(self) -> None:
+        if not compat.profiler_running():  # a KeyboardInterrupt may have come before it stopped
+            self.left()
 
     def left(self) -> None:
         """Take note that the recording is over."""

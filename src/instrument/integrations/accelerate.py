@@ -27,6 +27,7 @@ except ImportError as error:
 
 __all__ = ["instrumented", "plain"]
 
+FEATURE = "following the accelerator"
 PREPARE = ("prepare", "prepare_model", "prepare_optimizer")
 CHECKPOINT = ("save_state", "save_model")
 OPTIONS = ("on_trace_ready", "record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
@@ -48,6 +49,8 @@ class Instrumented(Attachment):
 
     def attach(self) -> None:
         """Take the place of the methods, and begin where something is prepared already."""
+        if not self.on:
+            return
         accelerator = self._accelerator()
         _attached[accelerator] = self
         calls = dict.fromkeys(PREPARE, self._prepare) | dict.fromkeys(CHECKPOINT, self.region("checkpoint"))
@@ -58,13 +61,13 @@ class Instrumented(Attachment):
         for prepared in ("_models", "_optimizers"):
             self._take(getattr(accelerator, prepared, ()))
 
+    @guard.contained(FEATURE)
     def remove(self) -> None:
         """Write what was recorded and leave nothing behind; once more does nothing."""
         accelerator = self._accelerator()
-        if _attached.get(accelerator) is self:
+        if accelerator is not None and _attached.get(accelerator) is self:
             del _attached[accelerator]
-        with guard.contained("leaving the accelerator"):
-            super().remove()
+        super().remove()
 
     def _own(self, around: Callable[..., Any]) -> Callable[..., Any]:
         """Return what leaves other accelerators of the class alone."""
@@ -76,18 +79,18 @@ class Instrumented(Attachment):
 
         return call
 
+    @guard.contained(FEATURE)
     def _take(self, prepared: Iterable[Any]) -> None:
         """Name the models, and let the first optimizer tell the steps, until `Accelerator.clear` drops it."""
-        with guard.contained("following the accelerator"):
-            known = getattr(self._accelerator(), "_optimizers", ())
-            for one in prepared:
-                if isinstance(one, nn.Module):
-                    self.loop.name(one)
-                elif isinstance(one, AcceleratedOptimizer):
-                    told = None if self._optimizer is None else self._optimizer()
-                    if all(told is not other for other in known):
-                        self._optimizer = weakref.ref(one)
-                    self.loop.start(first_step=self._first_step)
+        known = getattr(self._accelerator(), "_optimizers", ())
+        for one in prepared:
+            if isinstance(one, nn.Module):
+                self.loop.name(one)
+            elif isinstance(one, AcceleratedOptimizer):
+                told = None if self._optimizer is None else self._optimizer()
+                if all(told is not other for other in known):
+                    self._optimizer = weakref.ref(one)
+                self.loop.start(first_step=self._first_step)
 
     def _prepare(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         prepared = original(*args, **kwargs)
@@ -106,12 +109,20 @@ class Instrumented(Attachment):
 
     @contextlib.contextmanager
     def _accumulate(self, original: Callable[..., Any], *models: Any) -> Iterator[None]:
-        several = self._accelerator().gradient_accumulation_steps > 1
-        self._accumulating, self._due = True, False
+        several = False
         try:
-            with self.loop.region("micro-step") if several else contextlib.nullcontext(), original(*models):
+            several = self._accelerator().gradient_accumulation_steps > 1
+            self._accumulating, self._due = True, False
+            if several:
+                self.loop.enter("micro-step")
+        except Exception as error:
+            guard.failed(FEATURE, error)
+        try:
+            with original(*models):
                 yield
         finally:
+            if several:
+                self.loop.leave("micro-step")
             self._accumulating, due = False, self._due
         if due:
             self.loop.step()
@@ -124,6 +135,7 @@ class Instrumented(Attachment):
 _attached: weakref.WeakKeyDictionary[Accelerator, Instrumented] = weakref.WeakKeyDictionary()
 
 
+@guard.prepared(FEATURE, otherwise=lambda accelerator, *_, **__: accelerator)
 def instrumented(
     accelerator: Accelerator,
     out: str | os.PathLike[str] | None = None,
@@ -166,11 +178,16 @@ def instrumented(
     loop.modes = True
     plain(accelerator)
     if settings.enabled:
-        with guard.contained("following the accelerator"):
-            Instrumented(accelerator, loop, first_step).attach()
+        attached = Instrumented(accelerator, loop, first_step)
+        try:
+            attached.attach()
+        except Exception:  # not half of it
+            attached.remove()
+            raise
     return accelerator
 
 
+@guard.prepared(FEATURE, otherwise=lambda accelerator: accelerator)
 def plain(accelerator: Accelerator) -> Accelerator:
     """Return ``accelerator`` itself as it was before `instrumented`; what was recorded so far is written."""
     attached = _attached.get(accelerator)

@@ -17,7 +17,13 @@ from ..patch import Patch
 from ..regions import live
 from .loop import Loop
 
+FEATURE = "following the framework"
 Around = Callable[..., Any]  # (original, *arguments) -> what the original returns
+
+
+def _without(attachment: Attachment, loop: Loop) -> None:
+    """Leave ``attachment`` as one that is not attached."""
+    attachment.loop, attachment.on, attachment.complete, attachment.undo = loop, False, False, []
 
 
 class Attachment:
@@ -28,6 +34,7 @@ class Attachment:
         on: whether it is attached; never under ``INSTRUMENT=0``.
     """
 
+    @guard.prepared(FEATURE, otherwise=_without)
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.on = settings.enabled
@@ -39,19 +46,33 @@ class Attachment:
     def __enter__(self) -> Attachment:
         return self
 
+    @guard.contained(FEATURE)
     def __exit__(self, *_: object) -> None:
         self.remove()
 
+    @guard.contained(FEATURE)
     def remove(self) -> None:
         """End the loop and put everything back; once more does nothing."""
         self.on = False
-        atexit.unregister(self.remove)
         try:
             self.end()
         finally:
-            while self.undo:
-                self.undo.pop()()
+            self._put_back()
+        if not self.undo:  # else it is tried again at exit
+            atexit.unregister(self.remove)
 
+    def _put_back(self) -> None:
+        failed: list[Callable[[], None]] = []
+        while self.undo:
+            undo = self.undo.pop()
+            try:
+                undo()
+            except Exception as error:
+                failed.insert(0, undo)
+                guard.failed(FEATURE, error)
+        self.undo += failed
+
+    @guard.contained(FEATURE)
     def end(self) -> None:
         """End the loop, which may start again."""
         self.loop.stop(complete=self.complete)
@@ -67,12 +88,10 @@ class Attachment:
             return
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                if live.tracing() or not self.on:
-                    return original(*args, **kwargs)
-                return around(original, *args, **kwargs)
+            def when() -> bool:
+                return self.on and not live.tracing()
 
-            return in_place_of(original, call)
+            return in_place_of(original, guard.around(FEATURE, original, around, when))
 
         (self.undo if undo is None else undo).append(Patch(owner, name, make).undo)
 

@@ -223,16 +223,25 @@ class Ranges:
                 return decorated(*args, **kwargs)
             if not live.recording:
                 return function(*args, **kwargs)
-            ranges = self._ranges()
-            depth = len(ranges)
             with instrument.annotate(name):
+                depth = self._depth()
                 try:
                     return function(*args, **kwargs)
                 finally:
-                    while len(ranges) > depth:  # pushed inside, and never popped because of an error
-                        self._close(ranges)
+                    self._close_to(depth)
 
         return wrapped
+
+    @guard.contained(FEATURE)
+    def _depth(self) -> int:
+        return len(self._ranges())
+
+    @guard.contained(FEATURE)
+    def _close_to(self, depth: int | None) -> None:
+        """Close what was pushed since `_depth` was asked, and never popped because of an error."""
+        ranges = self._ranges()
+        while depth is not None and len(ranges) > depth:
+            self._close(ranges)
 
     def _ranges(self) -> list[Any]:
         """Return this thread's ranges that were pushed; None stands for one that nobody listened to."""
@@ -242,9 +251,10 @@ class Ranges:
 
     def _push(self, _: Callable[..., Any], accelerator: Any, msg: str, *args: Any, **kwargs: Any) -> None:
         region = None
-        if live.recording:
-            region = instrument.annotate(str(msg))
-            region.__enter__()
+        with guard.contained(FEATURE):
+            if live.recording:
+                region = instrument.annotate(str(msg))
+                region.__enter__()
         self._ranges().append(region)
 
     def _pop(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

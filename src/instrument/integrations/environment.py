@@ -31,6 +31,8 @@ def automatic() -> Loop | None:
     ) as error:  # an environment variable must not stop a training job
         log.warning(f"{RUN} is ignored", reason=str(error))
         return None
+    if not loop.made:
+        return None
     loop.automatic, loop.step_on, loop.typed = True, step_on, typed
     Loop.asked = loop
     return loop

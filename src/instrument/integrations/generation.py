@@ -13,8 +13,10 @@ from torch import nn
 import instrument
 
 from ..guard import guard
-from ..modules.service import Handle, Service
-from ..patch import Patch
+from ..modules.service import Handle, Service, served
+from ..patch import Patch, undo
+
+FEATURE = "naming a part of generate"
 
 
 class Call:
@@ -45,7 +47,7 @@ class Call:
 
     def end(self) -> None:
         """Close what is open."""
-        with guard.contained("naming a part of generate"):
+        with guard.contained(FEATURE):
             region, self._region = self._region, None
             if region is not None:
                 region.__exit__(None, None, None)
@@ -53,7 +55,7 @@ class Call:
     def _begin(self, name: str) -> None:
         self.end()
         self._prefilled = True
-        with guard.contained("naming a part of generate"):
+        with guard.contained(FEATURE):
             region = instrument.annotate(name)
             region.__enter__()
             self._region = region
@@ -85,10 +87,10 @@ class Generation(Service[Request]):
     def apply(self, on: bool) -> None:
         """Patch what the models use; put back what nobody needs."""
         wanted = {place for request in self.requests for place in self._places(request.model())} if on else set()
-        if wanted == self._patched:
+        if wanted == self._patched and (wanted or not self._patches):
             return
-        while self._patches:
-            self._patches.pop().undo()
+        self._patched = set()  # until it is done
+        undo(self._patches)
         for owner, name in wanted:
             self._patches.append(Patch(owner, name, self._makers[name]))
         self._patched = wanted
@@ -118,8 +120,7 @@ class Generation(Service[Request]):
         return calls[-1] if calls and calls[-1].model is model else None
 
     def _generate(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def following(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
             if all(request.model() is not model for request in self.requests):
                 return original(model, *args, **kwargs)
             calls, call = self._calls(), Call(model)
@@ -133,11 +134,10 @@ class Generation(Service[Request]):
             finally:
                 calls.remove(call)
 
-        return generate
+        return functools.wraps(original)(guard.around(FEATURE, original, following))
 
     def _prefill(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def prefill(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def following(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
             call = self._call(model)
             if call is None:
                 return original(model, *args, **kwargs)
@@ -147,22 +147,22 @@ class Generation(Service[Request]):
             finally:
                 call.prefilling = False
 
-        return prefill
+        return functools.wraps(original)(guard.around(FEATURE, original, following))
 
     def _tells(self, event: Callable[[Call], None], original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def tell(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def following(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
             call = self._call(model)
             if call is not None:
                 event(call)
             return original(model, *args, **kwargs)
 
-        return tell
+        return functools.wraps(original)(guard.around(FEATURE, original, following))
 
 
 generation = Generation()
 
 
+@served
 def annotate_generation(model: nn.Module) -> Handle[Request]:
     """Make ``model.generate()`` the region "generate", with "prefill" and one "decode" a token inside.
 

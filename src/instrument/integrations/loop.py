@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import instrument
 
 from .. import log
-from ..errors import SyncError
 from ..guard import guard
 from ..identity import IdentitySet
 from ..windows.loop import Profile
 from ..windows.schedule import Phase, Schedule
 from ..windows.steps import PLAN, planned
 
+FEATURE = "following the framework"
 STEP_PARTS = ("optimizer", "data", "backward", "clipping", "collectives")
 
 
@@ -45,7 +45,17 @@ class Loop:
 
     _current: ClassVar[Loop | None] = None  # one at a time, or each would spoil the other's windows
     asked: ClassVar[Loop | None] = None  # the automatic one of this process
+    made = False  # one that could not be made never starts
+    _given: tuple[Any, dict[str, Any]] = "runs/instrument", {"modules": False, "record": False}
+    _open: list[tuple[str, Any]] = []  # noqa: RUF012  # each has its own
+    _planned = True
+    automatic = False  # nobody wrote it: it gives way to one that somebody did
+    begun = False
+    modes = False  # modules in evaluation mode are "(eval)": for loops that do not tell evaluations
+    running = False
+    record = True
 
+    @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
     def __init__(
         self,
         out: str | os.PathLike[str] = "runs/instrument",
@@ -81,16 +91,13 @@ class Loop:
         self._before: list[dict[str, Any]] = []  # what came of the windows of earlier runs
         self._models = IdentitySet()  # that have regions
         self._handles: list[Any] = []
-        self._open: list[tuple[str, Any]] = []
-        self.begun = False
-        self.modes = False  # modules in evaluation mode are "(eval)": for loops that do not tell evaluations
-        self.automatic = False  # nobody wrote it: it gives way to one that somebody did
+        self._open = []
         self.step_on: str | None = None  # what ends the steps of an automatic one, as `StepFollower` takes it
         self.typed: list[str] = []  # the options of `instrument run` by which an automatic one is made
         # Of a step outside the model, which are regions; a framework may name some itself.
         self.parts: tuple[str, ...] = STEP_PARTS
         self.until_told: Callable[[], None] | None = None  # ends who tells the steps for want of a framework
-        self.running = False
+        self.made = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, self._given  # a copy, as of the framework's object that holds this, begins anew
@@ -103,7 +110,7 @@ class Loop:
     @property
     def windows(self) -> list[dict[str, Any]]:
         """What came of each window so far, as in ``manifest.jsonl``."""
-        return [*self._before, *self._profile.windows]
+        return [*self._before, *self._profile.windows] if self.made else []
 
     @property
     def manifest(self) -> Path:
@@ -113,11 +120,11 @@ class Loop:
     @property
     def over(self) -> bool:
         """Whether no window is open or to come."""
-        return self._profile.over
+        return not self.made or self._profile.over
 
     def records(self, step: int) -> bool:
         """Tell whether ``step`` is recorded, or warmed up for it."""
-        schedule = self._recording["schedule"]
+        schedule = self._recording["schedule"] if self.made else None
         return isinstance(schedule, Schedule) and schedule.at(step)[0] is not Phase.WAIT
 
     def suggest(self, schedule: Any, **options: Any) -> bool:
@@ -141,6 +148,7 @@ class Loop:
             raise
         return True
 
+    @guard.contained(FEATURE)
     def start(self, *models: Any, first_step: int | None = None, steps: bool = True) -> None:
         """Begin: ``first_step`` is the number of the next step, more than 0 when a run is resumed.
 
@@ -148,38 +156,39 @@ class Loop:
         one to come, the plan begins anew. Where no ``steps``
         will come, as in an evaluation by itself, there are regions alone.
         """
-        with self._contained():
-            other = Loop._current
-            if not self.automatic and Loop.asked is not None:
-                Loop.asked.give_way()
-            if steps and self.until_told is not None:
-                self.until_told()
-                self.until_told = None
-            if self.running or (self.automatic and other is not None):
-                return
-            if other is not None and other.automatic:
-                other.stop()
-            self.running, Loop._current = True, self
-            self._handles.append(instrument.annotate_step(*self.parts))
-            self.name(*models)
-            if not steps:
-                return
-            if first_step not in (None, self._profile.step_num):  # another run, with the same plan
-                self._before += self._profile.windows
-                self._profile = self._new_profile(first_step=first_step)
-            self.begun = True
-            self._begin()
-            if self._syncs is not None:
-                self._syncs.start()
+        if not self.made:
+            return
+        other = Loop._current
+        if not self.automatic and Loop.asked is not None:
+            Loop.asked.give_way()
+        if steps and self.until_told is not None:
+            self.until_told()
+            self.until_told = None
+        if self.running or (self.automatic and other is not None):
+            return
+        if other is not None and other.automatic:
+            other.stop()
+        self.running, Loop._current = True, self
+        self._handles.append(instrument.annotate_step(*self.parts))
+        self.name(*models)
+        if not steps:
+            return
+        if first_step not in (None, self._profile.step_num):  # another run, with the same plan
+            self._before += self._profile.windows
+            self._profile = self._new_profile(first_step=first_step)
+        self.begun = True
+        self._begin()
+        if self._syncs is not None:
+            self._syncs.start()
 
+    @guard.contained(FEATURE)
     def restart(self, first_step: int, reason: str) -> None:
         """Leave an open window, for ``reason``, and begin the plan anew at ``first_step``."""
-        with self._contained():
-            if self.running:
-                self._profile.abandon(reason)
-                self._before += self._profile.windows
-                self._profile = self._new_profile(first_step=first_step)
-                self._begin()
+        if self.running:
+            self._profile.abandon(reason)
+            self._before += self._profile.windows
+            self._profile = self._new_profile(first_step=first_step)
+            self._begin()
 
     def _new_profile(self, **arguments: Any) -> Profile:
         made: Profile = instrument.profile(**self._recording, **arguments)
@@ -193,23 +202,25 @@ class Loop:
         if self.record:
             profile.start()
 
+    @guard.contained(FEATURE)
     def name(self, *models: Any) -> None:
         """Make the modules of ``models`` regions, until `stop`."""
         for model in models:
-            with self._contained():
-                if self._modules is not False and model not in self._models:
+            with guard.contained(FEATURE):
+                if self.made and self._modules is not False and model not in self._models:
                     depth, names, modes = self._modules, self._names, self.modes
                     self._handles.append(instrument.annotate_modules(model, depth, names=names, modes=modes))
                     self._models.add(model)
 
+    @guard.contained(FEATURE)
     def step(self) -> None:
         """Tell that an optimizer step ended and the next begins."""
-        with self._contained():
-            if self.running:
-                self._profile.step()
-                if self._syncs is not None:
-                    self._syncs.step()
+        if self.running:
+            self._profile.step()
+            if self._syncs is not None:
+                self._syncs.step()
 
+    @guard.contained(FEATURE)
     def stop(self, *, complete: bool = False) -> None:
         """End: close what is open, write what was recorded, take every hook out.
 
@@ -221,17 +232,17 @@ class Loop:
         self.running = False
         if Loop._current is self:
             Loop._current = None
-        with self._contained():
+        with guard.contained(FEATURE):
             inside = any(name == "step" for name, _ in self._open)  # an error left it
             self.leave_all()
             self._profile.end(begun=not complete and not inside, complete=complete)
             self._profile.step_num += complete
         while self._handles:
-            with self._contained():
+            with guard.contained(FEATURE):
                 self._handles.pop().remove()
         self._models.clear()
         if self._syncs is not None:
-            with self._contained():
+            with guard.contained(FEATURE):
                 self._syncs.stop()
 
     def give_way(self) -> None:
@@ -240,27 +251,29 @@ class Loop:
             log.warning(f"the program records windows of its own, so these are ignored: {' '.join(self.typed)}")
             self.typed = []
 
+    @guard.contained(FEATURE)
     def enter(self, name: str) -> None:
         """Open the region ``name``, which another call of the framework closes with `leave`."""
-        with self._contained():
-            if self.running:
-                region = instrument.annotate(name)
-                region.__enter__()
-                self._open.append((name, region))
+        if self.running:
+            region = instrument.annotate(name)
+            region.__enter__()
+            self._open.append((name, region))
 
+    @guard.contained(FEATURE)
     def leave(self, name: str) -> None:
         """Close the region ``name`` and what an error left open in it; nothing where it is not open."""
-        with self._contained():
-            while any(name == other for other, _ in self._open):
-                inner, region = self._open.pop()
-                region.__exit__(None, None, None)
-                if inner == name:
-                    return
+        while any(name == other for other, _ in self._open):
+            inner, region = self._open.pop()
+            region.__exit__(None, None, None)
+            if inner == name:
+                return
 
+    @guard.contained(FEATURE)
     def leave_all(self) -> None:
         """Close every region."""
-        while self._open:
-            self.leave(self._open[-1][0])
+        for name, _ in reversed(self._open.copy()):
+            self.leave(name)
+        self._open.clear()
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
@@ -270,16 +283,6 @@ class Loop:
             yield
         finally:
             self.leave(name)
-
-    @staticmethod
-    @contextmanager
-    def _contained() -> Iterator[None]:
-        try:
-            yield
-        except SyncError:  # asked for, by level "error"
-            raise
-        except Exception as error:
-            guard.failed("following the framework", error)
 
 
 def _again(out: str | os.PathLike[str], given: dict[str, Any]) -> Loop:

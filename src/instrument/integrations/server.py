@@ -94,6 +94,10 @@ class Triggered(Schedule):
     _last: Any  # the last Window asked for, None before the first
 
 
+def _without(server: Server, *_: Any, **__: Any) -> None:
+    server.loop = Loop.__new__(Loop)
+
+
 class Server:
     """Windows of a server's iterations, on demand.
 
@@ -110,6 +114,11 @@ class Server:
         TypeError, ValueError: arguments that are not accepted.
     """
 
+    _signal: signals.Signals | None = None
+    _before: Any = None
+    _file: str | os.PathLike[str] | None = None
+
+    @guard.prepared(FEATURE, otherwise=_without)
     def __init__(
         self,
         out: str | os.PathLike[str] = "runs/instrument",
@@ -126,8 +135,8 @@ class Server:
         self._touched: int | None = None  # when, in ns
         self._looked = 0.0
         self._signal = None if signal is None else signals.Signals(signal)
-        self._before: Any = None
 
+    @guard.contained(FEATURE)
     def start(self, *models: Any) -> None:
         """Get ready, which takes a second; the modules of ``models`` are regions of every window."""
         if not settings.enabled or self.loop.running:
@@ -141,6 +150,7 @@ class Server:
                 else:
                     log.warning(f"{self._signal.name} is not handled: start() was not called on the main thread")
 
+    @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
     def start_profile(self, active: int | None = None) -> None:
         """Open a window of ``active`` iterations with the next one, from any thread.
 
@@ -151,10 +161,12 @@ class Server:
             raise ValueError(f'"active" must be an integer >= 1: {active!r}')
         self._plan.ask("start", active)
 
+    @guard.contained(FEATURE)
     def stop_profile(self) -> None:
         """End the window that is open with the current iteration, from any thread."""
         self._plan.ask("stop")
 
+    @guard.contained(FEATURE)
     def step(self) -> None:
         """Tell that an iteration ended and the next begins; always on the same thread."""
         if self._file is not None and self.loop.running:
@@ -167,6 +179,7 @@ class Server:
                 self._touched = touched
         self.loop.step()
 
+    @guard.contained(FEATURE)
     def close(self) -> None:
         """End, on the thread of `step`: close an open window and wait for the files."""
         if self._before is not None and self._signal is not None:
@@ -183,7 +196,10 @@ class Server:
             log.warning(f"no window was recorded: none was asked for before an iteration; {' or '.join(ways)}")
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._plan.ask("toggle")
+        try:
+            self._plan.ask("toggle")
+        except Exception as error:
+            guard.failed(FEATURE, error)
         if callable(self._before):
             self._before(number, frame)
 

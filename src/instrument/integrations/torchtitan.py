@@ -217,11 +217,13 @@ class Follower:
     def _batches(self, original: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Iterator[Any]:
         batches = iter(original(*args, **kwargs))
         while True:
-            with self._loop.region("data"):
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return
+            self._loop.enter("data")
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self._loop.leave("data")
             yield batch
 
     def _run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

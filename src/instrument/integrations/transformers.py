@@ -28,6 +28,7 @@ except ImportError as error:
 
 __all__ = ["InstrumentCallback", "annotate_generation", "install"]
 
+FEATURE = "following the Trainer"
 # What the methods of a Trainer are called. It has no event for the beginning of these.
 REGIONS = {
     "compute_loss": "forward",
@@ -53,46 +54,50 @@ class _Follower(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_attachment": None, "_trainer": None}
 
+    @guard.contained(FEATURE)
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Begin with the step that comes next, also in a run that is resumed."""
         self._end()  # of a training that failed, or that begins anew with smaller batches
         if not settings.enabled:
             return
-        with guard.contained("following the Trainer"):
-            callers = _callers()
-            for other in list(self._following):
-                other._end_unless_in(callers)
-            kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
-            trainers = (this for this in callers if isinstance(this, kind))
-            trainer = next((this for this in trainers if self in this.callback_handler.callbacks), None)
-            if self._gives_way(trainer):
-                return
-            models = [model] if isinstance(model, nn.Module) else []
-            self.loop.start(*models, first_step=state.global_step)
-            if self.loop.running:
-                self._attachment = Attachment(self.loop)
-                self._following.append(self)
-                if trainer is not None:
-                    self._trainer, self._thread = weakref.ref(trainer), get_ident()
-                    self._follow(trainer)
+        callers = _callers()
+        for other in list(self._following):
+            other._end_unless_in(callers)
+        kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
+        trainers = (this for this in callers if isinstance(this, kind))
+        trainer = next((this for this in trainers if self in this.callback_handler.callbacks), None)
+        if self._gives_way(trainer):
+            return
+        models = [model] if isinstance(model, nn.Module) else []
+        self.loop.start(*models, first_step=state.global_step)
+        if self.loop.running:
+            self._attachment = Attachment(self.loop)
+            self._following.append(self)
+            if trainer is not None:
+                self._trainer, self._thread = weakref.ref(trainer), get_ident()
+                self._follow(trainer)
 
+    @guard.contained(FEATURE)
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Open the region of the step: the batches are there."""
         if self._attachment is not None:
             self.loop.leave("step")
             self.loop.enter("step")
 
+    @guard.contained(FEATURE)
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the optimizer step."""
         if self._attachment is not None:
             self.loop.leave("step")
             self.loop.step()
 
+    @guard.contained(FEATURE)
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close a step that was broken off."""
         if self._attachment is not None:
             self.loop.leave("step")
 
+    @guard.contained(FEATURE)
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write what was recorded and leave nothing behind."""
         self._end()
@@ -100,13 +105,13 @@ class _Follower(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def _gives_way(self, trainer: Any) -> bool:
         return self.loop.running  # another Trainer, inside of which this one trains, drives it
 
+    @guard.contained(FEATURE)
     def _end(self) -> None:
         attachment, self._attachment = self._attachment, None
         if self in self._following:
             self._following.remove(self)
         if attachment is not None:
-            with guard.contained("leaving the Trainer"):
-                attachment.remove()
+            attachment.remove()
 
     def _end_unless_in(self, callers: list[Any]) -> None:
         """End what no event ended: another callback failed, and the Trainer no longer trains on this thread."""
@@ -156,6 +161,7 @@ class InstrumentCallback(_Follower):
         >>> Trainer(model, args, train_dataset=data, callbacks=[InstrumentCallback("runs/gpt2", wait=1, active=3)])
     """
 
+    @guard.prepared(FEATURE, otherwise=lambda self, *_, **__: _Follower.__init__(self, Loop.__new__(Loop)))
     def __init__(
         self,
         out: str | os.PathLike[str] = "runs/instrument",
@@ -195,7 +201,7 @@ def install() -> None:
 
 
 def _add(trainer: Any) -> None:
-    with guard.contained("following the Trainer"):
+    with guard.contained(FEATURE):
         callbacks = getattr(trainer, "DEFAULT_CALLBACKS", None)
         if not isinstance(callbacks, list):
             log.warning("this version of the Trainer is followed by an InstrumentCallback alone")

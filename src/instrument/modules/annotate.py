@@ -7,9 +7,10 @@ from torch import nn
 from .installer import Fitter, installer
 from .plan import Namer
 from .selection import Rules, Selection
-from .service import Handle
+from .service import Handle, served
 
 
+@served
 def annotate_modules(
     model: nn.Module,
     depth: int | None = None,

@@ -111,17 +111,21 @@ class Ends:
 
     def __call__(self, *gradients: object) -> None:
         """Close the region."""
-        if live.tracing():
-            return
-        running = current()
-        if running is not None and running is self.call.running:
-            try:
+        try:
+            if live.tracing():
+                return
+            running = current()
+            if running is not None and running is self.call.running:
                 if self.leaves:
                     Leaves(self.call, self.leaves, running)
                 else:
                     running.end(self.call)
-            except Exception as error:
+        except Exception as error:
+            try:
                 guard.failed("closing a backward region", error)
+            except Exception as raised:
+                if raised is error:
+                    raise
 
 
 class Leaves:
@@ -137,6 +141,7 @@ class Leaves:
         self._hooks = [leaf.register_hook(self) for leaf in leaves]
         running.hooks += self._hooks
 
+    @guard.contained("closing a backward region")
     def __call__(self, *gradients: object) -> None:
         """Take note that one of them ran."""
         self._missing -= 1

@@ -70,9 +70,9 @@ class Call:
 
     def __call__(self, gradients: object) -> None:
         """The backward of this call begins, if it did not with that of a call inside: open its region."""
-        if live.tracing() or not live.recording:
-            return
         try:
+            if live.tracing() or not live.recording:
+                return
             around = self.around
             running = around.running if around is not None else None
             if running is None or running.thread != get_ident():
@@ -83,7 +83,11 @@ class Call:
             if self.running is None:
                 running.open(self)
         except Exception as error:
-            guard.failed("opening a backward region", error)
+            try:
+                guard.failed("opening a backward region", error)
+            except Exception as raised:
+                if raised is error:
+                    raise
 
 
 class Pass:
@@ -116,11 +120,7 @@ class Pass:
         """Close the innermost region."""
         call = self.opened.pop()
         call.running = None
-        end, handle = call.back
-        try:
-            end(handle)
-        except Exception as error:
-            guard.failed("closing a region", error)
+        live.leave(call.back)
         return call
 
     def end(self, call: Call) -> None:
@@ -149,12 +149,12 @@ class Finish:
     def __init__(self, key: tuple[int, int]) -> None:
         self._key = key
 
+    @guard.contained("ending a backward pass")
     def __call__(self) -> None:
         """End the pass."""
         running = _passes.pop(self._key, None)
         if running is not None:
-            with guard.contained("ending a backward pass"):
-                running.over()
+            running.over()
 
     __del__ = __call__
 
@@ -169,7 +169,7 @@ def current() -> Pass | None:
 
 def join() -> Pass:
     """Begin this thread's part in the backward pass that runs now."""
-    key = _current_pass(), get_ident()
-    running = _passes[key] = Pass()
-    _at_the_end(Finish(key))
+    key, running = (_current_pass(), get_ident()), Pass()
+    _at_the_end(Finish(key))  # first: a pass that nobody ends would keep its regions open
+    _passes[key] = running
     return running

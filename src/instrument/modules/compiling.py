@@ -8,8 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from .. import compat
-from ..patch import Patch
+from ..guard import guard
+from ..patch import Patch, undo
 
+FEATURE = "making way for the compiler"
 Away = Callable[[], AbstractContextManager[None]]
 
 
@@ -30,29 +32,40 @@ class Compiling:
             self._away.remove(away)
         if on:
             self._away.append(away)
-        while self._patches:
-            self._patches.pop().undo()
+        undo(self._patches)
         if self._away:
             self._patches = [Patch(owner, name, self._around) for owner, name in compat.compilers()]
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @contextlib.contextmanager
         def install_callbacks(*args: Any, **kwargs: Any) -> Iterator[None]:
-            with self._clear(), original(*args, **kwargs):
-                yield
+            cleared = self._clear()
+            try:
+                with original(*args, **kwargs):
+                    yield
+            finally:
+                self._restore(cleared)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._clear():
+            cleared = self._clear()
+            try:
                 return original(*args, **kwargs)
+            finally:
+                self._restore(cleared)
 
         return install_callbacks if original.__name__ == "install_callbacks" else call
 
-    @contextlib.contextmanager
-    def _clear(self) -> Iterator[None]:
+    @guard.contained(FEATURE)
+    def _clear(self) -> contextlib.ExitStack | None:
         with contextlib.ExitStack() as stack:
             for away in list(self._away):
                 stack.enter_context(away())
-            yield
+            return stack.pop_all()
+
+    @guard.contained(FEATURE)
+    def _restore(self, cleared: contextlib.ExitStack | None) -> None:
+        if cleared is not None:
+            cleared.close()
 
 
 compiling = Compiling()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..guard import guard
 from ..patch import Patch
 from .hooks import After, Around, Before, Hook
 from .layer import Layer
@@ -95,5 +96,6 @@ class Fitting:
             handle.remove()
         return True
 
+    @guard.contained("taking hooks off")
     def _later(self) -> None:
         self.take_off(busy())

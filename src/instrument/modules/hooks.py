@@ -24,7 +24,7 @@ from .layer import Layer
 from .stack import Stack, here
 from .tensors import tensors
 
-NOT_SHOWN: live.Token = (live.NOBODY.pop, None)
+FEATURE = "the region of a module"
 
 
 class Hook:
@@ -65,14 +65,14 @@ class Before(Hook):
         self, module: object, args: object, kwargs: object = None, frame: FrameType | None = None
     ) -> None:
         """Begin a call, whose caller is ``frame``."""
-        if live.tracing():
-            return
-        if self.module() is not module:
-            self.leave(module)
-            return
-        if self.off:
-            return
         try:
+            if live.tracing():
+                return
+            if self.module() is not module:
+                self.leave(module)
+                return
+            if self.off:
+                return
             stack = here.stack
             layer = self.layer
             frame = frame or sys._getframe(1).f_back
@@ -90,7 +90,7 @@ class Before(Hook):
             if around is None and layer.alone is not None and not compat.in_backward():
                 layer = layer.alone  # as where an agent calls its actor: not recomputed for a backward
             region = layer.evaluation if getattr(module, "training", True) is False else layer.region
-            call = Call(layer, around, frame, next_number(), NOT_SHOWN)
+            call = Call(layer, around, frame, next_number(), live.NOTHING)
             stack.append(call)  # first: whoever takes hooks off must know of it
             if region is not None:
                 if self._shapes:
@@ -101,7 +101,11 @@ class Before(Hook):
                 except Exception as error:
                     call.token = live.failed(emitter, error)
         except Exception as error:
-            guard.failed("the region of a module", error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
 
 
 class After(Hook):
@@ -115,20 +119,20 @@ class After(Hook):
 
     def __call__(self, module: object, args: object, output: object, frame: FrameType | None = None) -> None:
         """End a call, if `Before` saw it begin: an earlier hook may have failed before that."""
-        if live.tracing():
-            return
-        if self.module() is not module:
-            self.leave(module)
-            return
-        stack = here.stack
-        # Without an output it may be a call that failed early, inside another one of the same module.
-        if (output is not None and stack and stack[-1].layer.owner is self.layer) or _unwind(
-            stack, self.layer, frame or sys._getframe(1)
-        ):
-            call = stack.pop()
-            call.frame = None  # it refers to the arguments
-            close, handle = call.token
-            try:
+        try:
+            if live.tracing():
+                return
+            if self.module() is not module:
+                self.leave(module)
+                return
+            stack = here.stack
+            # Without an output it may be a call that failed early, inside another one of the same module.
+            if (output is not None and stack and stack[-1].layer.owner is self.layer) or _unwind(
+                stack, self.layer, frame or sys._getframe(1)
+            ):
+                call = stack.pop()
+                call.frame = None  # it refers to the arguments
+                close, handle = call.token
                 close(handle)
                 if output is not None and call.layer.backward is not None and next_number() != call.first:
                     if type(output) is torch.Tensor and not torch._C._is_torch_function_mode_enabled():
@@ -136,8 +140,12 @@ class After(Hook):
                     else:  # nobody is told that we look at it
                         with torch._C.DisableTorchFunction():
                             follow(call, output)
-            except Exception as error:
-                guard.failed("the region of a module", error)
+        except Exception as error:
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
         if self.then is not None:
             self.then()
 

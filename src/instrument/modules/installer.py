@@ -11,7 +11,7 @@ from torch import nn
 
 from .. import compat
 from ..guard import guard
-from ..patch import Patch
+from ..patch import Patch, undo
 from ..regions import live
 from .compiled import wrapped
 from .fitting import Fitting, without_hooks
@@ -55,8 +55,7 @@ class Installer(Service[Fitter]):
     def apply(self, on: bool) -> None:
         """Put hooks on the models as they are now; take the old ones off."""
         self._take_off()
-        while self._patches:
-            self._patches.pop().undo()
+        undo(self._patches)
         if on:
             self._put_on()
             self._watch()
@@ -111,9 +110,9 @@ class Installer(Service[Fitter]):
         for fitting in self._fittings.values():
             fitting.begin_no_more()
         running = busy() if self._fittings or self._leaving else set()
-        self._leaving = [fitting for fitting in self._leaving if not fitting.take_off(running)]
+        self._leaving = [fitting for fitting in self._leaving if not self._gone(fitting, running)]
         for key, fitting in list(self._fittings.items()):  # forgotten once they are gone, if interrupted
-            if not fitting.take_off(running):
+            if not self._gone(fitting, running):
                 self._leaving.append(fitting)
             del self._fittings[key]
         self._outside.clear()
@@ -124,6 +123,11 @@ class Installer(Service[Fitter]):
                     live.compiled_away.update(layer.name for layer in fitter.layers if layer.region is not None)
                 fitter.seen = False
             fitter.layers = []
+
+    @staticmethod
+    @guard.contained("taking hooks off")  # tried again with the next change
+    def _gone(fitting: Fitting, running: set[Layer]) -> bool:
+        return fitting.take_off(running)
 
     def _watch(self) -> None:
         """Be told of what torch compiles, copies and pickles."""
@@ -136,13 +140,21 @@ class Installer(Service[Fitter]):
     def _compile(self, original: Callable[..., None]) -> Callable[..., None]:
         def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
             original(module, *args, **kwargs)
-            self.settle()
+            self.observe()
 
         return compile
 
     @staticmethod
     def _getstate(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda module: without_hooks(original(module))
+        def getstate(module: nn.Module) -> Any:
+            state = original(module)
+            try:
+                return without_hooks(state)
+            except Exception as error:
+                guard.failed("leaving hooks out of a copy", error)
+            return state
+
+        return getstate
 
     def _call_compiled(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(compiled: Any, *args: Any, **kwargs: Any) -> Any:

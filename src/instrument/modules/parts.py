@@ -23,6 +23,7 @@ from ..regions import live, region
 from ..regions.region import Region
 from .optimizers import optimizers
 
+FEATURE = "the regions of a step"
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 DATA = "enumerate(DataLoader)#"
 _NUMBERS = itertools.count()
@@ -57,7 +58,11 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
     def leaving(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)  # TorchScript compiles the source of what is wrapped
         def leave(context: Any, *exception: Any) -> Any:
-            token = vars(context).pop(kept, None)
+            token = None
+            try:
+                token = vars(context).pop(kept, None)
+            except Exception as error:
+                guard.failed(FEATURE, error)
             try:
                 return original(context, *exception)
             finally:
@@ -69,17 +74,25 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
     def entering(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def enter(context: Any) -> Any:
-            token = None if live.tracing() or not switch.on else begin(context)
+            token = None
+            try:
+                token = None if live.tracing() or not switch.on else begin(context)
+                if token is not None:
+                    vars(context)[kept] = token
+            except Exception as error:
+                if token is not None:
+                    live.leave(token)
+                    token = None
+                guard.failed(FEATURE, error)
             if token is None:
                 return original(context)
             try:
-                entered = original(context)
-                setattr(context, kept, token)
+                return original(context)
             except BaseException as error:
                 leave_no_frame(error)
+                vars(context).pop(kept, None)
                 live.leave(token)
                 raise
-            return entered
 
         return enter
 
@@ -142,14 +155,18 @@ def _calls(
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if live.tracing():
-                return original(*args, **kwargs)
-            shown = named(*args, **kwargs) if switch.on else None
-            token = None if shown is None else live.enter(shown)
+            token, overriding = None, None
             try:
-                given = (*args, *kwargs.values())
-                if overridable and has_torch_function(given):
-                    overriding = [value for value in given if type(value) is not torch.Tensor]
+                if not live.tracing():
+                    shown = named(*args, **kwargs) if switch.on else None
+                    token = None if shown is None else live.enter(shown)
+                    given = (*args, *kwargs.values()) if overridable else ()
+                    if has_torch_function(given):
+                        overriding = [value for value in given if type(value) is not torch.Tensor]
+            except Exception as error:
+                guard.failed(FEATURE, error)
+            try:
+                if overriding is not None:
                     return handle_torch_function(original, overriding, *args, **kwargs)
                 return original(*args, **kwargs)
             except BaseException as error:

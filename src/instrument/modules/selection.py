@@ -135,7 +135,10 @@ def _holds(rule: Rule, place: Place) -> bool:
         return rule.search(place.path) is not None
     if isinstance(rule, type):
         return isinstance(compiled_from(place.module), rule)
-    return bool(rule(place.path, place.module))
+    try:
+        return bool(rule(place.path, place.module))
+    except Exception as error:
+        raise ValueError(f"{rule!r}, which selects modules, failed for {place.path!r}: {error!r}") from error
 
 
 def _nearest(rule: Rule, known: list[Place]) -> str:

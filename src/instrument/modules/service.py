@@ -7,14 +7,17 @@ import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 from .. import compat
 from ..config import settings
+from ..guard import guard
 from ..regions import live
 from .compiling import compiling
 
+FEATURE = "annotating modules and steps"
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
@@ -38,16 +41,22 @@ class Service(ABC, Generic[T]):
 
     def add(self, request: T) -> Handle[T]:
         """Serve ``request`` from now on, unless everything is off."""
+        handle = Handle(self, request)
         if settings.enabled:
-            with self._lock:
-                if self._follow not in live.live.observers:
-                    live.live.observers.append(self._follow)
-                    atexit.register(self.clear)
-                    compat.when_imported("torch._dynamo", lambda _: self.settle())
-                self.requests.append(request)
-                self.settle()
-        return Handle(self, request)
+            self._serve(request)
+        return handle
 
+    @guard.contained(FEATURE)
+    def _serve(self, request: T) -> None:
+        with self._lock:
+            self.requests.append(request)
+            if self.observe not in live.live.observers:
+                live.live.observers.append(self.observe)
+                atexit.register(self.clear)
+                compat.when_imported("torch._dynamo", self._compiler_imported)
+            self.settle()
+
+    @guard.contained(FEATURE)
     def discard(self, request: T) -> None:
         """Serve ``request`` no more."""
         with self._lock:
@@ -55,6 +64,7 @@ class Service(ABC, Generic[T]):
                 self.requests.remove(request)
                 self.settle()
 
+    @guard.contained(FEATURE)
     def clear(self) -> None:
         """Serve nobody."""
         with self._lock:
@@ -65,7 +75,8 @@ class Service(ABC, Generic[T]):
     def _wanted(self) -> bool:
         return (live.recording or (self.early and live.live.expected > 0)) and bool(self.requests)
 
-    def _follow(self) -> None:
+    @guard.contained(FEATURE)
+    def observe(self) -> None:
         """A recording warms up, starts or stops: what was changed for its warm-up stays for its steps."""
         with self._lock:
             warmed = self.early and 0 < live.live.expected == self._warmed
@@ -80,6 +91,10 @@ class Service(ABC, Generic[T]):
             compiling.tell(self.suspended, on)
             self.apply(on and not self._suspended)
 
+    @guard.contained(FEATURE)
+    def _compiler_imported(self, _: object) -> None:
+        self.settle()
+
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """Nothing is changed inside: torch compiles or scripts, and would make the changes part of that."""
@@ -89,11 +104,13 @@ class Service(ABC, Generic[T]):
         finally:
             self._suspend(-1)
 
+    @guard.contained(FEATURE)
     def _suspend(self, more: int) -> None:
         with self._lock:
             self._suspended += more
             self.settle()
 
+    @guard.contained(FEATURE)
     def _forked(self) -> None:
         self._lock = threading.RLock()  # a thread that is not in this process may hold the old one
 
@@ -101,19 +118,30 @@ class Service(ABC, Generic[T]):
 class Handle(Generic[T]):
     """What was asked for; as a context manager it removes itself at the end of the block."""
 
-    def __init__(self, service: Service[T], request: T) -> None:
+    def __init__(self, service: Service[T] | None, request: T) -> None:
         self._service = service
         self._request = request
 
     def __repr__(self) -> str:
         return f"<regions of {self._request}>"
 
+    @guard.contained(FEATURE)
     def remove(self) -> None:
         """Undo it, now and for good; once more does nothing."""
-        self._service.discard(self._request)
+        if self._service is not None:
+            self._service.discard(self._request)
 
     def __enter__(self) -> Handle[T]:
         return self
 
+    @guard.contained(FEATURE)
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+_EMPTY: Handle[Any] = Handle(None, "nothing")
+
+
+def served(function: F) -> F:
+    """Contain what returns a `Handle`: one of nothing where it fails, but for wrong arguments."""
+    return guard.prepared(FEATURE, otherwise=lambda *_, **__: _EMPTY)(function)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..patch import Patch
+from ..patch import Patch, undo
 from .parts import PARTS, Switch
-from .service import Handle, Service
+from .service import Handle, Service, served
 
 
 class Request:
@@ -29,11 +29,10 @@ class Patcher(Service[Request]):
     def apply(self, on: bool) -> None:
         """Patch what is asked for now; put back what was."""
         parts = {part for request in self.requests for part in request.parts} if on else set()
-        if parts == self._parts:
+        if parts == self._parts and (parts or not self._patches):
             return
-        self._switch.on = False
-        while self._patches:
-            self._patches.pop().undo()
+        self._switch.on, self._parts = False, set()
+        undo(self._patches)
         self._switch, self._parts = Switch(), parts
         for part in PARTS:
             if part in parts:
@@ -43,6 +42,7 @@ class Patcher(Service[Request]):
 patcher = Patcher()
 
 
+@served
 def annotate_step(*parts: str) -> Handle[Request]:
     """Make what a training step does around the model regions, in every profiler that listens.
 

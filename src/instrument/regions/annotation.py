@@ -12,10 +12,11 @@ from types import FrameType, MethodType
 from typing import Any, TypeVar, overload
 
 from ..config import settings
+from ..guard import guard
 from . import live, region, wrap
 
 _CONTEXTLIB = contextlib.ExitStack.__enter__.__code__.co_filename
-_NOTHING: live.Token = (live.NOBODY.pop, None)
+FEATURE = "annotate"
 
 Place = tuple[int, int]  # thread and frame; 0 for the thread of what is suspended and may go on in another
 
@@ -50,9 +51,15 @@ class Annotation:
 
     def __call__(self, wrapped: C, /) -> C:
         """Return ``wrapped``, annotated."""
-        if live.tracing() or not settings.enabled:
-            return wrapped
-        return self._decorate(wrapped, self._name)  # type: ignore[no-any-return]
+        try:
+            if live.tracing() or not settings.enabled:
+                return wrapped
+            return self._decorate(wrapped, self._name)  # type: ignore[no-any-return]
+        except (TypeError, ValueError):
+            raise
+        except Exception as error:
+            guard.failed(FEATURE, error)
+        return wrapped
 
     def _decorate(self, wrapped: Any, name: str | None) -> Any:
         again = functools.partial(self._decorate, name=name)
@@ -79,10 +86,10 @@ class Annotation:
         named = self._region
         if named is None:
             if self._name is None:
-                raise TypeError('annotate needs a name here: with instrument.annotate("name"): ...')
+                return  # `__enter__` raises
             named = self._region = region.make(self._name, *self._attributes)
         # Latched here: what is opened now is closed by `_finish`, whoever listens by then.
-        token = (live.enter if place[0] else live.start)(named) if live.recording else _NOTHING
+        token = (live.enter if place[0] else live.start)(named) if live.recording else live.NOTHING
         self._open.setdefault(place, []).append(token)
 
     def _finish(self, place: Place) -> None:
@@ -101,27 +108,49 @@ class Annotation:
         live.leave(token)
 
     def __enter__(self) -> Annotation:
-        if live.tracing():
-            live.hide(self._name or "")
-            return self
-        if live.recording or self._open or self._name is None:
-            self._begin(_place(sys._getframe(1)))
+        try:
+            if live.tracing():
+                live.hide(self._name or "")
+                return self
+            if live.recording or self._open:
+                self._begin(_place(sys._getframe(1)))
+        except Exception as error:
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
+        if self._name is None:
+            raise TypeError('annotate needs a name here: with instrument.annotate("name"): ...')
         return self
 
     def __exit__(self, *_: object) -> None:
-        if live.tracing():
-            return
-        if self._open:
-            self._finish(_place(sys._getframe(1)))
+        try:
+            if not live.tracing() and self._open:
+                self._finish(_place(sys._getframe(1)))
+        except Exception as error:
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
 
     async def __aenter__(self) -> Annotation:
-        if live.recording or self._open or self._name is None:
-            self._begin(_place(sys._getframe(1)))
+        try:
+            if live.recording or self._open:
+                self._begin(_place(sys._getframe(1)))
+        except Exception as error:
+            guard.failed(FEATURE, error)
+        if self._name is None:
+            raise TypeError('annotate needs a name here: async with instrument.annotate("name"): ...')
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._open:
-            self._finish(_place(sys._getframe(1)))
+        try:
+            if self._open:
+                self._finish(_place(sys._getframe(1)))
+        except Exception as error:
+            guard.failed(FEATURE, error)
 
 
 def _place(frame: FrameType) -> Place:
@@ -138,8 +167,14 @@ class _Off(Annotation):
 
     __slots__ = ()
 
-    def _begin(self, place: Place) -> None:
-        pass
+    def __enter__(self) -> Annotation:
+        return self
+
+    async def __aenter__(self) -> Annotation:
+        return self
+
+
+_NOTHING = _Off(None, ())  # where no other can be made
 
 
 @overload
@@ -184,16 +219,27 @@ def annotate(
         >>> with annotate("data"):
         ...     batch = next(loader)
     """
-    if message is None or isinstance(message, str):
-        if not (color is None and domain is None and category is None and payload is None):
-            region.check(color, domain, category, payload)
-        attributes = (color, domain, category, payload)
-        return Annotation(message, attributes) if settings.enabled else _Off(message, attributes)
-    if not (callable(message) or hasattr(message, "__func__") or hasattr(message, "__get__")):
-        raise TypeError(f'"message" must be a string, or what is to be decorated: {message!r}')
-    return Annotation(None, (color, domain, category, payload))(message)
+    try:
+        if message is None or isinstance(message, str):
+            if not (color is None and domain is None and category is None and payload is None):
+                region.check(color, domain, category, payload)
+            attributes = (color, domain, category, payload)
+            return Annotation(message, attributes) if settings.enabled else _Off(message, attributes)
+        if not (callable(message) or hasattr(message, "__func__") or hasattr(message, "__get__")):
+            raise TypeError(f'"message" must be a string, or what is to be decorated: {message!r}')
+        return Annotation(None, (color, domain, category, payload))(message)
+    except (TypeError, ValueError):
+        raise
+    except Exception as error:
+        try:
+            guard.failed(FEATURE, error)
+        except Exception as raised:
+            if raised is error:
+                raise
+    return _NOTHING if message is None or isinstance(message, str) else message
 
 
+@guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
 def mark(
     message: str,
     color: str | int | None = None,

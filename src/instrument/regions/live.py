@@ -73,6 +73,7 @@ class _Here(threading.local):
 
 
 NOBODY = Nobody()
+NOTHING: Token = (NOBODY.pop, None)  # closes nothing
 ONCE = "backward"  # a region that this library draws itself, unless the program drew one of that name around it
 _here = _Here()
 recording = False
@@ -120,8 +121,13 @@ def attempt(
 
 def failed(emitter: Emitter, error: Exception) -> Token:
     """Take ``emitter`` out; the region it failed to open has nothing to close."""
-    live.drop(emitter, error)
-    return NOBODY.pop, None
+    try:
+        live.drop(emitter, error)
+    except Exception as another:
+        if another is error:
+            raise
+        guard.failed(f"emitter {emitter.name}", another)
+    return NOTHING
 
 
 def enter(region: Region) -> Token:
@@ -130,7 +136,12 @@ def enter(region: Region) -> Token:
     try:
         token = emitter.pop, emitter.push(region)
     except Exception as error:
-        token = failed(emitter, error)
+        try:
+            token = failed(emitter, error)
+        except Exception as raised:
+            if raised is error:
+                raise
+            return NOTHING
     if region.name == ONCE:
         _here.open += 1
         return _leave_once, token
@@ -161,7 +172,15 @@ def enter_beside_torch(region: Region) -> Token:
 def start(region: Region) -> Token:
     """Open ``region`` like `enter`, in a way that other regions may overlap: for code that is suspended."""
     emitter = current
-    return attempt(emitter, emitter.start, emitter.end, region)
+    try:
+        return emitter.end, emitter.start(region)
+    except Exception as error:
+        try:
+            return failed(emitter, error)
+        except Exception as raised:
+            if raised is error:
+                raise
+            return NOTHING
 
 
 def leave(token: Token) -> None:
@@ -169,7 +188,11 @@ def leave(token: Token) -> None:
     try:
         token[0](token[1])
     except Exception as error:
-        guard.failed("closing a region", error)
+        try:
+            guard.failed("closing a region", error)
+        except Exception as raised:
+            if raised is error:
+                raise
 
 
 def instant(region: Region) -> None:
@@ -216,14 +239,15 @@ class Live:
 
     def drop(self, emitter: Emitter, error: Exception) -> None:
         """Take a failing emitter out for good; torch's gets another chance with the next recording."""
-        if isinstance(error, (MemoryError, RecursionError)):
-            return  # the program's, not the emitter's: this one region is not shown
-        self._attached = [other for other in self._attached if other is not emitter]
-        self._recording = [other for other in self._recording if other is not emitter]
-        self._added = [other for other in self._added if other is not emitter]
-        self._failed.add(emitter.name)
-        self._settle()
-        guard.failed(f"emitter {emitter.name}", error)
+        if isinstance(error, (MemoryError, RecursionError)):  # the program's: this one region is not shown
+            guard.note(f"emitter {emitter.name}", error)
+        else:
+            self._attached = [other for other in self._attached if other is not emitter]
+            self._recording = [other for other in self._recording if other is not emitter]
+            self._added = [other for other in self._added if other is not emitter]
+            self._failed.add(emitter.name)
+            self._settle()
+            guard.failed(f"emitter {emitter.name}", error)
 
     def add(self, emitter: Emitter) -> None:
         """Let ``emitter`` hear of regions until `remove`."""
@@ -240,11 +264,13 @@ class Live:
         self._attached = attached(self._attached, self._failed)
         self._settle()
 
+    @guard.contained("looking for profilers")
     def configured(self) -> None:
         """Attach what was chosen by hand, also what failed before."""
         self._failed.clear()
         self.detect()
 
+    @guard.contained("following torch's profiler")
     def hear_torch(self, torch: Any) -> None:
         """Follow torch's profilers and compiler from now on."""
         global tracing
@@ -253,10 +279,11 @@ class Live:
             tracing = torch.compiler.is_dynamo_compiling
             compat.on_profiler(self._profiler_started, self._profiler_stopped)
 
+    @guard.contained("following torch's profiler")
     def _profiler_started(self, target: str) -> None:
         """A torch profiler is about to record."""
+        self._target, self._recording = target, []
         with guard.contained("following torch's profiler"):
-            self._target, self._recording = target, []
             auto = settings.emitters == "auto"
             if auto or "torch" in settings.emitters:
                 self._recording.append(TorchProfilerEmitter())
@@ -264,12 +291,13 @@ class Live:
                 self._recording.append(JaxEmitter())
         self._settle()
 
+    @guard.contained("following torch's profiler")
     def _profiler_stopped(self) -> None:
         """The torch profiler stopped recording."""
         self._recording = []
-        self._settle()
         with guard.contained("following torch's profiler"):
-            TorchProfilerEmitter.end_all()
+            self._settle()
+        TorchProfilerEmitter.end_all()
 
     def check(self) -> None:
         """Find out that torch's profiler stopped, where an interrupt kept it from saying so."""
@@ -280,6 +308,7 @@ class Live:
 live = Live()
 
 
+@guard.contained("looking for profilers")
 def _listen() -> None:
     """Follow torch, now or once it is imported, and the tools that this process runs under."""
     torch = sys.modules.get("torch")

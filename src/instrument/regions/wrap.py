@@ -85,7 +85,12 @@ def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
         try:
             return emitter.pop, emitter.push(region)
         except Exception as error:
-            return live.failed(emitter, error)
+            try:
+                return live.failed(emitter, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
+                return live.NOTHING
 
     once = region.name == live.ONCE
     if not isinstance(function, FunctionType):

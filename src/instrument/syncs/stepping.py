@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import compat
+from ..guard import guard
 from ..identity import IdentitySet
-from ..patch import Patch, leave_no_frame
+from ..patch import Patch, leave_no_frame, undo
 from ..regions import live
 
+FEATURE = "following optimizers"
 _RANGE = "Optimizer.step#"  # torch's own, around a step
 _ALONE = 50  # steps of another optimizer, none of the first in between; the critic of a GAN makes 5
 
@@ -67,10 +69,9 @@ class OptimizerSteps:
 
     def remove(self) -> None:
         """End."""
-        self._handle.remove()
-        while self._patches:
-            self._patches.pop().undo()
         self._stepped = _nothing
+        self._handle.remove()
+        undo(self._patches)
 
     def _range(self, context: Any) -> live.Token | None:
         if not context.name.startswith(_RANGE):
@@ -78,6 +79,7 @@ class OptimizerSteps:
         self._here.ranges += 1
         return self._out_of_range, None
 
+    @guard.contained(FEATURE)
     def _out_of_range(self, _: None) -> None:
         here = self._here
         here.ranges -= 1
@@ -95,16 +97,19 @@ class OptimizerSteps:
         self._stepped()
 
     def _after(self, optimizer: Any, *_: Any) -> None:
-        if live.tracing():
-            _note_compiled()
-            return
-        if not self._is_first(optimizer):
-            return
-        self._count += 1
-        if compat.in_backward():
-            self._passing = True
-        else:
-            self._tell()
+        try:
+            if live.tracing():
+                _note_compiled()
+                return
+            if not self._is_first(optimizer):
+                return
+            self._count += 1
+            if compat.in_backward():
+                self._passing = True
+            else:
+                self._tell()
+        except Exception as error:
+            guard.failed(FEATURE, error)
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -114,12 +119,16 @@ class OptimizerSteps:
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            if self._passing and not compat.in_backward():
-                self._passing = False
-                self._tell()
+            self._passed()
             return result
 
         return backward
+
+    @guard.contained(FEATURE)
+    def _passed(self) -> None:
+        if self._passing and not compat.in_backward():
+            self._passing = False
+            self._tell()
 
     def _is_first(self, optimizer: Any) -> bool:
         first = self._first() if self._first is not None else None
@@ -153,12 +162,16 @@ class OptimizerSteps:
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            if self._count == before and self._is_first(optimizer):
-                self._count += 1
-                self._tell()
+            self._scaler_stepped(optimizer, before)
             return result
 
         return step
+
+    @guard.contained(FEATURE)
+    def _scaler_stepped(self, optimizer: Any, before: int) -> None:
+        if self._count == before and self._is_first(optimizer):
+            self._count += 1
+            self._tell()
 
 
 def _shared(first: Any, second: Any) -> bool:

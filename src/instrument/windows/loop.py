@@ -27,6 +27,7 @@ from .schedule import Phase, Schedule, Window, schedule, span
 from .timing import StepTimes
 from .torch_schedule import FromTorch
 
+FEATURE = "recording windows"
 NEVER = sys.maxsize
 
 
@@ -45,7 +46,13 @@ class Profile(LikeTorch):
     _running: ClassVar[weakref.WeakSet[Profile]] = weakref.WeakSet()
     _warnings: ClassVar[set[str]] = set()
     started: ClassVar[list[Callable[[], None]]] = []  # called when one starts
+    _made = False  # one that could not be made counts steps, and no more
+    _started = False
+    _change = NEVER
+    _last: Any = None
+    step_num = 0
 
+    @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
     def __init__(
         self,
         out: Path,
@@ -82,6 +89,7 @@ class Profile(LikeTorch):
         self._ended = "the plan changed"  # how the loop ended, in words
         self._process = 0
         self._rank = 0
+        self._made = True
 
     @property
     def over(self) -> bool:
@@ -95,12 +103,22 @@ class Profile(LikeTorch):
 
     def step(self) -> None:
         """Tell that a step ended and the next begins: an integer compare, unless a window is open or due."""
-        self.step_num += 1
-        if self.step_num >= self._change:
-            self._advance()
+        try:
+            self.step_num += 1
+            if self.step_num >= self._change:
+                self._advance()
+        except Exception as error:
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
 
+    @guard.contained(FEATURE)
     def start(self) -> None:
         """Begin with step `step_num`; after `stop` or `pause`, go on from where that was."""
+        if not self._made:
+            return
         if self._paused:
             self._paused = False
             self._follow_plan()
@@ -135,10 +153,12 @@ class Profile(LikeTorch):
         self._follow_plan()
         self.report_steps()
 
+    @guard.contained(FEATURE)
     def stop(self) -> None:
         """End: close an open window, wait for its files, account for windows not reached, print the summary."""
         self.end(begun=self.step_num > self._first)
 
+    @guard.contained(FEATURE)
     def end(self, *, begun: bool = False, complete: bool = False) -> None:
         """Do what `stop` does, and say how far the current step came.
 
@@ -220,21 +240,26 @@ class Profile(LikeTorch):
         atexit.unregister(self._exit)
         return True
 
+    @guard.contained(FEATURE)
     def _exit(self) -> None:
         with exiting():
             self.stop()
 
     def __enter__(self) -> Profile:
-        self.start()
+        try:
+            self.start()
+        except Exception as error:
+            guard.failed(FEATURE, error)
         return self
 
+    @guard.contained(FEATURE)
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.end(begun=kind is None and self.step_num > self._first)
 
     @property
     def windows(self) -> list[dict[str, Any]]:
         """What came of each window so far, as in ``manifest.jsonl``."""
-        return self._manifest.entries
+        return self._manifest.entries if self._made else []
 
     # The way through the schedule. Nothing below raises into the loop.
 
@@ -469,6 +494,14 @@ def _rank() -> int:
     return int(rank) if rank.isdecimal() and len(rank) < 10 else 0
 
 
+def unmade(*_: Any, **__: Any) -> Profile:
+    """Return what stands for a profile that could not be made."""
+    made = Profile.__new__(Profile)
+    made._metadata = {}
+    return made
+
+
+@guard.prepared(FEATURE, otherwise=unmade)
 def profile(
     out: str | os.PathLike[str] = "runs/instrument",
     *,

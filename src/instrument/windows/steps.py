@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any, Generic, TypeVar
 
 from ..guard import guard
-from .loop import Profile, profile
+from .loop import FEATURE, Profile, profile, unmade
 from .schedule import Schedule
 from .schedule import schedule as make_schedule
 
@@ -122,6 +122,15 @@ _counts: weakref.WeakKeyDictionary[CodeType, dict[tuple[int, Path], Count]] = we
 """The loops of this process: by the code that calls `steps`, the place in it, and the folder."""
 
 
+def _uncounted() -> Count:
+    return Count(unmade(), None, 0)
+
+
+def _unrecorded(iterable: Iterable[T], *_: Any, **__: Any) -> Steps[T]:
+    return Steps(iterable, _uncounted(), _uncounted)
+
+
+@guard.prepared(FEATURE, otherwise=_unrecorded)
 def steps(
     iterable: Iterable[T],
     out: str | os.PathLike[str] = "runs/instrument",
@@ -177,7 +186,7 @@ def steps(
     def make() -> Count:
         return Count(profile(out, schedule=plan, **arguments), _comparable(plan), first)
 
-    made, frame = make(), sys._getframe(1)
+    made, frame = make(), sys._getframe(2)  # the caller of what contains this
     places = _counts.setdefault(frame.f_code, {})
     place = frame.f_lasti, made.profile.out
     known = places.get(place)

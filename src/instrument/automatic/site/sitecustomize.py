@@ -39,7 +39,14 @@ def _begin() -> None:
     begin()
 
 
-try:
-    _hidden()
-finally:
-    _begin()
+def _site() -> None:
+    try:
+        _hidden()
+    finally:
+        try:
+            _begin()
+        except Exception as error:  # nothing of the library is there to say it
+            sys.stderr.write(f"instrument: nothing is recorded: {error!r}\n")
+
+
+_site()

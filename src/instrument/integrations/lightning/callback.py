@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ...config import settings
 from ...errors import SyncError
 from ...guard import guard
-from ...patch import Patch
+from ...patch import Patch, undo
 from .packages import OfLightning, packages
 
 if TYPE_CHECKING:
     from ..loop import Loop
 
-F = TypeVar("F", bound=Callable[..., None])
+FEATURE = "following Lightning"
 
 
-def _contained(hook: F) -> F:
-    """Keep what goes wrong in ``hook`` from the training, but for a `SyncError` that was asked for."""
+def _without(callback: InstrumentCallback, *_: Any, **__: Any) -> None:
+    """Leave ``callback`` with a loop that never starts."""
+    from ..loop import Loop
 
-    @functools.wraps(hook)
-    def call(*args: Any, **kwargs: Any) -> None:
-        try:
-            hook(*args, **kwargs)
-        except SyncError:
-            raise
-        except Exception as error:
-            guard.failed("following Lightning", error)
-
-    return call  # type: ignore[return-value]
+    callback._follow(Loop.__new__(Loop))
 
 
 class InstrumentCallback(OfLightning):
@@ -57,8 +48,9 @@ class InstrumentCallback(OfLightning):
         ImportError: Lightning is not installed.
     """
 
-    base = "callbacks.Callback"
+    base = stand_in = "callbacks.Callback"
 
+    @guard.prepared(FEATURE, otherwise=_without)
     def __init__(self, out: str | os.PathLike[str] = "runs/instrument", **arguments: Any) -> None:
         from ..loop import Loop
 
@@ -80,7 +72,7 @@ class InstrumentCallback(OfLightning):
         ours.sort(key=lambda callback: callback.loop.automatic)
         return not settings.enabled or ours[:1] != [self]
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """Begin, at the step that the run is resumed at."""
         self._end()  # what a run left that nobody ended
@@ -99,15 +91,15 @@ class InstrumentCallback(OfLightning):
         from ..attachment import in_place_of
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
+            def named(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                 with self.loop.region(region):
                     return original(*args, **kwargs)
 
-            return in_place_of(original, call)
+            return in_place_of(original, guard.around(FEATURE, original, named))
 
         self._patches.append(Patch(owner, method, make))
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         """Open the step, unless this batch goes on with one."""
         if not self._driving:
@@ -118,7 +110,7 @@ class InstrumentCallback(OfLightning):
         if trainer.accumulate_grad_batches > 1 and not self.by_profiler:
             self.loop.enter("micro-step")
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End the step if an optimizer was updated."""
         if not self._driving:
@@ -129,7 +121,7 @@ class InstrumentCallback(OfLightning):
             self._leave_step()
             self.loop.step()
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         """Close a step that the module cut short, by -1 from ``on_train_batch_start``."""
         self._leave_step()
@@ -139,18 +131,18 @@ class InstrumentCallback(OfLightning):
             self.loop.leave("step")
             self._in_step = False
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_train_end(self, trainer: Any, module: Any) -> None:
         """End, before Lightning takes the model off the GPU."""
         self._end()
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
         """End."""
         with suppress(SyncError):  # there is an error already
             self._end()
 
-    @_contained
+    @guard.contained(FEATURE)
     def teardown(self, trainer: Any, module: Any, stage: str) -> None:
         """End what ended in none of the ways above."""
         self._end()
@@ -158,11 +150,12 @@ class InstrumentCallback(OfLightning):
     def _end(self) -> None:
         self._leave()
         self._in_step = False
-        while self._patches:
-            self._patches.pop().undo()
-        if self._driving:
-            self._driving = False
-            self.loop.stop()
+        try:
+            undo(self._patches)
+        finally:
+            if self._driving:
+                self._driving = False
+                self.loop.stop()
 
     def _enter(self, trainer: Any, module: Any, name: str) -> None:
         if not self._aside(trainer):
@@ -177,44 +170,44 @@ class InstrumentCallback(OfLightning):
             self.loop.leave(self._apart)
             self._apart = ""
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_sanity_check_start(self, trainer: Any, module: Any) -> None:
         """Open "sanity check": validation before the first step."""
         self._enter(trainer, module, "sanity check")
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_sanity_check_end(self, trainer: Any, module: Any) -> None:
         """Close it."""
         self._end()
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         """Open "evaluation"."""
         if not trainer.sanity_checking:
             self._enter(trainer, module, "evaluation")
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         """Close it."""
         if not trainer.sanity_checking:
             self._leave()
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_test_start(self, trainer: Any, module: Any) -> None:
         """Open "test"."""
         self._enter(trainer, module, "test")
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_test_end(self, trainer: Any, module: Any) -> None:
         """Close it."""
         self._leave()
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_predict_start(self, trainer: Any, module: Any) -> None:
         """Open "predict"."""
         self._enter(trainer, module, "predict")
 
-    @_contained
+    @guard.contained(FEATURE)
     def on_predict_end(self, trainer: Any, module: Any) -> None:
         """Close it."""
         self._leave()

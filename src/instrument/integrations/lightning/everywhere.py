@@ -10,7 +10,7 @@ from typing import Any
 from ...config import RUN, settings
 from ...guard import guard
 from ...patch import Patch
-from .callback import InstrumentCallback
+from .callback import FEATURE, InstrumentCallback
 from .packages import loaded
 
 
@@ -26,24 +26,23 @@ class AutomaticCallback(InstrumentCallback):
         self._follow(loop)
 
 
+@guard.prepared(FEATURE, otherwise=list)
 def callbacks() -> list[Any]:
     """Return what each new Trainer asks the entry point for: nothing, as long as the environment does not ask."""
-    made = []
     if settings.enabled and os.environ.get(RUN):
-        with guard.contained("following Lightning"):
-            from ..environment import automatic
+        from ..environment import automatic
 
-            if automatic() is not None:
-                made.append(AutomaticCallback())
-    return made
+        if automatic() is not None:
+            return [AutomaticCallback()]
+    return []
 
 
+@guard.contained(FEATURE)
 def install() -> None:
     """Give a callback to each Trainer made from now on, of the packages imported by now, unless it has one."""
-    with guard.contained("following Lightning"):
-        if callbacks():
-            for package in loaded():
-                _patched(package.Trainer)
+    if callbacks():
+        for package in loaded():
+            _patched(package.Trainer)
 
 
 @functools.cache
@@ -55,7 +54,7 @@ def _with_callback(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
         original(trainer, *args, **kwargs)
-        with guard.contained("following Lightning"):
+        with guard.contained(FEATURE):
             if not any(isinstance(callback, InstrumentCallback) for callback in trainer.callbacks):
                 trainer.callbacks[:0] = callbacks()
 

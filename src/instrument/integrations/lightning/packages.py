@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import operator
 import sys
 from types import ModuleType
 from typing import Any, ClassVar
+
+from ...guard import guard
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -44,17 +47,25 @@ class OfLightning:
     """Of Lightning's class ``base`` as well, in each package that is imported when an instance is made."""
 
     base: ClassVar[str]
+    stand_in: ClassVar[str]  # Lightning's class of what stands for one that could not be made, and does nothing
     _kind: ClassVar[type]  # without Lightning's
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make an instance that any Trainer takes for one of its own."""
-        module, name = cls.base.split(".")
-        bases = [getattr(getattr(package, module), name) for package in packages()]
-        kind = vars(cls).get("_kind", cls)
-        made = object.__new__(_joined(kind, tuple(base for base in bases if not issubclass(kind, base))))
-        made._arguments = args, kwargs
-        return made
+        try:
+            module, name = cls.base.split(".")
+            bases = [getattr(getattr(package, module), name) for package in packages()]
+            kind = vars(cls).get("_kind", cls)
+            made = object.__new__(_joined(kind, tuple(base for base in bases if not issubclass(kind, base))))
+            made._arguments = args, kwargs
+            return made
+        except ImportError:
+            raise
+        except Exception as error:
+            guard.failed("following Lightning", error)
+        package = next(sys.modules[name] for name in PACKAGES if name in sys.modules)
+        return operator.attrgetter(cls.stand_in)(package)()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self._kind, *self._arguments)  # a copy, as in a process that a Trainer spawns, begins anew

@@ -7,8 +7,16 @@ from typing import Any
 
 from ... import log
 from ...guard import guard
-from .callback import InstrumentCallback
+from .callback import FEATURE, InstrumentCallback
 from .packages import OfLightning
+
+
+def _without(profiler: InstrumentProfiler, *_: Any, **__: Any) -> None:
+    """Leave ``profiler`` as one of Lightning's that profiles nothing."""
+    from ..loop import Loop
+
+    super(InstrumentProfiler, profiler).__init__()
+    profiler._report, profiler.loop = [], Loop.__new__(Loop)
 
 
 class InstrumentProfiler(OfLightning):
@@ -27,22 +35,26 @@ class InstrumentProfiler(OfLightning):
     """
 
     base = "profilers.Profiler"
+    stand_in = "profilers.PassThroughProfiler"
+    _callback: InstrumentCallback | None = None  # of the Trainer that this is used by
 
+    @guard.prepared(FEATURE, otherwise=_without)
     def __init__(self, out: str | os.PathLike[str] = "runs/instrument", **arguments: Any) -> None:
         from ..loop import Loop
 
         super().__init__()
-        self._callback: InstrumentCallback | None = None  # of the Trainer that this is used by
         self._report: list[str] = []
         arguments.setdefault("tell", self._report.append)
         self.loop = Loop(out, **arguments)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Begin a run: have the Trainer call a callback, which a profiler's actions cannot replace."""
-        super().setup(stage, local_rank, log_dir)  # type: ignore[misc]
-        with guard.contained("following Lightning"):
+        try:
             self._report.clear()
             self._join(self._lightning_module.trainer.callbacks)  # type: ignore[attr-defined]
+        except Exception as error:
+            guard.failed(FEATURE, error)
+        super().setup(stage, local_rank, log_dir)  # type: ignore[misc]
 
     def _join(self, callbacks: list[Any]) -> None:
         others = [callback for callback in callbacks if isinstance(callback, InstrumentCallback)]
@@ -57,11 +69,13 @@ class InstrumentProfiler(OfLightning):
         # Steps begin and end in these.
         self._apart = (f"[Callback]{self._callback.state_key}.", "run_training_epoch")  # type: ignore[attr-defined]
 
+    @guard.contained(FEATURE)
     def start(self, action_name: str) -> None:
         """Open the region of an action."""
         if self._callback is not None and not action_name.startswith(self._apart):
             self._callback.loop.enter(action_name)
 
+    @guard.contained(FEATURE)
     def stop(self, action_name: str) -> None:
         """Close it, and what an exception left open in it."""
         if self._callback is not None and not action_name.startswith(self._apart):
@@ -69,7 +83,11 @@ class InstrumentProfiler(OfLightning):
 
     def summary(self) -> str:
         """Return the summary of the windows of this run."""
-        return "\n".join(self._report)
+        try:
+            return "\n".join(self._report)
+        except Exception as error:
+            guard.failed(FEATURE, error)
+        return ""
 
 
 class ProfilerCallback(InstrumentCallback):
@@ -79,8 +97,9 @@ class ProfilerCallback(InstrumentCallback):
         self._profiler = profiler
         self._follow(profiler.loop)
 
+    @guard.contained(FEATURE)
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
         """End, with the report that Lightning leaves out then."""
         super().on_exception(trainer, module, exception)
-        with guard.contained("following Lightning"):
+        with guard.contained(FEATURE):
             self._profiler.describe()  # type: ignore[attr-defined]

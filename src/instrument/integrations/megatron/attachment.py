@@ -11,7 +11,7 @@ from ... import compat
 from ...config import settings
 from ...guard import guard
 from . import core, nvtx, training
-from .calls import Undo
+from .calls import FEATURE, Undo
 from .driver import Driver
 
 PATCHES: dict[str, Callable[[Driver, ModuleType], Iterator[Undo]]] = {
@@ -46,6 +46,7 @@ class Attachment(Driver):
         """What came of each window so far, as in ``manifest.jsonl``."""
         return self.loop.windows
 
+    @guard.contained(FEATURE)
     def remove(self) -> None:
         """End, and put back everything of Megatron's; once more does nothing."""
         if not self.switch.on:
@@ -62,9 +63,11 @@ class Attachment(Driver):
     def __enter__(self) -> Attachment:
         return self
 
+    @guard.contained(FEATURE)
     def __exit__(self, *_: object) -> None:
         self.remove()
 
+    @guard.contained(FEATURE)
     def _patch(self, patches: Callable[[Driver, ModuleType], Iterator[Undo]], module: ModuleType) -> None:
         if not self.switch.on:
             return

@@ -15,6 +15,8 @@ from ...regions import live
 from ...regions.region import Region
 from .pushes import Pushes
 
+FEATURE = "following Megatron"
+
 
 class Undo(Protocol):
     """What can be put back."""
@@ -68,16 +70,16 @@ def named(
     What Megatron pushes inside and does not pop is closed with it.
     """
 
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if live.tracing() or not (switch.on and live.recording):
-            return original(*args, **kwargs)
+    def when() -> bool:
+        return not live.tracing() and switch.on and live.recording
+
+    def following(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         region = None
-        with guard.contained("naming a call of Megatron's"):
+        with guard.contained(FEATURE):
             region = shown(*args, **kwargs)
         if region is None:
             return original(*args, **kwargs)
         with pushes.around(region, sys._getframe(1)):
             return original(*args, **kwargs)
 
-    return call
+    return functools.wraps(original)(guard.around(FEATURE, original, following, when))

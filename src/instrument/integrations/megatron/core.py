@@ -13,7 +13,7 @@ from ...guard import guard
 from ...patch import Patch
 from ...regions import live, region
 from ...regions.region import DOMAIN, Region, by_name
-from .calls import Arguments, Everywhere, Undo, named
+from .calls import FEATURE, Arguments, Everywhere, Undo, named
 from .driver import Driver
 
 Label = tuple[int | None, str]  # the number of a micro-batch, and the stage
@@ -78,10 +78,7 @@ def schedules(driver: Driver, module: ModuleType) -> Iterator[Undo]:
     def forward_step(original: Callable[..., Any]) -> Callable[..., Any]:
         given = Arguments(original)
 
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if live.tracing() or not driver.switch.on:
-                return original(*args, **kwargs)
+        def following(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with guard.contained("following a micro-batch"):
                 begin(given.get("model", args, kwargs), given.get("forward_step_func", args, kwargs))
             if not live.recording:
@@ -95,7 +92,10 @@ def schedules(driver: Driver, module: ModuleType) -> Iterator[Undo]:
                 microbatches.done(label, result)
             return result
 
-        return call
+        def when() -> bool:
+            return driver.switch.on and not live.tracing()
+
+        return functools.wraps(original)(guard.around(FEATURE, original, following, when))
 
     def backward_step(original: Callable[..., Any]) -> Callable[..., Any]:
         given = Arguments(original)
@@ -124,8 +124,7 @@ def optimizers(driver: Driver, module: ModuleType) -> Iterator[Undo]:
     shown = region.make("optimizer", None, None, None, None)
 
     def step(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def following(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not driver.switch.on or driver.updating:  # one that others are chained in
                 return original(*args, **kwargs)
             driver.updating = True
@@ -140,7 +139,7 @@ def optimizers(driver: Driver, module: ModuleType) -> Iterator[Undo]:
             driver.updated()
             return result
 
-        return call
+        return functools.wraps(original)(guard.around(FEATURE, original, following))
 
     for kind in _subclasses(base) if base is not None else ():
         if "step" in vars(kind):

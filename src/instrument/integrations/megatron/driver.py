@@ -13,7 +13,7 @@ from ...guard import guard
 from ...modules.parts import Switch
 from ...syncs.stepping import OptimizerSteps
 from ..loop import Loop
-from .calls import Undo
+from .calls import FEATURE, Undo
 from .pushes import Pushes
 
 
@@ -37,6 +37,7 @@ class Driver:
         self._number: int | None = None  # of the last iteration
         self._inside = False  # one runs
 
+    @guard.contained(FEATURE)
     def step(self) -> None:
         """Tell that a step of your own loop ended, where no optimizer of torch's or Megatron's says so."""
         if not self.switch.on or self._teller == "iteration":
@@ -46,6 +47,7 @@ class Driver:
         if not counted:
             self._advance()
 
+    @guard.contained(FEATURE)
     def end(self) -> None:
         """End the recording: training is over."""
         atexit.unregister(self.end)
@@ -60,6 +62,7 @@ class Driver:
         if self.loop.running:
             self.loop.name(_inner(model))
 
+    @guard.contained(FEATURE)
     def updated(self, by: str = "optimizer") -> None:
         """A step of an optimizer ended."""
         if not self.switch.on or self._teller in ("iteration", "step"):

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
+from ...guard import guard
 from ...modules.parts import Switch
 from ...patch import Patch
 from ...regions import live, region
-from .calls import Everywhere, Undo, named
+from .calls import FEATURE, Everywhere, Undo, named
 from .driver import Driver
 from .pushes import Pushes
 
@@ -48,10 +49,14 @@ def _push(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Call
             return
         if not switch.on:
             original(_name(sys._getframe(1), msg, suffix))
-        elif live.recording:
-            frame = sys._getframe(1)
-            shown = region.make(_name(frame, msg, suffix), None, None, None, None)
-            pushes.push(shown, frame, owned=msg is None)
+            return
+        try:
+            if live.recording:
+                frame = sys._getframe(1)
+                shown = region.make(_name(frame, msg, suffix), None, None, None, None)
+                pushes.push(shown, frame, owned=msg is None)
+        except Exception as error:
+            guard.failed(FEATURE, error)
 
     return nvtx_range_push
 
@@ -63,8 +68,12 @@ def _pop(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Calla
             return
         if not switch.on:
             original(_name(sys._getframe(1), msg, suffix))
-        elif pushes:
-            pushes.pop(_name(sys._getframe(1), msg, suffix))
+            return
+        try:
+            if pushes:
+                pushes.pop(_name(sys._getframe(1), msg, suffix))
+        except Exception as error:
+            guard.failed(FEATURE, error)
 
     return nvtx_range_pop
 

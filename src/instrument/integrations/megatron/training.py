@@ -13,7 +13,7 @@ from ...guard import guard
 from ...patch import Patch
 from ...regions import region
 from ...windows.schedule import schedule
-from .calls import Arguments, Undo, named
+from .calls import FEATURE, Arguments, Undo, named
 from .driver import Driver
 
 REGIONS = {"evaluate": "evaluation", "save_checkpoint_and_time": "checkpoint"}
@@ -25,8 +25,7 @@ def patches(driver: Driver, module: ModuleType) -> Iterator[Undo]:
     def train_step(original: Callable[..., Any]) -> Callable[..., Any]:
         given = Arguments(original)
 
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def following(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not driver.switch.on:
                 return original(*args, **kwargs)
             number = None
@@ -36,11 +35,10 @@ def patches(driver: Driver, module: ModuleType) -> Iterator[Undo]:
             with driver.iteration(number, models if isinstance(models, (list, tuple)) else [models]):
                 return original(*args, **kwargs)
 
-        return call
+        return functools.wraps(original)(guard.around(FEATURE, original, following))
 
     def train(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def following(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not driver.switch.on:
                 return original(*args, **kwargs)
             driver.training = True
@@ -51,7 +49,7 @@ def patches(driver: Driver, module: ModuleType) -> Iterator[Undo]:
                 driver.training = False
                 driver.end()
 
-        return call
+        return functools.wraps(original)(guard.around(FEATURE, original, following))
 
     yield Patch(module, "train_step", train_step)
     yield Patch(module, "train", train)

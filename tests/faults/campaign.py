@@ -1,0 +1,256 @@
+"""Runs trainings as they are, and once more for each fault, in processes forked from one that imported it all.
+
+    python -m tests.faults.campaign FOLDER CASES SEED SCENARIO...
+
+CASES is the number of faults in each scenario, drawn by SEED, or "all". The results go to FOLDER/SCENARIO.json.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from . import injector
+
+JOBS = 2
+LIMIT_S = 60  # of one case
+PRELOADED = (
+    "torch", "torch._dynamo", "torch._inductor", "torch.profiler", "numpy", "structlog", "wrapt", "msgspec",
+    "rich.console", "rich.table", "typer",
+)  # fmt: skip
+ENVIRONMENT = {"INSTRUMENT_SUMMARY": "0", "ACCELERATE_USE_CPU": "true", "TQDM_DISABLE": "1"}
+
+
+class Case(NamedTuple):
+    """One fault."""
+
+    function: str
+    call: int
+    error: str
+
+
+class Result(NamedTuple):
+    """What became of a training."""
+
+    exit: int
+    outcome: Any
+    fired: bool
+    in_import: bool  # while a module of the library was being imported
+    in_setup: bool  # before the plan of the windows began
+    counts: dict[str, int]
+    leftovers: list[str]
+    modules: list[str]
+    windows: list[str]  # that have a line in a manifest
+    text: str  # what it printed, and the manifest
+
+
+def cases(counts: dict[str, int]) -> list[Case]:
+    """Return every fault: each function, its first, middle and last call, each error."""
+    return [
+        Case(name, call, error)
+        for name, count in counts.items()
+        for call in sorted({1, (count + 1) // 2, count})
+        for error in injector.ERRORS
+    ]
+
+
+def verdict(case: Case, result: Result, recorded: Result) -> str:
+    """Say in a word or two what a fault led to, beside the run without one."""
+    fault = f"injected into {case.function}"
+    if result.exit == -signal.SIGKILL:
+        return "hung"
+    if result.exit:
+        return "import" if result.in_import else "killed"
+    if not result.fired:
+        return "not reached"
+    if result.outcome != recorded.outcome:
+        return "changed"
+    if "Exception ignored in" in result.text:
+        return "leaked"
+    if set(result.leftovers) - set(recorded.leftovers):
+        return "left behind"
+    if fault not in result.text:
+        return "unsaid"
+    if set(recorded.windows) <= set(result.windows) or result.in_setup:  # else no window was planned
+        return "contained"
+    return "no manifest line"
+
+
+class Runner:
+    """Runs one scenario over and over, each time in a forked process."""
+
+    def __init__(self, scenario: str, folder: Path, faults: injector.Faults, tokens: tuple[int, int]) -> None:
+        self._scenario = scenario
+        self._folder = folder
+        self._faults = faults
+        self._tokens = tokens
+        self._runs = 0
+
+    def run(self, *, plain: bool = False, case: Case | None = None) -> Result:
+        """Run it once, in a forked process."""
+        self._runs += 1
+        folder = self._folder / f"{self._scenario}-{self._runs}"
+        folder.mkdir()
+        with self.turn():
+            process = os.fork()
+            if process == 0:
+                code = 1
+                try:
+                    self._become(folder, plain, case)
+                    code = 0
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    _exit(code)
+            status = _wait(process)
+        report = json.loads(_text(folder / "report.json") or "{}")
+        manifests = {path.parent.name: _text(path) for path in folder.glob("**/manifest.jsonl")}
+        lines = [(name, line) for name, text in manifests.items() for line in text.splitlines()]
+        windows = {f"{name}/{json.loads(line)['window']}" for name, line in lines}
+        result = Result(
+            os.waitstatus_to_exitcode(status),
+            json.loads(_text(folder / "outcome.json") or "null"),
+            report.get("fired", False),
+            report.get("in_import", False),
+            report.get("in_setup", False),
+            report.get("counts", {}),
+            report.get("leftovers", []),
+            report.get("modules", []),
+            sorted(windows),
+            "".join([_text(folder / "output.txt"), *manifests.values()]),
+        )
+        shutil.rmtree(folder)
+        return result
+
+    def _become(self, folder: Path, plain: bool, case: Case | None) -> None:
+        from . import scenarios
+
+        output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(folder)
+        faults, before = self._faults, scenarios.patchable()
+
+        def report() -> None:
+            counts = {name: count for name, count in zip(faults.names, faults.counts, strict=True) if count}
+            left = {} if plain else {"leftovers": scenarios.leftovers(before)}
+            modules = [name for name in sys.modules if name.partition(".")[0] != "instrument"]
+            fired = {name: getattr(faults, name) for name in ("fired", "in_import", "in_setup")}
+            written = {**fired, "counts": counts, "modules": modules, **left}
+            (folder / "report.json").write_text(json.dumps(written))
+
+        atexit.register(report)  # before the library's own, so that it runs after them
+        if case is not None:
+            faults.arm(case.function, case.call, injector.ERRORS[case.error])
+        outcome = scenarios.SCENARIOS[self._scenario](plain)
+        (folder / "outcome.json").write_text(json.dumps(outcome))
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until fewer than `JOBS` others run."""
+        os.read(self._tokens[0], 1)
+        try:
+            yield
+        finally:
+            os.write(self._tokens[1], b".")
+
+
+def _exit(code: int) -> NoReturn:
+    """Do what the interpreter does at its end, but for freeing all memory: that takes a second of copied pages."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _wait(process: int) -> int:
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        found, status = os.waitpid(process, os.WNOHANG)
+        if found:
+            return status
+        if time.monotonic() > deadline:
+            os.kill(process, signal.SIGKILL)
+            return os.waitpid(process, 0)[1]
+        time.sleep(0.002)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def campaign(runner: Runner, scenario: str, number: int | None, seed: int) -> dict[str, Any]:
+    """Run ``number`` faults of a scenario, or all."""
+    from . import scenarios
+
+    with runner.turn():
+        for module in scenarios.MODULES.get(scenario, ()):
+            importlib.import_module(module)
+    expected, recorded = runner.run(plain=True), runner.run()
+    with runner.turn():
+        for module in recorded.modules:  # once, instead of in each case
+            with suppress(Exception):
+                importlib.import_module(module)
+    found: dict[str, Any] = {
+        "expected": expected._asdict(), "recorded": recorded._asdict(), "cases": [],
+    }  # fmt: skip
+    gc.freeze()  # what is there by now need not be looked at, and copied, in each process
+    known = cases(recorded.counts)
+    wanted = os.environ.get("INSTRUMENT_FUZZ_FUNCTION")
+    if wanted:
+        known = [case for case in known if wanted in case.function]
+    chosen = known if number is None else random.Random(seed).sample(known, min(number, len(known)))
+    for case in chosen:
+        begun = time.monotonic()
+        result = runner.run(case=case)
+        word = verdict(case, result, recorded)
+        detail = "" if word in ("contained", "not reached") else result.text[-4000:]
+        took = round(time.monotonic() - begun, 2)
+        found["cases"].append({**case._asdict(), "verdict": word, "detail": detail, "took": took})
+    return found
+
+
+def main(folder: Path, number: int | None, seed: int, names: list[str]) -> None:
+    """Run the campaigns of several scenarios, two cases at a time."""
+    os.environ.update(ENVIRONMENT)
+    for name in ("INSTRUMENT_STRICT", "RANK"):
+        os.environ.pop(name, None)
+    faults = injector.install()
+    for module in PRELOADED:
+        importlib.import_module(module)
+    import torch
+
+    torch.set_num_threads(1)
+    hasattr(torch, "_inductor")
+    tokens = os.pipe()
+    os.write(tokens[1], b"." * JOBS)
+    processes = {}
+    for name in names:
+        process = os.fork()
+        if process == 0:
+            found = campaign(Runner(name, folder, faults, tokens), name, number, seed)
+            (folder / f"{name}.json").write_text(json.dumps(found))
+            return
+        processes[process] = name
+    for process, name in processes.items():
+        if os.waitpid(process, 0)[1]:
+            print(f"the campaign of {name} failed", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), None if sys.argv[2] == "all" else int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

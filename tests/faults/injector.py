@@ -1,0 +1,169 @@
+"""Makes one call of one function of the library raise, in a process that has not imported the library yet."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+SOURCE = Path(__file__).parents[2] / "src" / "instrument"
+HIT = "__instrument_fault__"
+BEGIN = "instrument.windows.loop:Profile._advance"
+ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (RuntimeError, MemoryError, OSError, RecursionError)
+}
+
+
+class Faults:
+    """Counts the calls of each function, and raises in the one that it is armed for.
+
+    Attributes:
+        names: the functions, as "module:qualified name", at the index that their calls report.
+        counts: how often each of them was called.
+        fired: whether the error was raised.
+        importing: how many modules of the library are being imported.
+        in_import: whether the error was raised while one was.
+        in_setup: whether it was raised before the first step of a window's plan was looked at.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.counts: list[int] = []
+        self.fired = self.in_import = self.in_setup = False
+        self.importing = 0
+        self._function = self._call = -1
+        self._error: type[Exception] = RuntimeError
+
+    def arm(self, name: str, call: int, error: type[Exception]) -> None:
+        """Raise ``error`` in the call number ``call`` (from 1) of the function ``name``."""
+        self._function, self._call, self._error = self.names.index(name), call, error
+
+    def __call__(self, function: int) -> None:
+        """Take note of a call; every function of the library begins with one of these."""
+        count = self.counts[function] = self.counts[function] + 1
+        if function == self._function and count == self._call:
+            self.fired, self.in_import = True, self.importing > 0
+            self.in_setup = not self.counts[self.names.index(BEGIN)]
+            raise self._error(f"injected into {self.names[function]}")
+
+
+class Instrumenter(ast.NodeTransformer):
+    """Lets each function report its calls, inside a ``try`` for any ``Exception`` that its body begins with.
+
+    Assignments of constants and names, which cannot fail, may come before that.
+    """
+
+    def __init__(self, module: str, faults: Faults) -> None:
+        self._faults = faults
+        self._path = [module]
+
+    def _hit(self, node: ast.AST, name: str) -> ast.Call:
+        qualified = f"{self._path[0]}:{'.'.join([*self._path[1:], name])}"
+        same = sum(known.split("#")[0] == qualified for known in self._faults.names)
+        self._faults.names.append(f"{qualified}#{same}" if same else qualified)
+        self._faults.counts.append(0)
+        call = ast.Call(ast.Name(HIT, ast.Load()), [ast.Constant(len(self._faults.names) - 1)], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self._path.append(node.name)
+        self.generic_visit(node)
+        self._path.pop()
+        return node
+
+    def visit_FunctionDef(self, node: Any) -> Any:
+        hit = self._hit(node, node.name)
+        self._path.append(node.name)
+        self.generic_visit(node)
+        self._path.pop()
+        body: list[ast.stmt] = node.body
+        first = next((at for at, statement in enumerate(body) if not _cannot_fail(statement)), 0)
+        while first < len(body) and isinstance(body[first], ast.Try) and _for_any(body[first]):
+            body, first = body[first].body, 0  # type: ignore[attr-defined]
+        body.insert(first, ast.copy_location(ast.Expr(hit), node))
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        hit = self._hit(node, "<lambda>")
+        self.generic_visit(node)
+        node.body = ast.copy_location(ast.BoolOp(ast.Or(), [hit, node.body]), node)
+        return node
+
+
+def _cannot_fail(statement: ast.stmt) -> bool:
+    """Tell whether ``statement`` is a docstring, or the assignment of a constant or of what a name holds."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    value = getattr(statement, "value", None)
+    values = value.elts if isinstance(value, ast.Tuple) else [value]
+    return isinstance(statement, (ast.Assign, ast.AnnAssign)) and all(
+        isinstance(value, (ast.Constant, ast.Name, ast.Attribute)) for value in values
+    )
+
+
+def _for_any(node: Any) -> bool:
+    kinds = [handler.type for handler in node.handlers]
+    return any(isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException") for kind in kinds)
+
+
+class Loader(importlib.abc.InspectLoader):
+    """Executes a module's code as it was compiled before."""
+
+    def __init__(self, code: CodeType, path: Path, faults: Faults) -> None:
+        self._code = code
+        self.path = path
+        self._faults = faults
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._faults.importing += 1
+        try:
+            super().exec_module(module)
+        finally:
+            self._faults.importing -= 1
+
+    def get_source(self, fullname: str) -> str:
+        return self.path.read_text()
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self._code
+
+    def is_package(self, fullname: str) -> bool:
+        return self.path.stem == "__init__"
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the library's modules, all compiled when this is made."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._loaders: dict[str, Loader] = {}
+        for path in sorted(SOURCE.rglob("*.py")):
+            parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            tree = Instrumenter(name, faults).visit(ast.parse(path.read_text()))
+            self._loaders[name] = Loader(compile(tree, str(path), "exec", dont_inherit=True), path, faults)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        loader = self._loaders.get(fullname)
+        if loader is None:
+            return None
+        return importlib.util.spec_from_file_location(fullname, loader.path, loader=loader)
+
+
+def install() -> Faults:
+    """Let the library be imported with functions that can be made to raise."""
+    assert "instrument" not in sys.modules
+    faults = Faults()
+    setattr(builtins, HIT, faults)
+    sys.meta_path.insert(0, Finder(faults))
+    return faults

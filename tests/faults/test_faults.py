@@ -1,0 +1,85 @@
+"""A function of the library that raises changes no training, and the log or the manifest says that it raised.
+
+A sample of the faults runs with the other tests, every one of them with ``make fuzz``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from ..support.programs import ROOT, environment
+
+SCENARIOS = ("steps", "run", "transformers", "accelerate", "lightning", "lightning_profiler", "server")
+SAMPLE = 20  # faults in each scenario, of some two thousand
+SEED = 11
+
+# Functions that have nothing around them, with the reason. An error in a module of the library that the program's
+# own statement imports passes as well: there is nothing yet that could step aside.
+OUTERMOST = {
+    # The import statement of the program itself.
+    "instrument:__getattr__",
+    # They stand for the program's own code or torch's, which they call; what else they call is contained.
+    "instrument.compat:on_profiler.run_on_profiler_start",
+    "instrument.compat:on_profiler.run_on_profiler_stop",
+    "instrument.compat:on_session.leave_trace",
+    "instrument.compat:on_session.prepare_trace",
+    "instrument.integrations.attachment:in_place_of.method",
+    "instrument.modules.installer:Installer._getstate.getstate",
+    "instrument.regions.wrap:_generator.wrapper",
+    "instrument.windows.steps:Steps.__iter__",
+    # The containment: what it raises is what the function that it calls raised.
+    "instrument.guard:_Once.__call__",
+}
+# These make the lines of the manifest, or plan a server's windows: where one fails, a line may be missing, and the
+# log says why.
+MANIFEST = (
+    "instrument.integrations.server:Triggered.",
+    "instrument.windows.aftermath:",
+    "instrument.windows.loop:Profile._entry",
+    "instrument.windows.loop:Profile._note",
+    "instrument.windows.manifest:",
+)
+# Functions that say what failed: where one of them fails, the training goes on all the same.
+SAYING = {"instrument.guard:Guard.failed", "instrument.guard:Guard.note", "instrument.log:last_resort"}
+
+pytestmark = pytest.mark.fuzz
+
+
+@pytest.fixture(scope="module")
+def campaigns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What became of each scenario, by its name."""
+    folder = tmp_path_factory.mktemp("faults")
+    number = "all" if os.environ.get("INSTRUMENT_FUZZ") == "all" else str(SAMPLE)
+    command = [sys.executable, "-m", "tests.faults.campaign", str(folder), number, str(SEED), *SCENARIOS]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True)
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in SCENARIOS}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_no_fault_changes_a_training(campaigns: dict[str, Any], scenario: str) -> None:
+    """Each fault is contained and said, but for those in `OUTERMOST` and in imports."""
+    found = campaigns[scenario]
+    plain, recorded = found["expected"], found["recorded"]
+    assert (plain["exit"], recorded["exit"]) == (0, 0), recorded["text"]
+    assert plain["outcome"] == recorded["outcome"]
+    assert len(recorded["counts"]) > 150  # functions
+    verdicts = defaultdict(list)
+    for case in found["cases"]:
+        function, verdict = case["function"], case["verdict"]
+        if function in OUTERMOST or (verdict == "unsaid" and function in SAYING):
+            verdict = "listed"
+        elif verdict == "no manifest line" and function.startswith(MANIFEST):
+            verdict = "contained"
+        verdicts[verdict].append(case)
+    print(scenario, {verdict: len(cases) for verdict, cases in verdicts.items()})
+    right = {"contained", "import", "listed", "not reached"}
+    wrong = {verdict: verdicts[verdict] for verdict in verdicts.keys() - right}
+    assert wrong == {}
+    assert len(verdicts["contained"]) > len(found["cases"]) / 2
