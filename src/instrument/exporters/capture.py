@@ -11,7 +11,8 @@ class Capture(Protocol):
     """One window's recording. All but the function that `save` returns is called on one thread.
 
     A capture is made when the window's warm-up begins, or its first recorded step if it has none. ``raw`` is its
-    trace as torch.profiler wrote it, if it has one, while that file is there.
+    trace as torch.profiler wrote it, if it has one, while that file is there. One whose recording may end before
+    `stop` has an attribute ``cut``: why it did, in words, else empty; `step` and `stop` then do nothing.
     """
 
     raw: Path | None
@@ -23,7 +24,7 @@ class Capture(Protocol):
         """The recorded step ``number`` begins, or with None the last one ended."""
 
     def add_metadata(self, key: str, value: str) -> None:
-        """Put a text into what is being recorded, where it has a place for it; called just before `stop`."""
+        """Put a text into what is being recorded, where it has a place for it; after `start`."""
 
     def stop(self) -> None:
         """Record no more."""

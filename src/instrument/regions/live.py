@@ -223,6 +223,7 @@ class Live:
     def _profiler_started(self, target: str) -> None:
         """A torch profiler is about to record."""
         with guard.contained("following torch's profiler"):
+            TorchProfilerEmitter.end_all()  # of a recording that this one takes the place of
             self._target, self._recording = target, []
             auto = settings.emitters == "auto"
             if auto or "torch" in settings.emitters:

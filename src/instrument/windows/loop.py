@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .. import log
+from .. import compat, log
 from ..config import settings
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
@@ -58,7 +58,6 @@ class Profile(LikeTorch):
         self._exporter = exporter
         self._on_trace_ready = on_trace_ready
         self._ranks = ranks
-        self._recording: Recording | None = None
         self._left_on: Recording | None = None  # by a `stop` on another thread, until this one's next step
         self._over = 0  # the number of the last window that is over
         self._manifest = Manifest(self.out)
@@ -69,6 +68,7 @@ class Profile(LikeTorch):
         self._first = first_step
         self._started = False
         self._closing = False  # on_trace_ready is called
+        self._postponed = False  # a window's begin or end, as `step` was called in a backward pass
         self._ended = "the plan changed"  # how the loop ended, in words
         self._process = 0
         self._rank = 0
@@ -127,6 +127,8 @@ class Profile(LikeTorch):
         Profile._running.discard(self)
         self._change = NEVER
         self._ended = f"the loop ended {'before' if begun else 'after' if complete else 'in'} step {self.step_num}"
+        if self._postponed:
+            self._ended += "; step() was called in the backward pass, where torch.profiler cannot start or stop"
         atexit.unregister(self._exit)
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
@@ -179,8 +181,12 @@ class Profile(LikeTorch):
         with guard.contained("following the schedule"):
             if recording is not None and not recording.here():
                 return
+            if self._exporter.name == "torch_profiler" and compat.in_backward():
+                self._postponed = True  # torch undoes at the end of the pass what starts or stops in it
+                return
             phase, window = self._plan.at(step)
-            if recording is not None and (window is None or window.index != recording.window.index):
+            over = recording is not None and (window is None or window.index != recording.window.index)
+            if recording is not None and (over or recording.cut):
                 self._close(recording)
                 if self._change == NEVER:  # on_trace_ready called `stop`
                     return
@@ -202,7 +208,7 @@ class Profile(LikeTorch):
                 self._recording = Recording(window, capture)
             self._recording.window = window
             if phase is Phase.ACTIVE:
-                self._recording.step(self.step_num)
+                self._recording.step(self.step_num, self._metadata)
             else:
                 self._change = window.active
         except BaseException as error:
@@ -219,7 +225,7 @@ class Profile(LikeTorch):
         try:
             if recording.start_ns is None:
                 raise CaptureError(f"{self._ended}, in warm-up")
-            recording.stop(self._metadata)
+            recording.stop()
             folder = self.out / f"window-{window.index:04d}"
             save = recording.capture.save(folder, f"rank{self._rank}.{recording.end_ns}")
         except BaseException as error:
@@ -231,7 +237,7 @@ class Profile(LikeTorch):
             recording.steps = recording.steps[0], self.step_num - 1
         self._over, self._last = window.index, recording.capture
         early = self.step_num + complete < window.stop < NEVER
-        reasons = [self._ended] if early else []
+        reasons = [recording.cut] if recording.cut else [self._ended] if early else []
         failure = None
         self._closing = True
         try:
@@ -250,7 +256,7 @@ class Profile(LikeTorch):
                 save,
                 reasons,
                 **self._entry(window, recording),
-                status="partial" if early else "recorded",
+                status="partial" if early or recording.cut else "recorded",
             )
         if self._plan.count == window.index:
             self._aftermath.later(self._report)

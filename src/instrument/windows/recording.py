@@ -41,16 +41,23 @@ class Recording:
             log.warning("not the thread that opened the window, which stays open", window=self.window.index)
         return False
 
-    def step(self, number: int) -> None:
-        """The step ``number``, to be recorded, begins."""
+    @property
+    def cut(self) -> str:
+        """Why the recording ended before the window did; empty where it did not."""
+        return getattr(self.capture, "cut", "")
+
+    def step(self, number: int, metadata: Mapping[str, str]) -> None:
+        """The step ``number``, to be recorded, begins; the first one puts ``metadata`` into the trace."""
         if self.start_ns is None:
             self.capture.start()
             self.start_ns = time.time_ns()
+            for key, value in metadata.items():
+                self.capture.add_metadata(key, value)
         self.capture.step(number)
         self.steps = (self.steps[0] if self.steps else number, number)
 
-    def stop(self, metadata: Mapping[str, str]) -> None:
-        """Stop recording, with ``metadata`` in the trace.
+    def stop(self) -> None:
+        """Stop recording.
 
         Raises:
             CaptureError: this is the wrong thread.
@@ -58,8 +65,6 @@ class Recording:
         if not self.here():
             raise CaptureError("the loop ended on another thread than the one that opened the window")
         self.capture.step(None)
-        for key, value in metadata.items():
-            self.capture.add_metadata(key, value)
         self.capture.stop()
         self.end_ns = time.time_ns()
 
