@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -81,6 +82,39 @@ def on_profiler(started: Callable[[str], None], stopped: Callable[[], None]) -> 
         kind = getattr(sys.modules["torch"]._C._autograd, "_profiler_type", None)
         started(kind().name if kind is not None else "KINETO")
     return True
+
+
+def kineto_step() -> None:
+    """Count a step where torch's own profiler would; several who count one step make one together."""
+    tracker = getattr(sys.modules.get("torch.autograd.profiler"), "KinetoStepTracker", None)
+    if tracker is not None:
+        tracker.increment_step("ProfilerStep")
+
+
+def accumulate_events(profiler: Any, before: Any) -> None:
+    """Have the events of ``profiler``, which made ``acc_events=True``, go on with those of the one ``before``."""
+    profiler._old_function_events = before.function_events
+
+
+def refuse_late(options: Mapping[str, Any]) -> None:
+    """Raise what torch raises for ``options`` of `torch.profiler.profile` only once a recording begins."""
+    import torch
+    from torch.autograd import profiler
+    from torch.profiler import ProfilerActivity
+
+    made = torch.profiler.profile(**options)
+    known = inspect.signature(profiler.profile).parameters
+    names = (
+        "use_device", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules",
+        "experimental_config", "post_processing_timeout_s", "activity_filters",
+    )  # fmt: skip
+    given = {name: getattr(made, name) for name in names if name in known and hasattr(made, name)}
+    backend = profiler.profile(use_cpu=ProfilerActivity.CPU in made.activities, use_kineto=True, **given)
+    backend.config()
+    # Names of single activities are known to torch's C++ alone.
+    if given.get("activity_filters") and not (profiler_running() or profiler_enabled_somewhere()):
+        with backend:
+            pass
 
 
 class SessionObserver(Protocol):
@@ -210,21 +244,26 @@ def leave_recording() -> Any:
     return future
 
 
-def end_record_functions() -> None:
-    """End each `torch.profiler.record_function` of the process that is open; torch ignores their second end.
-
-    torch crashes on one that is open when its recording stops and is closed in the next. To be called while no
-    profiler records. Costs some 20 ms for a million objects.
-    """
-    import torch
+def record_functions() -> list[Any]:
+    """Return each `torch.profiler.record_function` of the process; costs 90 ms for 350,000 objects."""
     from torch.autograd.profiler import record_function
 
+    kinds = (record_function, *record_function.__subclasses__())
+    return [found for kind in kinds for found in gc.get_referrers(kind) if isinstance(found, record_function)]
+
+
+def end_record_functions(found: Iterable[Any]) -> None:
+    """End those of ``found`` that are open; torch ignores their second end. For while no profiler records.
+
+    torch crashes on one that is open when its recording stops and is closed in the next.
+    """
+    import torch
+
     leave = torch.ops.profiler._record_function_exit._RecordFunction
-    for kind in (record_function, *record_function.__subclasses__()):
-        for known in gc.get_referrers(kind):
-            if isinstance(known, record_function) and known.record is not None:
-                with torch._C.DisableTorchFunctionSubclass():
-                    leave(known.record)
+    with torch._C.DisableTorchFunctionSubclass():
+        for context in found:
+            if context.record is not None:
+                leave(context.record)
 
 
 def autograd_functions() -> tuple[Callable[[], int], Callable[[], int], Callable[[Any], None]] | None:

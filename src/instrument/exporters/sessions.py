@@ -8,14 +8,16 @@ another profiler prepares, and what it leaves open is ended in between.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
 from typing import Any, Protocol
 
 from .. import compat
 from ..guard import guard
+from ..patch import Patch
 
 
 class SessionCapture(Protocol):
@@ -33,8 +35,7 @@ class Sessions:
         self._thread = 0  # that the owner prepared on
         self._capture: SessionCapture | None = None  # the one of this library that has the session
         self._claiming = 0  # the thread on which it prepares now
-        self._ended = True  # some recording, whose ranges may still be open
-        self._own_ended = False  # one of this library
+        self._ended = True  # a recording of somebody else's, whose ranges may still be open
         self._watches = False
         self.stuck = ""  # why the recording of a window is still on, as its stop failed
 
@@ -53,11 +54,12 @@ class Sessions:
         if not self._watches:
             self._watches = True
             compat.on_session(self)
+            self._end_ranges()
 
     @contextmanager
     def claim(self, capture: SessionCapture) -> Iterator[None]:
         """Give the session to ``capture``, whose profiler prepares in the body."""
-        self._end_ranges(self._ended)
+        self._end_ranges()
         self._claiming = get_ident()
         try:
             yield
@@ -93,27 +95,50 @@ class Sessions:
 
     def left(self) -> None:
         """Take note that the recording is over."""
-        self._own_ended = self._own_ended or self._capture is not None
+        self._ended = self._ended or self._capture is None
         self._owner = self._capture = None
-        self._ended = True
 
     def _step_aside(self) -> Any:
         result = None
         with guard.contained("stepping aside for another profiler"):
             capture, self._capture = self._capture, None
             if capture is not None:
-                self._own_ended = True
                 try:
                     result = capture.step_aside()
                 finally:
                     self._owner = None
-            self._end_ranges(self._own_ended)
         return result
 
-    def _end_ranges(self, wanted: bool) -> None:
-        if wanted and not compat.profiler_enabled_somewhere():
-            self._ended = self._own_ended = False
-            compat.end_record_functions()
+    def _end_ranges(self) -> None:
+        if self._ended and not compat.profiler_enabled_somewhere():
+            self._ended = False
+            compat.end_record_functions(compat.record_functions())
 
 
 sessions = Sessions()
+
+
+class OpenRanges:
+    """Each `torch.profiler.record_function` that this thread opens from now on, until `end`."""
+
+    def __init__(self) -> None:
+        from torch.autograd.profiler import record_function
+
+        self._opened: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._thread = get_ident()
+        self._patch = Patch(record_function, "__enter__", self._entering)
+
+    def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)  # TorchScript compiles the source of what is wrapped
+        def enter(context: Any) -> Any:
+            if get_ident() == self._thread:
+                self._opened.add(context)
+            return original(context)
+
+        return enter
+
+    def end(self) -> None:
+        """End those that are still open; the recording stopped, and no profiler records on this thread."""
+        self._patch.undo()
+        compat.end_record_functions(list(self._opened))
+        self._opened.clear()

@@ -16,10 +16,17 @@ from threading import get_ident
 from typing import IO, Any, cast
 
 from .. import log, tools
-from ..compat import in_operator, leave_recording, profiler_running, range_functions
+from ..compat import (
+    accumulate_events,
+    in_operator,
+    leave_recording,
+    profiler_running,
+    range_functions,
+    refuse_late,
+)
 from ..errors import CaptureError
 from ..regions.region import plain
-from .sessions import sessions
+from .sessions import OpenRanges, sessions
 
 _OURS = ("schedule", "on_trace_ready")
 # What people may have meant by an option that torch does not know.
@@ -52,18 +59,22 @@ class TorchProfilerExporter:
     def __init__(self, options: Mapping[str, Any]) -> None:
         from torch.profiler import ProfilerActivity, profile
 
+        self._last: TorchProfilerCapture | None = None  # with acc_events: whose events those of the next include
         accepted = [name for name in inspect.signature(profile).parameters if name not in _OURS]
         for name, value in options.items():
             if name not in accepted:
                 raise TypeError(f'"{name}" is no option: {value!r}; {_hint(name, accepted)}')
         self._options = dict(options)
+        if hasattr(options.get("activities"), "__iter__"):
+            self._options["activities"] = list(options["activities"])  # for every window, also of an iterator
         tool = tools.gpu_tracer()
         if tool is not None:
             # The GPU's tracing interface has one user at a time; a second one breaks both recordings.
             self._options["activities"] = [ProfilerActivity.CPU]
             log.warning(f"{tool} traces the GPU: torch.profiler records the CPU only")
+        _check(options)
         try:
-            profile(**self._options)
+            refuse_late(self._options)
         except Exception as error:  # torch raises whatever it stumbles over, without naming the argument
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise ValueError(f"torch.profiler refuses {given}: {error}") from error
@@ -78,7 +89,12 @@ class TorchProfilerExporter:
     def capture(self) -> TorchProfilerCapture:
         """Make a profiler and warm it up."""
         sessions.watch()
-        return TorchProfilerCapture(self._options)
+        capture = TorchProfilerCapture(self._options)
+        if self._options.get("acc_events"):
+            if self._last is not None:
+                accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)
+            self._last = capture
+        return capture
 
 
 class TorchProfilerCapture:
@@ -99,6 +115,7 @@ class TorchProfilerCapture:
         self._step: Any = None
         self._thread = 0  # that it records on
         self._lost = ""  # why nothing can be had from it any more
+        self._ranges: OpenRanges | None = None  # of others, opened while it records
         self._memory: Any = None  # of a recording that was lost, to which open ranges are still written
         self.cut = ""
         self.raw: Path | None = None  # the trace as torch wrote it, until it is compressed
@@ -113,6 +130,7 @@ class TorchProfilerCapture:
         if profiler_running():
             raise CaptureError(_IN_WARMUP)
         self._thread = get_ident()
+        self._ranges = OpenRanges()
         self.profiler.start_trace()
 
     def step(self, number: int | None) -> None:
@@ -150,6 +168,7 @@ class TorchProfilerCapture:
         elif in_operator():
             self._lost = _IN_OPERATOR
             self._memory = leave_recording()
+            self._end_ranges()
         else:
             self.step(None)
             self.stop()
@@ -162,6 +181,7 @@ class TorchProfilerCapture:
         if self._lost:
             if self._thread and profiler_running() and sessions.elsewhere:
                 leave_recording()
+            self._end_ranges()
             self._step = self._memory = None
             raise CaptureError(self._lost)
 
@@ -172,7 +192,13 @@ class TorchProfilerCapture:
             self._take_off(error)
             raise
         finally:
+            self._end_ranges()
             sessions.left()
+
+    def _end_ranges(self) -> None:
+        ranges, self._ranges = self._ranges, None
+        if ranges is not None:
+            ranges.end()
 
     def _take_off(self, error: BaseException) -> None:
         """Have torch record no more after its stop failed: the next window would find a profiler active."""
@@ -238,6 +264,24 @@ class TorchProfilerCapture:
                 self._stop()
         finally:
             sessions.left()
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Raise what torch would raise for ``options`` in the middle of a run, if at all."""
+    for name in ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules", "acc_events"):
+        value = options.get(name, False)
+        if value is None or not hasattr(value, "__bool__"):
+            raise TypeError(f'"{name}" must be True or False: {value!r}')
+    callback = options.get("custom_trace_id_callback")
+    if callback is not None and not callable(callback):
+        raise TypeError(f'"custom_trace_id_callback" must be a function without arguments: {callback!r}')
+    observer = options.get("execution_trace_observer")
+    missing = [name for name in ("start", "stop", "cleanup") if not callable(getattr(observer, name, None))]
+    if observer is not None and missing:
+        raise TypeError(f'"execution_trace_observer" must have the methods start, stop and cleanup: {observer!r}')
+    timeout = options.get("post_processing_timeout_s")
+    if timeout is not None and (isinstance(timeout, (bool, str)) or not hasattr(timeout, "__float__")):
+        raise TypeError(f'"post_processing_timeout_s" must be a number of seconds >= 0: {timeout!r}')
 
 
 def _hint(name: str, accepted: list[str]) -> str:

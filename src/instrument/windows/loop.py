@@ -62,6 +62,8 @@ class Profile(LikeTorch):
         self._over = 0  # the number of the last window that is over
         self._manifest = Manifest(self.out)
         self._aftermath = Aftermath(self._manifest, exporter.hint)
+        if os.environ.get("KINETO_USE_DAEMON"):
+            self.step = self._step_for_daemon  # type: ignore[method-assign]  # at no cost where there is none
         self.keep_last = True
         self.tell: Callable[[str], None] | None = None
         self.yields = False
@@ -84,6 +86,12 @@ class Profile(LikeTorch):
         if self.step_num >= self._change:
             self._advance()
 
+    def _step_for_daemon(self) -> None:
+        """Do what `step` does, and tell Kineto, whose daemon may have asked for so many iterations."""
+        Profile.step(self)
+        with guard.contained("telling Kineto of a step"):
+            compat.kineto_step()
+
     def start(self) -> None:
         """Begin with step `step_num`; after `stop`, go on from where that was."""
         if self._started or self._closing or not settings.enabled:
@@ -104,8 +112,8 @@ class Profile(LikeTorch):
             return
         with guard.contained("preparing the exporter"):
             following = self._plan.next_window(self.step_num)
-            passed = following.index - 1 if following is not None else self._plan.count or 0
-            self._over = max(self._over, passed)
+            # Also less than before: a window that the loop ended in goes on.
+            self._over = following.index - 1 if following is not None else self._plan.count or 0
             if following is not None:
                 self._exporter.prepare()
         self._advance()
@@ -208,7 +216,10 @@ class Profile(LikeTorch):
                 self._recording = Recording(window, capture)
             self._recording.window = window
             if phase is Phase.ACTIVE:
-                self._recording.step(self.step_num, self._metadata)
+                # Without a schedule torch marks no steps; here those that `step` announces.
+                everything = self._plan.finite and window.stop >= NEVER
+                mark = not everything or self.step_num > self._first
+                self._recording.step(self.step_num, self._metadata, mark)
             else:
                 self._change = window.active
         except BaseException as error:
@@ -357,7 +368,7 @@ def profile(
         ...         prof.step()
     """
     if not isinstance(out, (str, os.PathLike)):
-        raise TypeError(f'"out" must be the path of a folder: {out!r}')
+        raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
     if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
         raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
     if on_trace_ready is not None and not callable(on_trace_ready):
@@ -369,6 +380,10 @@ def profile(
         raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
     plan = _plan(schedule, first_step)
     return Profile(Path(out), plan, choose(exporter, options), on_trace_ready, chosen, first_step)
+
+
+def _hint(out: object) -> str:
+    return '; the schedule goes into "schedule": profile("runs/x", schedule=...)' if callable(out) else ""
 
 
 def _plan(given: Schedule | str | Callable[[int], Any] | None, first_step: int) -> Schedule | FromTorch:

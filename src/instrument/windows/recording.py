@@ -46,14 +46,18 @@ class Recording:
         """Why the recording ended before the window did; empty where it did not."""
         return getattr(self.capture, "cut", "")
 
-    def step(self, number: int, metadata: Mapping[str, str]) -> None:
-        """The step ``number``, to be recorded, begins; the first one puts ``metadata`` into the trace."""
+    def step(self, number: int, metadata: Mapping[str, str], mark: bool) -> None:
+        """The step ``number``, to be recorded, begins; the first one puts ``metadata`` into the trace.
+
+        Without ``mark`` the trace shows no step.
+        """
         if self.start_ns is None:
             self.capture.start()
             self.start_ns = time.time_ns()
             for key, value in metadata.items():
                 self.capture.add_metadata(key, value)
-        self.capture.step(number)
+        if mark:
+            self.capture.step(number)
         self.steps = (self.steps[0] if self.steps else number, number)
 
     def stop(self) -> None:
