@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 import gzip
 import inspect
+import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -132,6 +134,9 @@ class TorchProfilerCapture:
         self._thread = get_ident()
         self._ranges = OpenRanges()
         self.profiler.start_trace()
+        job = _job()
+        if job is not None:
+            self.profiler.add_metadata_json("distributedInfo", json.dumps(job))
 
     def step(self, number: int | None) -> None:
         """End the step that is recorded, and begin ``number`` under the name that trace viewers know."""
@@ -264,6 +269,18 @@ class TorchProfilerCapture:
                 self._stop()
         finally:
             sessions.left()
+
+
+def _job() -> dict[str, Any] | None:
+    """Return what the environment tells of the job; torch writes it where there is a process group."""
+    import torch
+
+    distributed = torch.distributed
+    rank = os.environ.get("RANK", "")
+    if not rank.isdecimal() or (distributed.is_available() and distributed.is_initialized()):
+        return None
+    size = os.environ.get("WORLD_SIZE", "")
+    return {"backend": "none", "rank": int(rank)} | ({"world_size": int(size)} if size.isdecimal() else {})
 
 
 def _check(options: Mapping[str, Any]) -> None:

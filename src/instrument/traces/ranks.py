@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import TraceError
 from .align import Clock, align
-from .find import find, rank_of
+from .find import find, process_of, rank_of
 from .processes import Processes
 from .table import Array
 from .trace import Trace
@@ -190,7 +190,8 @@ def _one_window(claims: Mapping[int, list[Trace]]) -> tuple[dict[int, Trace], di
     for rank, traces in claims.items():
         order = sorted(traces, key=lambda trace: (_window(trace) != best, abs(_begin_ns(trace) - last[best])))
         chosen[rank] = order[0]
-        left_out.update({trace.path: f"rank {rank}, {_window(trace)}" for trace in order[1:]})
+        others = order[1:]
+        left_out.update({trace.path: f"rank {rank}{process_of(trace.path)}, {_window(trace)}" for trace in others})
     return chosen, left_out
 
 

@@ -238,7 +238,7 @@ class Profile(LikeTorch):
                 raise CaptureError(f"{self._ended}, in warm-up")
             recording.stop()
             folder = self.out / f"window-{window.index:04d}"
-            save = recording.capture.save(folder, f"rank{self._rank}.{recording.end_ns}")
+            save = recording.capture.save(folder, f"rank{self._rank}{_process()}.{recording.end_ns}")
         except BaseException as error:
             self._give_up(window, error)
             if not isinstance(error, Exception):
@@ -327,6 +327,16 @@ def _rank() -> int:
         return int(distributed.get_rank())
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdecimal() and len(rank) < 10 else 0
+
+
+def _process() -> str:
+    """Return what tells this process from others of the same rank: a child that is in no process group."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return ""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    child = multiprocessing is not None and multiprocessing.parent_process() is not None
+    return f"-pid{os.getpid()}" if child else ""
 
 
 def profile(
