@@ -186,6 +186,7 @@ class TorchProfilerCapture:
         if self._lost:
             if self._thread and profiler_running() and sessions.elsewhere:
                 leave_recording()
+                sessions.recover()
             self._end_ranges()
             self._step = self._memory = None
             raise CaptureError(self._lost)
@@ -213,6 +214,7 @@ class TorchProfilerCapture:
                 self.profiler.profiler.__exit__(None, None, None)
         if profiler_running():
             sessions.stuck = f"the recording of an earlier window could not be stopped: {error!r}"
+            sessions.left()
             sessions.recover()
 
     def save(self, folder: Path, stem: str) -> Callable[[], list[Path]]:
