@@ -31,7 +31,8 @@ def run(name: str, out: Path) -> dict[str, Any]:
     """What the program printed."""
     extra = {"LD_PRELOAD": str(native.build("quarantine")), "INSTRUMENT_SUMMARY": "0"}
     extra["PYTHONPATH"] = f"{programs.ROOT / 'src'}:{programs.ROOT}"
-    command = programs.python(PROGRAMS / name, [str(out)])
+    # Lightning's profiler writes into the current folder.
+    command = ["env", "-C", out, *programs.python(PROGRAMS / name, [str(out)])]
     return dict(json.loads(programs.run(command, programs.environment(extra)).stdout.splitlines()[-1]))
 
 
