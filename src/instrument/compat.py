@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
+import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from . import tools
 
@@ -81,33 +84,186 @@ def on_profiler(started: Callable[[str], None], stopped: Callable[[], None]) -> 
     return True
 
 
-def on_session(prepared: Callable[[Any], None], left: Callable[[], None]) -> bool:
-    """Call ``prepared(profiler)`` when a `torch.autograd.profiler.profile` prepares, ``left()`` after its end.
+def kineto_step() -> None:
+    """Count a step where torch's own profiler would; several who count one step make one together."""
+    tracker = getattr(sys.modules.get("torch.autograd.profiler"), "KinetoStepTracker", None)
+    if tracker is not None:
+        tracker.increment_step("ProfilerStep")
+
+
+def accumulate_events(profiler: Any, before: Any) -> None:
+    """Have the events of ``profiler``, which made ``acc_events=True``, go on with those of the one ``before``."""
+    profiler._old_function_events = before.function_events
+
+
+def refuse_late(options: Mapping[str, Any]) -> None:
+    """Raise what torch raises for ``options`` of `torch.profiler.profile` only once a recording begins."""
+    import torch
+    from torch.autograd import profiler
+    from torch.profiler import ProfilerActivity
+
+    made = torch.profiler.profile(**options)
+    known = inspect.signature(profiler.profile).parameters
+    names = (
+        "use_device", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules",
+        "experimental_config", "post_processing_timeout_s", "activity_filters",
+    )  # fmt: skip
+    given = {name: getattr(made, name) for name in names if name in known and hasattr(made, name)}
+    backend = profiler.profile(use_cpu=ProfilerActivity.CPU in made.activities, use_kineto=True, **given)
+    backend.config()
+    # Names of single activities are known to torch's C++ alone.
+    if given.get("activity_filters") and not (profiler_running() or profiler_enabled_somewhere()):
+        with backend:
+            pass
+
+
+class SessionObserver(Protocol):
+    """What `on_session` calls, on the thread of the profiler."""
+
+    def coming(self) -> None:
+        """Some profiler of torch is about to begin."""
+
+    def prepared(self, profiler: Any) -> None:
+        """A `torch.autograd.profiler.profile`, or None, is about to take the process's one Kineto session."""
+
+    def left(self) -> None:
+        """The Kineto session is over."""
+
+    def disabled(self) -> Any:
+        """Somebody is about to disable whatever profiler is on; returns its result if that is done already."""
+
+
+def on_session(observer: SessionObserver) -> bool:
+    """Call ``observer`` before any profiler of torch begins, and after a Kineto session ended.
 
     Returns:
         False where this version of torch has no place for it: overlapping profilers are then not noticed.
     """
-    from torch.autograd.profiler import profile
+    import torch
+    from torch.autograd import profiler, profiler_legacy
 
+    profile = profiler.profile
     prepare, leave = getattr(profile, "_prepare_trace", None), profile.__exit__
     if prepare is None:
         return False
     for known in gc.get_objects():  # one that prepared before; 50 ms for a million objects, once
         if type(known) is profile and known.entered and known.kineto_results is None:
-            prepared(known)
+            observer.prepared(known)
 
     def prepare_trace(profiler: Any) -> None:
-        prepared(profiler)
+        observer.prepared(profiler)
         prepare(profiler)
 
     def leave_trace(profiler: Any, *exception: Any) -> Any:
         try:
             return leave(profiler, *exception)
         finally:
-            left()
+            if not profiler_running():  # a KeyboardInterrupt may have come before it stopped
+                observer.left()
 
     profile._prepare_trace, profile.__exit__ = prepare_trace, leave_trace
+    others = [(kind, "__enter__") for kind in (profiler.emit_nvtx, profiler.emit_itt, profiler_legacy.profile)]
+    # Called by those who do without a profiler object; torch's own have references to them.
+    others += [(torch.autograd, name) for name in ("_enable_profiler", "_enable_profiler_legacy")]
+    for owner, name in others:
+        if hasattr(owner, name):
+            setattr(owner, name, _before(getattr(owner, name), observer.coming))
+    if hasattr(torch.autograd, "_prepare_profiler"):
+        taken = functools.partial(observer.prepared, None)
+        torch.autograd._prepare_profiler = _before(torch.autograd._prepare_profiler, taken)
+    disable = getattr(torch.autograd, "_disable_profiler", None)
+    if disable is not None:
+
+        def disable_profiler() -> Any:
+            result = observer.disabled()
+            return disable() if result is None else result
+
+        torch.autograd._disable_profiler = disable_profiler
     return True
+
+
+def _before(original: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return original(*args, **kwargs)
+
+    return call
+
+
+def profiler_enabled_somewhere() -> bool:
+    """Tell whether a torch profiler records on any thread, as far as torch knows."""
+    return bool(getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False))
+
+
+# What calls operators, custom functions, backward passes and compiled functions
+_CALLERS = tuple(
+    f"torch/{path}".replace("/", os.sep)
+    for path in ("autograd/function.py", "autograd/graph.py", "_ops.py", "_dynamo/eval_frame.py")
+)
+
+
+def in_operator() -> bool:
+    """Tell whether this thread is inside an operator, backward node or compiled function of torch's.
+
+    The profiler's range of it is opened and closed in C++.
+    """
+    if in_backward():
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__torch_dispatch__" or code.co_filename.endswith(_CALLERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def leave_recording() -> Any:
+    """Take the profiler that records on this thread off without reading what it recorded, which is lost.
+
+    Returns:
+        What keeps its memory: the ranges that are open now are written to when they close. None where this
+        version of torch has no way to do it; the profiler stays on.
+    """
+    import torch
+    from torch.autograd import profiler
+
+    options = getattr(torch._C._autograd, "_ProfilerDisableOptions", None)
+    if options is None:
+        return None
+    operators: Any = torch.ops.profiler
+    with torch._C.DisableTorchFunctionSubclass():
+        # A callback keeps the state of the thread that added it, in which the profiler's memory is.
+        future: Any = torch.futures.Future()
+        record = operators._record_function_enter_new("", None)
+        operators._call_end_callbacks_on_jit_fut._RecordFunction(record, future)
+        operators._record_function_exit._RecordFunction(record)
+    torch._C._autograd._disable_profiler_legacy(options(True, False))  # no reading
+    profiler._run_on_profiler_stop()
+    return future
+
+
+def record_functions() -> list[Any]:
+    """Return each `torch.profiler.record_function` of the process; costs 90 ms for 350,000 objects."""
+    from torch.autograd.profiler import record_function
+
+    kinds = (record_function, *record_function.__subclasses__())
+    return [found for kind in kinds for found in gc.get_referrers(kind) if isinstance(found, record_function)]
+
+
+def end_record_functions(found: Iterable[Any]) -> None:
+    """End those of ``found`` that are open; torch ignores their second end. For while no profiler records.
+
+    torch crashes on one that is open when its recording stops and is closed in the next.
+    """
+    import torch
+
+    leave = torch.ops.profiler._record_function_exit._RecordFunction
+    with torch._C.DisableTorchFunctionSubclass():
+        for context in found:
+            if context.record is not None:
+                leave(context.record)
 
 
 def autograd_functions() -> tuple[Callable[[], int], Callable[[], int], Callable[[Any], None]] | None:

@@ -336,7 +336,7 @@ def test_resumed(tmp_path: Path) -> None:
 
 @PACKAGES
 def test_apart(tmp_path: Path, package: Any, recorded: Any) -> None:
-    """Sanity check, validation, test and prediction are regions and no steps, alone or around training."""
+    """Sanity check, validation, test and prediction are regions; before any training, batches are steps."""
     ours = callback(tmp_path, at=100, active=1, wait=None)
     made = trainer(tmp_path, ours, package=package)
     module = Module() if package is pl else OtherModule()
@@ -349,9 +349,9 @@ def test_apart(tmp_path: Path, package: Any, recorded: Any) -> None:
 
     names = [event["name"] for event in recorded(runs)]
     ours_only = [name for name in names if name in ("sanity check", "evaluation", "test", "predict", "step")]
-    assert ["evaluation", "sanity check", "step", "evaluation", "test", "predict"] == ours_only
+    assert ["evaluation", "step", "sanity check", "step", "evaluation", "test", "predict"] == ours_only
     assert 1 + 2 + 1 + 2 + 1 + 1 == names.count("Linear")
-    assert ["not reached"] == [window["status"] for window in ours.loop.windows]
+    assert {"not reached"} == {window["status"] for window in ours.loop.windows}
     assert left_nothing(made, ours)
 
 
@@ -690,3 +690,24 @@ print(sorted({"torch", "lightning", "pytorch_lightning", "structlog", "wrapt"} &
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environ())
     assert "['config', 'errors', 'guard', 'integrations', 'log', 'patch']\n[]\n" == done.stdout
+
+
+@pytest.mark.parametrize("method", ["validate", "test", "predict"])
+def test_evaluation_by_itself(tmp_path: Path, method: str) -> None:
+    """Without a training before it, its batches are the steps."""
+    ours = callback(tmp_path, wait=1, active=2, repeat=1)
+    made = trainer(tmp_path, ours)
+    getattr(made, method)(Module(), data(5), **({} if method == "predict" else {"verbose": False}))
+    assert [(1, 2)] == steps(ours)
+    names = Counter(event["name"] for event in windowed(tmp_path / "out"))
+    assert (2, 2) == (names["step"], names["Linear"])
+    assert left_nothing(made, ours)
+
+
+def test_evaluation_too_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What records nothing says so, with the reason."""
+    ours = callback(tmp_path, wait=50, active=2, repeat=1)
+    trainer(tmp_path, ours).validate(Module(), data(3), verbose=False)
+    assert ["instrument: no window was recorded (planned=50-51, reason=the loop ended before step 3)"] == [
+        record.getMessage() for record in caplog.records if record.name == "instrument"
+    ]

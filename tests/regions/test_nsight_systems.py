@@ -48,7 +48,7 @@ def test_regions_in_a_report(tmp_path: Path) -> None:
     assert outline(found) == TREE
     by_name = attributes(found)
     assert by_name["step"] == ("push_pop", "instrument", 0x112233, 3, 0.5)
-    assert by_name["inner"] == ("push_pop", "instrument", 0xFF008000, "compute", 7)
+    assert by_name["inner"] == ("push_pop", "instrument", 0x008000, "compute", 7)
     assert tuple(by_name["fetch"][i] for i in (0, 1, 3)) == ("push_pop", "loader", "disk")
     assert attributes(nsys.marks(report.file)) == {"saved": ("mark", "instrument", 0xFF445566, None, -1)}
 

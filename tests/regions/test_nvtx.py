@@ -59,7 +59,7 @@ def test_every_region_arrives_in_every_kind_of_tool(seed: int, mode: native.Mode
     assert attributes(found) == {
         "step": ("push_pop", "instrument", 0x112233, 3, 0.5),
         "outer": ("push_pop", "instrument", OUTER, None, None),
-        "inner": ("push_pop", "instrument", 0xFF008000, "compute", 7),
+        "inner": ("push_pop", "instrument", 0x008000, "compute", 7),
         "factorial": ("push_pop", "instrument", FACTORIAL, None, None),
         "fetch": ("push_pop", "loader", FETCH, "disk", None),
     }
@@ -67,6 +67,41 @@ def test_every_region_arrives_in_every_kind_of_tool(seed: int, mode: native.Mode
     # Unregistered strings would be copied on each call, and cannot trigger a capture range.
     assert {True} == {event["registered"] for event in events if event["op"] in ("push", "mark")}
     assert sum(event["op"] == "register" and event["message"] == "factorial" for event in events) == 1
+
+
+DETAILS = """
+    with annotate("", color="red", domain=""):
+        pass
+    with annotate("x", color=0x102030, domain="", category="", payload=1):
+        pass
+    for color in ("blue", "yellow", "purple", "rapids", "cyan", "white", "darkgreen", "orange", "green", "red"):
+        with annotate(f"in {color}", color=color, domain="d"):
+            pass
+
+    @annotate("", color="red", domain="d")
+    def f():
+        pass
+
+    f()
+    mark("", color=1, domain="")
+    mark("m", color="darkgreen", domain="d")
+    mark(color="red", domain="d")
+"""
+
+
+def test_details_are_those_of_nvtx() -> None:
+    """Empty names and domains, an empty category and named colours arrive as nvtx emits them."""
+
+    def seen(names: str) -> list[tuple[object, ...]]:
+        events = native.nvtx_log(f"    {names}\n{DETAILS}")
+        found = [*native.ranges(events), *native.marks(events)]
+        return [
+            (r.name or "", r.domain, r.color, r.category, r.payload) for r in found
+        ]  # no message is an empty one
+
+    expected = seen("from nvtx import annotate, mark")
+    assert 16 == len(expected)
+    assert expected == seen("from instrument import annotate, mark")
 
 
 def test_numbers_beyond_the_range_of_nvtx_arrive_all_the_same() -> None:

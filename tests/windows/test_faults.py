@@ -92,6 +92,76 @@ def test_a_torch_profiler_that_fails(out: Path, monkeypatch: pytest.MonkeyPatch,
     assert [[6, 7]] == recorded(out)
 
 
+@pytest.mark.parametrize("place", ["stop_trace", "_disable_profiler"])
+def test_a_stop_that_keeps_failing(out: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Each window gives torch's own error, none blames another profiler, and nothing stays on."""
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("cannot stop on purpose")
+
+    owner: Any = torch.profiler.profile if place == "stop_trace" else torch.autograd.profiler
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, place, fail)
+        run(out)
+    assert [("failed", "RuntimeError: cannot stop on purpose")] * 2 == reasons(manifest(out))
+    assert not live.recording
+    assert not torch.autograd._profiler_enabled()
+    run(out / "again")
+    assert [[2, 3], [6, 7]] == recorded(out / "again")
+
+
+def test_a_recording_that_cannot_be_taken_off(tmp_path: Path) -> None:
+    """Where torch has no way to end it, later windows give that as the reason, until it can be ended."""
+    code = """
+import torch, instrument
+from instrument import compat
+from instrument.exporters import sessions, torch_profiler
+
+def fail(*_):
+    raise RuntimeError("cannot stop on purpose")
+
+stop, leave = torch.autograd.profiler._disable_profiler, compat.leave_recording
+torch.autograd.profiler._disable_profiler = fail
+compat.leave_recording = torch_profiler.leave_recording = lambda: None
+with instrument.profile("out", schedule="1,3,5") as prof:
+    for number in range(7):
+        if number == 4:
+            torch.autograd.profiler._disable_profiler, compat.leave_recording = stop, leave
+        prof.step()
+print([window["reason"] for window in prof.windows])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=programs.environment({"INSTRUMENT_SUMMARY": "0"}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    error = "cannot stop on purpose"
+    stuck = f"the recording of an earlier window could not be stopped: RuntimeError({error!r})"
+    assert str([f"RuntimeError: {error}", stuck, None]) == done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_step_in_the_backward_pass(out: Path, inside: bool) -> None:
+    """What torch starts or stops there is undone at the pass's end: windows wait for a step outside of it."""
+    x = torch.ones(3, requires_grad=True)
+    with instrument.profile(out, schedule=instrument.schedule("1-2,5-6")) as prof:
+        for number in range(8):
+            y = x * 2
+            if inside or number in (0, 2):
+                y.register_hook(lambda grad: prof.step())
+            y.sum().backward()
+            if not (inside or number in (0, 2)):
+                prof.step()
+    if inside:
+        assert [(1, "not reached"), (2, "not reached")] == statuses(manifest(out))
+        assert "step() was called in the backward pass" in manifest(out)[0]["reason"]
+    else:
+        assert [[2], [5, 6]] == recorded(out)
+
+
 def test_a_failing_window_of_torchs_schedule_does_not_end_the_others(out: Path) -> None:
     """A function of the step does not tell where its windows end: the next one is recorded all the same."""
 
@@ -272,14 +342,14 @@ def test_a_torch_profiler_with_a_warm_up_of_its_own(out: Path, tmp_path: Path, w
 
 
 def test_a_torch_profiler_on_another_thread(tmp_path: Path) -> None:
-    """Its recording, too, ends ours; nothing of it is touched."""
+    """Its recording, too, ends ours; nothing of it is touched, and the next window is recorded."""
     done = programs.run(
         programs.python(programs.program(OTHER_THREAD, tmp_path), [str(tmp_path / "out")]), programs.environment()
     )
     events, entries = json.loads(done.stdout.splitlines()[-1])
     assert events
-    reason = "another torch profiler began inside the window, which ended its recording"
-    assert ("skipped", reason) == reasons(entries)[0]
+    reason = "another torch profiler began on another thread inside the window, which ended its recording"
+    assert [("skipped", reason), ("recorded", None)] == reasons(entries)
 
 
 OTHER_THREAD = """

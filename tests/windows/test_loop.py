@@ -103,9 +103,88 @@ def test_no_schedule_is_one_window_of_everything(out: Path) -> None:
     prof = run(out, 3)
     (path,) = traces(out)
     assert ["batch 0", "batch 1", "batch 2"] == [name for name in names(path) if name.startswith("batch")]
-    assert [0, 1, 2] == steps(path)[:3]
+    assert [1, 2, 3] == steps(path)  # those that `step` announced
     assert [(1, "recorded")] == statuses(prof.windows)
     assert [0, None] == prof.windows[0]["planned_steps"]
+
+
+def test_no_schedule_and_no_step_marks_none(out: Path) -> None:
+    """A block around some code holds what torch's own profiler shows for it."""
+    options: dict[str, Any] = {"activities": [ProfilerActivity.CPU]}
+    with torch.profiler.profile(**options) as theirs:
+        torch.ones(3) + 1
+    with instrument.profile(out, **options) as ours:
+        torch.ones(3) + 1
+    assert [row.key for row in theirs.key_averages()] == [row.key for row in ours.key_averages()]
+
+
+TWICE = [
+    {"wait": 0, "warmup": 0, "active": 2}, {"wait": 0, "warmup": 1, "active": 1},
+    {"wait": 1, "warmup": 1, "active": 1}, {"wait": 2, "warmup": 0, "active": 1},
+    {"wait": 0, "warmup": 0, "active": 2, "repeat": 2},
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about no warm-up
+@pytest.mark.parametrize("cycle", TWICE)
+@pytest.mark.parametrize(("rounds", "each"), [(3, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize("as_function", [False, True])
+def test_a_profile_entered_again_calls_the_handler_when_torch_does(
+    out: Path, cycle: dict[str, int], rounds: int, each: int, as_function: bool
+) -> None:
+    """A window in which a block was left goes on in the next block."""
+
+    def calls(make: Callable[..., Any]) -> list[int]:
+        called: list[int] = []
+        prof = make(activities=[ProfilerActivity.CPU], on_trace_ready=lambda prof: called.append(prof.step_num))
+        for _ in range(rounds):
+            with prof:
+                for _ in range(each):
+                    prof.step()
+        return called
+
+    theirs = torch.profiler.schedule(**cycle)
+    schedule = theirs if as_function else plan(**cycle)
+    expected = calls(lambda **options: torch.profiler.profile(schedule=theirs, **options))
+    assert expected == calls(lambda **options: instrument.profile(out, schedule=schedule, **options))
+
+
+def test_events_accumulate_where_asked(out: Path) -> None:
+    """With acc_events, the events of a window include those of the windows before, as torch has it."""
+
+    def counts(make: Callable[..., Any], schedule: Any) -> list[int]:
+        found: list[int] = []
+
+        def ready(prof: Any) -> None:
+            found.append(sum(event.name == "aten::cos" for event in prof.events()))
+
+        options = {"activities": [ProfilerActivity.CPU], "acc_events": True}
+        with make(schedule=schedule, on_trace_ready=ready, **options) as prof:
+            for _ in range(6):
+                torch.ones(3).cos()
+                prof.step()
+        return found
+
+    theirs = torch.profiler.schedule(wait=0, warmup=1, active=1)
+    expected = counts(torch.profiler.profile, theirs)
+    assert [1, 2, 3] == expected == counts(lambda **given: instrument.profile(out, **given), theirs)
+
+
+@pytest.mark.parametrize("daemon", ["1", ""])
+def test_kineto_counts_the_steps_for_its_daemon(out: Path, monkeypatch: pytest.MonkeyPatch, daemon: str) -> None:
+    """Under KINETO_USE_DAEMON `step` counts where torch's does."""
+    monkeypatch.setenv("KINETO_USE_DAEMON", daemon)
+    tracker = torch.autograd.profiler.KinetoStepTracker
+
+    def count(prof: Any) -> int:
+        before = tracker.current_step()
+        with prof:
+            for _ in range(3):
+                prof.step()
+        return tracker.current_step() - before
+
+    expected = count(torch.profiler.profile(activities=[ProfilerActivity.CPU], schedule=lambda step: NONE))
+    assert 3 * bool(daemon) == expected == count(instrument.profile(out, schedule="50"))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +215,7 @@ def test_every_kind_of_schedule_is_followed(out: Path, schedule: Any, expected: 
         (torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2), [[102, 103], [106, 107]]),
         (instrument.schedule("3,101-102,108"), [[101, 102], [108]]),
         (instrument.schedule(every=50, active=2, repeat=3), [[100, 101]]),
-        (None, [list(range(100, 111))]),
+        (None, [list(range(101, 111))]),
     ],
 )
 def test_a_resumed_run_counts_from_its_first_step(out: Path, schedule: Any, expected: list[list[int]]) -> None:
@@ -301,7 +380,26 @@ def test_options_of_torch_arrive(out: Path) -> None:
             {"recrod_shapes": True},
             '"recrod_shapes" is no option: True; did you mean "record_shapes"?',
         ),
+        (
+            TypeError,
+            {"out": instrument.schedule(active=1)},
+            "must be the path of a folder: Schedule('0,1,2,...', warmup=0); the schedule goes into \"schedule\": "
+            'profile("runs/x", schedule=...)',
+        ),
+        (
+            TypeError,
+            {"out": torch.profiler.schedule(wait=0, warmup=1, active=1)},
+            'the schedule goes into "schedule"',
+        ),
         (ValueError, {"activities": ["cpu"]}, "torch.profiler refuses activities=['cpu']: "),
+        (ValueError, {"activities": [{ProfilerActivity.CPU: ["NONE"]}]}, "activity type name: 'NONE'"),
+        (ValueError, {"post_processing_timeout_s": -1}, "refuses post_processing_timeout_s=-1: "),
+        (TypeError, {"post_processing_timeout_s": "1"}, '"post_processing_timeout_s" must be a number of seconds'),
+        (TypeError, {"with_stack": "no"}, "\"with_stack\" must be True or False: 'no'"),
+        (TypeError, {"acc_events": None}, '"acc_events" must be True or False: None'),
+        (ValueError, {"experimental_config": {}}, "torch.profiler refuses experimental_config={}: "),
+        (TypeError, {"execution_trace_observer": 3}, '"execution_trace_observer" must have the methods start'),
+        (TypeError, {"custom_trace_id_callback": "x"}, '"custom_trace_id_callback" must be a function'),
         (ValueError, {"activities": []}, "torch.profiler refuses activities=[]: "),
     ],
 )

@@ -7,6 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import instrument
+from instrument.traces.ranks import read_ranks
+from instrument.traces.read import read_trace
+
+from ..support import programs
+from .training import content, train
+
 JOB = """
 import sys, torch, torch.distributed as dist, instrument
 dist.init_process_group("gloo")
@@ -54,3 +63,59 @@ def test_chosen_ranks(tmp_path: Path) -> None:
     lines, stderr = job(tmp_path, "[1]")
     assert [(entry["window"], entry["rank"]) for entry in lines] == [(1, 1), (2, 1)]
     assert stderr.count("Where the step went") == 1
+
+
+HOGWILD = """
+    import sys
+    import torch, torch.multiprocessing, instrument
+
+    def work(number, out):
+        with instrument.profile(out, schedule="1") as prof:
+            for _ in range(3):
+                torch.ones(3).sum()
+                prof.step()
+
+    if __name__ == "__main__":
+        torch.multiprocessing.spawn(work, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_processes_that_share_a_rank_are_told_apart(tmp_path: Path) -> None:
+    """Files of children without a process group have the process in their names; the reader tells it."""
+    out = tmp_path / "out"
+    command = programs.python(programs.program(HOGWILD, tmp_path), [str(out)])
+    programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}))
+    names = [path.name for path in out.glob("window-0001/*")]
+    processes = {name.split(".")[0] for name in names}
+    assert 2 == len(names) == len(processes)
+    assert all(process.startswith("rank0-pid") for process in processes)
+    traces = read_ranks(out / "window-0001", read_trace)
+    ((path, label),) = traces.left_out.items()
+    assert f"rank 0, process {path.name.split('.')[0].removeprefix('rank0-pid')}, steps 1-1" == label
+
+
+def test_a_rank_that_the_environment_tells_is_in_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, other tools look for it; torch writes it only where there is a process group."""
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with instrument.profile(tmp_path, schedule="1") as prof:
+            train(3, prof.step)
+    infos = [content(path)["distributedInfo"] for path in sorted(tmp_path.glob("window-*/*"))]
+    assert [{"backend": "none", "rank": rank, "world_size": 2} for rank in (0, 1)] == infos
+
+
+def test_holistic_trace_analysis_loads_both_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTA finds the rank in the first lines of each trace."""
+    pytest.importorskip("hta")
+    from hta.common.trace_file import create_rank_to_trace_dict
+
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with instrument.profile(tmp_path, schedule="1") as prof:
+            train(3, prof.step)
+    found, ranks = create_rank_to_trace_dict(str(tmp_path / "window-0001"))
+    assert found
+    assert {0, 1} == set(ranks)

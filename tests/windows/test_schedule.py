@@ -260,6 +260,32 @@ def test_wrong_arguments_fail_at_the_call(arguments: dict[str, Any], error: type
     assert message in str(caught.value)
 
 
+cycles = st.fixed_dictionaries(
+    {name: st.integers(0, 3) for name in ("wait", "warmup", "repeat", "skip_first", "skip_first_wait")}
+    | {"active": st.integers(1, 3)}
+)
+
+
+@given(cycles)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about no warm-up
+def test_called_it_is_torchs_own_schedule(arguments: dict[str, Any]) -> None:
+    """`torch.profiler.profile(schedule=...)` takes it for the one with the same arguments."""
+    ours, theirs = schedule(**arguments), torch.profiler.schedule(**arguments)
+    assert [theirs(step) for step in range(40)] == [ours(step) for step in range(40)]
+
+
+@pytest.mark.parametrize("arguments", [{"at": "3-4,7"}, {"every": 4, "warmup": 1}])
+def test_torchs_profiler_follows_any_schedule(arguments: dict[str, Any]) -> None:
+    """Also one that torch has no words for."""
+    ready: list[int] = []
+    plan = schedule(**arguments)
+    options: dict[str, Any] = {"activities": [torch.profiler.ProfilerActivity.CPU], "schedule": plan}
+    with torch.profiler.profile(on_trace_ready=lambda p: ready.append(p.step_num), **options) as prof:
+        for _ in range(9):
+            prof.step()
+    assert [window.stop for window in plan.windows() if window.stop <= 9][:2] == ready[:2]
+
+
 def test_questions_out_of_range() -> None:
     """Steps count from 0, windows from 1."""
     plan = schedule(active=1)

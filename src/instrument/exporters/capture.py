@@ -10,7 +10,9 @@ class Capture(Protocol):
     """One window's recording. All is called on one thread.
 
     A capture is made when the window's warm-up begins, or its first recorded step if it has none. ``raw`` is the
-    file that `save` wrote if it is a trace of torch.profiler, which another process compresses and reads then.
+    file that `save` wrote if it is a trace of torch.profiler, which another process compresses and reads then. A
+    capture whose recording may end before `stop` has ``cut``: why it did, in words, else empty; `step` and
+    `stop` then do nothing.
     """
 
     raw: Path | None
@@ -22,7 +24,7 @@ class Capture(Protocol):
         """The recorded step ``number`` begins, or with None the last one ended."""
 
     def add_metadata(self, key: str, value: str) -> None:
-        """Put a text into what is being recorded, where it has a place for it; called just before `stop`."""
+        """Put a text into what is being recorded, where it has a place for it; after `start`."""
 
     def stop(self) -> None:
         """Record no more."""

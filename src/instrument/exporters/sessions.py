@@ -1,18 +1,32 @@
 """Whose recording it is: torch records for one profiler at a time in a process, on whichever thread.
 
-A profiler that begins ends the recording of the one before. To stop, discard or export what was ended so is a
-segmentation fault in torch 2.13, so nothing may be touched any more that is not one's own.
+A profiler that prepares ends the recording of the one before, in whatever ranges that is. A range which was open
+then and is closed, or freed, in the next recording is written to memory that is gone: torch (2.13 and before)
+crashes. To stop, discard or export what was ended so is a crash as well. So a capture stops by itself before
+another profiler prepares, and what it leaves open is ended in between.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import get_ident
+from typing import Any, Protocol
 
 from .. import compat
 from ..guard import guard
+from ..patch import Patch
 
 FEATURE = "following torch's profilers"
+
+
+class SessionCapture(Protocol):
+    """A capture that has the session."""
+
+    def step_aside(self) -> Any:
+        """Stop, as another profiler is about to begin on this thread; return what torch recorded, if anything."""
 
 
 class Sessions:
@@ -20,31 +34,117 @@ class Sessions:
 
     def __init__(self) -> None:
         self._owner: weakref.ref[Any] | None = None
+        self._thread = 0  # that the owner prepared on
+        self._capture: SessionCapture | None = None  # the one of this library that has the session
+        self._claiming = 0  # the thread on which it prepares now
+        self._ended = True  # a recording of somebody else's, whose ranges may still be open
         self._watches = False
+        self.stuck = ""  # why the recording of a window is still on, as its stop failed
 
     @property
     def owner(self) -> Any:
         """The `torch.autograd.profiler.profile` that prepared or records last; None once it stopped or is gone."""
         return self._owner and self._owner()
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the owner, if there is one, prepared on another thread."""
+        return self.owner is None or self._thread != get_ident()
+
     def watch(self) -> None:
         """Follow them from now on."""
         if not self._watches:
             self._watches = True
-            compat.on_session(self._prepared, self._stopped)
+            compat.on_session(self)
+            self._end_ranges()
+
+    @contextmanager
+    def claim(self, capture: SessionCapture) -> Iterator[None]:
+        """Give the session to ``capture``, whose profiler prepares in the body."""
+        self._end_ranges()
+        self._claiming = get_ident()
+        try:
+            yield
+        except BaseException:
+            self.left()  # no more: to start and stop what is half prepared crashes torch
+            raise
+        finally:
+            self._claiming = 0
+        self._capture = capture
 
     @guard.contained(FEATURE)
-    def _prepared(self, profiler: Any) -> None:
-        self._owner = weakref.ref(profiler)
+    def coming(self) -> None:
+        """Stop a capture that records on this thread, as another profiler is about to."""
+        if compat.profiler_running():
+            self._step_aside()
 
     @guard.contained(FEATURE)
-    def _stopped(self) -> None:
-        if not compat.profiler_running():  # a KeyboardInterrupt may have come before it stopped
-            self.left()
+    def prepared(self, profiler: Any) -> None:
+        """Let ``profiler``, which is about to prepare, have the session."""
+        if self._claiming != get_ident():
+            self._step_aside()
+        self._owner, self._thread = profiler and weakref.ref(profiler), get_ident()
 
+    @guard.contained(FEATURE)
+    def disabled(self) -> Any:
+        """Stop a capture before somebody disables the profiler of this thread; return what it recorded."""
+        return self._step_aside() if compat.profiler_running() else None
+
+    def recover(self) -> None:
+        """Take off a recording of this library whose stop failed, if that is what is on."""
+        if self.stuck and self.owner is None:
+            with suppress(Exception):
+                compat.leave_recording()
+        if not compat.profiler_running():
+            self.stuck = ""
+
+    @guard.contained(FEATURE)
     def left(self) -> None:
         """Take note that the recording is over."""
-        self._owner = None
+        self._ended = self._ended or self._capture is None
+        self._owner = self._capture = None
+
+    def _step_aside(self) -> Any:
+        result = None
+        with guard.contained("stepping aside for another profiler"):
+            capture, self._capture = self._capture, None
+            if capture is not None:
+                try:
+                    result = capture.step_aside()
+                finally:
+                    self._owner = None
+        return result
+
+    def _end_ranges(self) -> None:
+        if self._ended and not compat.profiler_enabled_somewhere():
+            self._ended = False
+            compat.end_record_functions(compat.record_functions())
 
 
 sessions = Sessions()
+
+
+class OpenRanges:
+    """Each `torch.profiler.record_function` that this thread opens from now on, until `end`."""
+
+    def __init__(self) -> None:
+        from torch.autograd.profiler import record_function
+
+        self._opened: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._thread = get_ident()
+        self._patch = Patch(record_function, "__enter__", self._entering)
+
+    def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)  # TorchScript compiles the source of what is wrapped
+        def enter(context: Any) -> Any:
+            if get_ident() == self._thread:
+                self._opened.add(context)
+            return original(context)
+
+        return enter
+
+    def end(self) -> None:
+        """End those that are still open; the recording stopped, and no profiler records on this thread."""
+        self._patch.undo()
+        compat.end_record_functions(list(self._opened))
+        self._opened.clear()

@@ -8,23 +8,40 @@ from __future__ import annotations
 import difflib
 import gzip
 import inspect
+import json
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
 from typing import IO, Any, cast
 
 from .. import log, tools
-from ..compat import profiler_running, range_functions
+from ..compat import (
+    accumulate_events,
+    in_operator,
+    leave_recording,
+    profiler_running,
+    range_functions,
+    refuse_late,
+)
 from ..errors import CaptureError
 from ..regions.region import plain
 from .raw_trace import packed
-from .sessions import sessions
+from .sessions import OpenRanges, sessions
 
 _OURS = ("schedule", "on_trace_ready")
 # What people may have meant by an option that torch does not know.
 _PLAN = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
 _PROFILE = ("out", "schedule", "on_trace_ready", "exporter", "ranks", "first_step")
+# Why a window holds less than planned, or nothing.
+_IN_WARMUP = "another torch profiler began during warm-up"
+_INSIDE = "another torch profiler began inside the window, which ended its recording"
+_ON_ANOTHER_THREAD = "another torch profiler began on another thread inside the window, which ended its recording"
+_IN_OPERATOR = (
+    "another torch profiler began inside the window, in an operator or the backward pass, where torch cannot stop"
+)
 SUFFIX = ".pt.trace.json"  # what TensorBoard's profiler plugin looks for
 
 
@@ -45,18 +62,22 @@ class TorchProfilerExporter:
     def __init__(self, options: Mapping[str, Any]) -> None:
         from torch.profiler import ProfilerActivity, profile
 
+        self._last: TorchProfilerCapture | None = None  # with acc_events: whose events those of the next include
         accepted = [name for name in inspect.signature(profile).parameters if name not in _OURS]
         for name, value in options.items():
             if name not in accepted:
                 raise TypeError(f'"{name}" is no option: {value!r}; {_hint(name, accepted)}')
         self._options = dict(options)
+        if hasattr(options.get("activities"), "__iter__"):
+            self._options["activities"] = list(options["activities"])  # for every window, also of an iterator
         tool = tools.gpu_tracer()
         if tool is not None:
             # The GPU's tracing interface has one user at a time; a second one breaks both recordings.
             self._options["activities"] = [ProfilerActivity.CPU]
             log.warning(f"{tool} traces the GPU: torch.profiler records the CPU only")
+        _check(options)
         try:
-            profile(**self._options)
+            refuse_late(self._options)
         except Exception as error:  # torch raises whatever it stumbles over, without naming the argument
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise ValueError(f"torch.profiler refuses {given}: {error}") from error
@@ -71,51 +92,130 @@ class TorchProfilerExporter:
     def capture(self) -> TorchProfilerCapture:
         """Make a profiler and warm it up."""
         sessions.watch()
-        return TorchProfilerCapture(self._options)
+        capture = TorchProfilerCapture(self._options)
+        if self._options.get("acc_events"):
+            if self._last is not None:
+                accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)
+            self._last = capture
+        return capture
 
 
 class TorchProfilerCapture:
-    """One `torch.profiler.profile`, started and stopped once; `profiler` is that object."""
+    """One `torch.profiler.profile`, started and stopped once; `profiler` is that object.
+
+    Attributes:
+        cut: why the recording ended before `stop`; it is whole up to there. Empty where it did not.
+    """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         from torch.profiler import profile
 
         if sessions.owner is not None or profiler_running():
-            raise CaptureError("another torch profiler is active")
+            sessions.recover()
+        if sessions.owner is not None or profiler_running():
+            raise CaptureError(sessions.stuck or "another torch profiler is active")
         self._enter, self._exit = range_functions()
         self._step: Any = None
+        self._thread = 0  # that it records on
+        self._lost = ""  # why nothing can be had from it any more
+        self._ranges: OpenRanges | None = None  # of others, opened while it records
+        self._memory: Any = None  # of a recording that was lost, to which open ranges are still written
+        self.cut = ""
         self.raw: Path | None = None  # the trace as torch wrote it
         self.profiler = profile(**options)
-        try:
+        with sessions.claim(self):
             self.profiler.prepare_trace()
-        except BaseException:
-            sessions.left()  # no more: to start and stop what is half prepared crashes torch
-            raise
-        self._session = sessions.owner
 
     def start(self) -> None:
         """Record from here on."""
-        if sessions.owner is not self._session or profiler_running():
-            raise CaptureError("another torch profiler began during warm-up")
+        self._check()
+        if profiler_running():
+            raise CaptureError(_IN_WARMUP)
+        self._thread = get_ident()
+        self._ranges = OpenRanges()
         self.profiler.start_trace()
+        job = _job()
+        if job is not None:
+            self.profiler.add_metadata_json("distributedInfo", json.dumps(job))
 
     def step(self, number: int | None) -> None:
         """End the step that is recorded, and begin ``number`` under the name that trace viewers know."""
+        self._check()
         if self._step is not None:
             self._exit(self._step)
             self._step = None
-        if number is not None:
+        if number is not None and not self.cut:
             self._step = self._enter(f"ProfilerStep#{number}")
 
     def add_metadata(self, key: str, value: str) -> None:
         """Put a text into the trace."""
-        self.profiler.add_metadata_json(plain(key), f'"{plain(value)}"')
+        if not self.cut:  # torch would put it into the other profiler's
+            self.profiler.add_metadata_json(plain(key), f'"{plain(value)}"')
 
     def stop(self) -> None:
         """Record no more; takes 1.4 s for 500,000 events."""
-        if sessions.owner is not self._session:
-            raise CaptureError("another torch profiler began inside the window, which ended its recording")
-        self.profiler.stop_trace()
+        self._check()
+        if not self.cut:
+            self._stop()
+
+    def step_aside(self) -> Any:
+        """Stop, as another profiler is about to prepare on this thread; return what torch recorded, if anything.
+
+        Where torch cannot stop, nothing of the recording can be saved.
+        """
+        if not self._thread:
+            try:
+                self.discard()
+            finally:
+                self._lost = _IN_WARMUP
+        elif self._thread != get_ident():
+            self._lost = _ON_ANOTHER_THREAD
+        elif in_operator():
+            self._lost = _IN_OPERATOR
+            self._memory = leave_recording()
+            self._end_ranges()
+        else:
+            self.step(None)
+            self.stop()
+            self.cut = _INSIDE
+            return self.profiler.profiler and self.profiler.profiler.kineto_results
+        return None
+
+    def _check(self) -> None:
+        """Raise the reason if the recording is lost, and take off what is left of it."""
+        if self._lost:
+            if self._thread and profiler_running() and sessions.elsewhere:
+                leave_recording()
+                sessions.recover()
+            self._end_ranges()
+            self._step = self._memory = None
+            raise CaptureError(self._lost)
+
+    def _stop(self) -> None:
+        try:
+            self.profiler.stop_trace()
+        except BaseException as error:
+            self._take_off(error)
+            raise
+        finally:
+            self._end_ranges()
+            sessions.left()
+
+    def _end_ranges(self) -> None:
+        ranges, self._ranges = self._ranges, None
+        if ranges is not None:
+            ranges.end()
+
+    def _take_off(self, error: BaseException) -> None:
+        """Have torch record no more after its stop failed: the next window would find a profiler active."""
+        self._lost = f"the recording could not be stopped: {type(error).__name__}: {error}"
+        with suppress(Exception):
+            if profiler_running() and self.profiler.profiler is not None:
+                self.profiler.profiler.__exit__(None, None, None)
+        if profiler_running():
+            sessions.stuck = f"the recording of an earlier window could not be stopped: {error!r}"
+            sessions.left()
+            sessions.recover()
 
     def save(self, folder: Path, stem: str) -> list[Path]:
         """Write the trace, 4-7 ms a MB."""
@@ -139,14 +239,47 @@ class TorchProfilerCapture:
 
     def discard(self) -> None:
         """End a capture that never started: started and stopped at once, or the next one finds it prepared."""
-        if sessions.owner is not self._session:
+        if self._lost:
             return
         try:
-            if not profiler_running():  # else `start` was interrupted
+            if profiler_running():
+                if self._thread:  # `start` was interrupted
+                    self._stop()
+            else:
                 self.profiler.start_trace()
-            self.profiler.stop_trace()
+                self._stop()
         finally:
             sessions.left()
+
+
+def _job() -> dict[str, Any] | None:
+    """Return what the environment tells of the job; torch writes it where there is a process group."""
+    import torch
+
+    distributed = torch.distributed
+    rank = os.environ.get("RANK", "")
+    if not rank.isdecimal() or (distributed.is_available() and distributed.is_initialized()):
+        return None
+    size = os.environ.get("WORLD_SIZE", "")
+    return {"backend": "none", "rank": int(rank)} | ({"world_size": int(size)} if size.isdecimal() else {})
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Raise what torch would raise for ``options`` in the middle of a run, if at all."""
+    for name in ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules", "acc_events"):
+        value = options.get(name, False)
+        if value is None or not hasattr(value, "__bool__"):
+            raise TypeError(f'"{name}" must be True or False: {value!r}')
+    callback = options.get("custom_trace_id_callback")
+    if callback is not None and not callable(callback):
+        raise TypeError(f'"custom_trace_id_callback" must be a function without arguments: {callback!r}')
+    observer = options.get("execution_trace_observer")
+    missing = [name for name in ("start", "stop", "cleanup") if not callable(getattr(observer, name, None))]
+    if observer is not None and missing:
+        raise TypeError(f'"execution_trace_observer" must have the methods start, stop and cleanup: {observer!r}')
+    timeout = options.get("post_processing_timeout_s")
+    if timeout is not None and (isinstance(timeout, (bool, str)) or not hasattr(timeout, "__float__")):
+        raise TypeError(f'"post_processing_timeout_s" must be a number of seconds >= 0: {timeout!r}')
 
 
 def _hint(name: str, accepted: list[str]) -> str:

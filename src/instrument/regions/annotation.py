@@ -79,7 +79,8 @@ class Annotation:
                 "annotate decorates functions, methods, properties and classes; "
                 f'for other code use "with instrument.annotate(...)": {wrapped!r}'
             )
-        name = name or getattr(wrapped, "__qualname__", None) or type(wrapped).__qualname__
+        if name is None:
+            name = getattr(wrapped, "__qualname__", None) or type(wrapped).__qualname__
         return wrap.function(wrapped, region.make(name, *self._attributes))
 
     def _begin(self, place: Place) -> None:
@@ -241,13 +242,17 @@ def annotate(
 
 @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
 def mark(
-    message: str,
+    message: str | None = None,
     color: str | int | None = None,
     domain: str | None = None,
     category: str | int | None = None,
     payload: Any = None,
 ) -> None:
-    """Show an instant in every profiler that listens; the arguments are those of `annotate`."""
+    """Show an instant in every profiler that listens; the arguments are those of `annotate`.
+
+    Without a message its name is empty.
+    """
+    message = "" if message is None else message
     if not isinstance(message, str):
         raise TypeError(f'"message" must be a string: {message!r}')
     if live.tracing():

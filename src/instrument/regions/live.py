@@ -284,6 +284,7 @@ class Live:
         """A torch profiler is about to record."""
         self._target, self._recording = target, []
         with guard.contained("following torch's profiler"):
+            TorchProfilerEmitter.end_all()  # of a recording that this one takes the place of
             auto = settings.emitters == "auto"
             if auto or "torch" in settings.emitters:
                 self._recording.append(TorchProfilerEmitter())

@@ -12,7 +12,10 @@ from typing import Any
 DOMAIN = "instrument"
 OPAQUE = 0xFF000000
 
-# The names that nvtx knows without matplotlib, and the rest of the basic web colours.
+# The names that nvtx knows itself. It gives them no alpha, unlike those that it asks matplotlib for.
+NVTX_COLORS = ("blue", "cyan", "darkgreen", "green", "orange", "purple", "rapids", "red", "white", "yellow")
+
+# These, and the rest of the basic web colours.
 COLORS = {
     "aqua": 0x00FFFF,
     "black": 0x000000,
@@ -123,7 +126,7 @@ def argb(color: object) -> int:
 
     Args:
         color: an integer, "#RRGGBB", "#AARRGGBB", one of `COLORS`, or any colour matplotlib knows if it is
-            installed.
+            installed. Alpha is 255 where nothing is said, and 0 for `NVTX_COLORS`, as with nvtx.
 
     Raises:
         TypeError: neither a string nor an integer.
@@ -137,7 +140,7 @@ def argb(color: object) -> int:
         return color
     known = COLORS.get(color.lower())
     if known is not None:
-        return OPAQUE | known
+        return known if color in NVTX_COLORS else OPAQUE | known
     digits = color[1:]
     if color.startswith("#") and len(digits) in (6, 8) and not set(digits) - set("0123456789abcdefABCDEF"):
         return int(digits, 16) | (OPAQUE if len(digits) == 6 else 0)
@@ -164,7 +167,9 @@ def make(
     """Return the region with these attributes; the same object for the same attributes."""
     if payload is None:
         return _make(name, color, domain, category)
-    region = Region(name, by_name(name) if color is None else argb(color), domain or DOMAIN, category)
+    region = Region(
+        name, by_name(name) if color is None else argb(color), DOMAIN if domain is None else domain, category
+    )
     region.payload = payload if hasattr(payload, "__iter__") else number(payload)
     return region
 
@@ -172,4 +177,6 @@ def make(
 # Bounded, since names made in a loop (f"batch {i}") would otherwise be kept for ever.
 @lru_cache(maxsize=4096, typed=True)
 def _make(name: str, color: str | int | None, domain: str | None, category: str | int | None) -> Region:
-    return Region(name, by_name(name) if color is None else argb(color), domain or DOMAIN, category)
+    return Region(
+        name, by_name(name) if color is None else argb(color), DOMAIN if domain is None else domain, category
+    )

@@ -44,6 +44,12 @@ def rank_of(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
+def process_of(path: Path) -> str:
+    """Return the process that a file's name tells, as ", process 4711"; else nothing."""
+    found = re.search(r"-pid(\d+)\.", path.name)
+    return f", process {found[1]}" if found else ""
+
+
 def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the files that ``paths`` means, as `read_ranks` says.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import TraceError
 from .align import Clock, align
-from .find import find, rank_of
+from .find import find, process_of, rank_of
 from .processes import Processes
 from .table import Array
 from .trace import Trace
@@ -191,7 +191,7 @@ def _one_window(claims: Mapping[int, list[Trace]]) -> tuple[dict[int, Trace], di
         chosen[rank] = order[0]
         for trace in order[1:]:
             same = ", another run" if _window(trace) == _window(order[0]) else ""
-            left_out[trace.path] = f"rank {rank}, {_window(trace)}{same}"
+            left_out[trace.path] = f"rank {rank}{process_of(trace.path)}, {_window(trace)}{same}"
     return chosen, left_out
 
 

@@ -7,12 +7,15 @@ from typing import Any
 
 from ..errors import CaptureError
 from ..exporters.capture import Capture
+from ..guard import guard
+from .recording import Recording
 
 
 class LikeTorch:
     """Answers for the last window, as `torch.profiler.profile` does for its one recording."""
 
     def __init__(self) -> None:
+        self._recording: Recording | None = None  # of the window that is open
         self._last: Capture | None = None  # of the last window that was recorded
         self._metadata: dict[str, str] = {}
 
@@ -29,6 +32,10 @@ class LikeTorch:
             if not isinstance(text, str):
                 raise TypeError(f'"{name}" must be a string: {text!r}')
         self._metadata[key] = value
+        recording = self._recording
+        if recording is not None and recording.start_ns is not None and recording.end_ns is None:
+            with guard.contained("adding metadata"):
+                recording.capture.add_metadata(key, value)
 
     def key_averages(self, *args: Any, **kwargs: Any) -> Any:
         """Return what `torch.profiler.profile.key_averages` does: 30 s and 2 GB for 500,000 events."""

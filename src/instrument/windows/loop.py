@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .. import log
+from .. import compat, log
 from ..config import LAUNCHED, settings
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
@@ -70,7 +70,6 @@ class Profile(LikeTorch):
         self._exporter = exporter
         self._on_trace_ready = on_trace_ready
         self._ranks = ranks
-        self._recording: Recording | None = None
         self._left_on: Recording | None = None  # by a `stop` on another thread, until this one's next step
         self._over = 0  # the number of the last window that is over
         self._manifest = Manifest(self.out)
@@ -78,6 +77,9 @@ class Profile(LikeTorch):
         self._times = StepTimes()
         self._untimed: int | None = None  # the window that is over while steps after it are timed
         self._all_begun = False  # no window is to come
+        self._planned = True  # without a schedule torch marks no steps; here those that `step` announces
+        if os.environ.get("KINETO_USE_DAEMON"):
+            self.step = self._step_for_daemon  # type: ignore[method-assign]  # at no cost where there is none
         self.keep_last = True
         self.tell: Callable[[str], None] | None = None
         self.how = 'schedule="{}"'
@@ -86,6 +88,7 @@ class Profile(LikeTorch):
         self._started = False
         self._paused = False
         self._closing = False  # on_trace_ready is called
+        self._postponed = False  # a window's begin or end, as `step` was called in a backward pass
         self._ended = "the plan changed"  # how the loop ended, in words
         self._process = 0
         self._rank = 0
@@ -114,6 +117,12 @@ class Profile(LikeTorch):
                 if raised is error:
                     raise
 
+    def _step_for_daemon(self) -> None:
+        """Do what `step` does, and tell Kineto, whose daemon may have asked for so many iterations."""
+        Profile.step(self)
+        with guard.contained("telling Kineto of a step"):
+            compat.kineto_step()
+
     @guard.contained(FEATURE)
     def start(self) -> None:
         """Begin with step `step_num`; after `stop` or `pause`, go on from where that was."""
@@ -141,8 +150,8 @@ class Profile(LikeTorch):
             return
         with guard.contained("preparing the exporter"):
             following = self._plan.next_window(self.step_num)
-            passed = following.index - 1 if following is not None else self._plan.count or 0
-            self._over = max(self._over, passed)
+            # Also less than before: a window that the loop ended in goes on.
+            self._over = following.index - 1 if following is not None else self._plan.count or 0
             if following is not None:
                 self._exporter.prepare()
         self._times.start(self.step_num)
@@ -234,6 +243,8 @@ class Profile(LikeTorch):
             return False
         if not self._paused:
             self._ended = f"the loop ended {_where(begun, complete)} step {self.step_num}"
+        if self._postponed:
+            self._ended += "; step() was called in the backward pass, where torch.profiler cannot start or stop"
         self._started = self._paused = False
         Profile._running.discard(self)
         self._change = NEVER
@@ -297,8 +308,12 @@ class Profile(LikeTorch):
         with guard.contained("following the schedule"):
             if recording is not None and not recording.here():
                 return
+            if self._exporter.name == "torch_profiler" and compat.in_backward():
+                self._postponed = True  # torch undoes at the end of the pass what starts or stops in it
+                return
             phase, window = self._plan.at(step)
-            if recording is not None and (window is None or window.index != recording.window.index):
+            over = recording is not None and (window is None or window.index != recording.window.index)
+            if recording is not None and (over or recording.cut):
                 self._close(recording)
                 if self._change == NEVER:  # on_trace_ready called `stop`
                     self._hand_over(step)
@@ -329,7 +344,7 @@ class Profile(LikeTorch):
                 self._times.open()
             self._recording.window = window
             if phase is Phase.ACTIVE:
-                self._recording.step(self.step_num)
+                self._recording.step(self.step_num, self._metadata, self._planned or self.step_num > self._first)
                 self._times.begin(True)
             else:
                 self._recording.warm_up()
@@ -351,9 +366,9 @@ class Profile(LikeTorch):
                 raise CaptureError(f"{self._ended}, in warm-up")
             if begun and recording.steps[0] < self.step_num:
                 recording.steps = recording.steps[0], self.step_num - 1
-            recording.stop(self._metadata | self._marks(recording))
+            recording.stop(self._marks(recording))
             folder = self.out / f"window-{window.index:04d}"
-            files = recording.capture.save(folder, f"rank{self._rank}.{recording.end_ns}")
+            files = recording.capture.save(folder, f"rank{self._rank}{_process()}.{recording.end_ns}")
         except BaseException as error:
             self._give_up(window, error)
             if not isinstance(error, Exception):
@@ -361,7 +376,7 @@ class Profile(LikeTorch):
             return
         self._over, self._last = window.index, recording.capture
         early = self.step_num + complete < window.stop < NEVER
-        reasons = [self._ended] if early else []
+        reasons = [recording.cut] if recording.cut else [self._ended] if early else []
         failure = None
         self._closing = True
         try:
@@ -380,7 +395,7 @@ class Profile(LikeTorch):
                 files,
                 read=self._reports,
                 **self._entry(window, recording),
-                status="partial" if early else "recorded",
+                status="partial" if early or recording.cut else "recorded",
                 reason="; ".join(reasons) or None,
             )
         if failure is not None:
@@ -494,6 +509,16 @@ def _rank() -> int:
     return int(rank) if rank.isdecimal() and len(rank) < 10 else 0
 
 
+def _process() -> str:
+    """Return what tells this process from others of the same rank: a child that is in no process group."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return ""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    child = multiprocessing is not None and multiprocessing.parent_process() is not None
+    return f"-pid{os.getpid()}" if child else ""
+
+
 def unmade(*_: Any, **__: Any) -> Profile:
     """Return what stands for a profile that could not be made."""
     made = Profile.__new__(Profile)
@@ -541,7 +566,7 @@ def profile(
         ...         prof.step()
     """
     if not isinstance(out, (str, os.PathLike)):
-        raise TypeError(f'"out" must be the path of a folder: {out!r}')
+        raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
     if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
         raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
     if on_trace_ready is not None and not callable(on_trace_ready):
@@ -552,7 +577,13 @@ def profile(
     if chosen is not None and not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
         raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
     plan = _plan(schedule, first_step)
-    return Profile(Path(out), plan, choose(exporter, options), on_trace_ready, chosen, first_step)
+    made = Profile(Path(out), plan, choose(exporter, options), on_trace_ready, chosen, first_step)
+    made._planned = schedule is not None
+    return made
+
+
+def _hint(out: object) -> str:
+    return '; the schedule goes into "schedule": profile("runs/x", schedule=...)' if callable(out) else ""
 
 
 def _plan(given: Schedule | str | Callable[[int], Any] | None, first_step: int) -> Schedule | FromTorch:

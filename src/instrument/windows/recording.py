@@ -42,6 +42,11 @@ class Recording:
             log.warning("not the thread that opened the window, which stays open", window=self.window.index)
         return False
 
+    @property
+    def cut(self) -> str:
+        """Why the recording ended before the window did; empty where it did not."""
+        return getattr(self.capture, "cut", "")
+
     def warm_up(self) -> None:
         """A step of warm-up begins: its forward may have its backward in a recorded step, and needs hooks."""
         if not self._warming:
@@ -53,13 +58,19 @@ class Recording:
             self._warming = False
             live.live.expect(-1)
 
-    def step(self, number: int) -> None:
-        """The step ``number``, to be recorded, begins."""
+    def step(self, number: int, metadata: Mapping[str, str], mark: bool) -> None:
+        """The step ``number``, to be recorded, begins; the first one puts ``metadata`` into the trace.
+
+        Without ``mark`` the trace shows no step.
+        """
         if self.start_ns is None:
             self.capture.start()
             self.start_ns = time.time_ns()
             self._warm()
-        self.capture.step(number)
+            for key, value in metadata.items():
+                self.capture.add_metadata(key, value)
+        if mark:
+            self.capture.step(number)
         self.steps = (self.steps[0] if self.steps else number, number)
 
     def stop(self, metadata: Mapping[str, str]) -> None:

@@ -9,6 +9,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.profiler import ProfilerAction
 
 
 class Phase(enum.Enum):
@@ -45,6 +49,8 @@ class Window:
 @dataclass(frozen=True, slots=True, repr=False)
 class Schedule(ABC):
     """The windows of a run, in order and never overlapping. Made by `schedule`; immutable and hashable.
+
+    Called with a step's number it returns what torch's own schedules do.
 
     Attributes:
         count: How many windows there are; None where they go on for ever.
@@ -87,6 +93,20 @@ class Schedule(ABC):
         if window is None or step < window.warmup:
             return Phase.WAIT, None
         return (Phase.WARMUP if step < window.active else Phase.ACTIVE), window
+
+    def __call__(self, step: int) -> ProfilerAction:
+        """The `torch.profiler.ProfilerAction` of ``step``, for ``torch.profiler.profile(schedule=...)``.
+
+        Raises:
+            ValueError: If ``step`` is negative.
+        """
+        from torch.profiler import ProfilerAction
+
+        phase, window = self.at(step)
+        if phase is Phase.ACTIVE:
+            last = window is not None and step == window.stop - 1
+            return ProfilerAction.RECORD_AND_SAVE if last else ProfilerAction.RECORD
+        return ProfilerAction.WARMUP if phase is Phase.WARMUP else ProfilerAction.NONE
 
     def starting(self, step: int) -> Schedule:
         """The schedule of a loop whose first step is ``step``: cycles count from there, named steps do not."""

@@ -49,7 +49,8 @@ class FromTorch:
         return (Phase.WARMUP if action == _WARMUP else Phase.ACTIVE), window
 
     def next_window(self, step: int) -> Window | None:
-        """Return the window that may begin at the next step."""
+        """Return the window that may begin at the next step; one that is open ends, as its loop did."""
+        self._window = None
         return Window(self._index + 1, step + 1, step + 1, sys.maxsize)
 
     def window(self, index: int) -> Window | None:

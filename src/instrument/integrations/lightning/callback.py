@@ -31,6 +31,8 @@ def _without(callback: InstrumentCallback, *_: Any, **__: Any) -> None:
 class InstrumentCallback(OfLightning):
     """Records windows of optimizer steps, names their parts, and finds waits, in ``Trainer(callbacks=[...])``.
 
+    A step is an optimizer step; a batch where `validate`, `test` or `predict` is called without a `fit` before.
+
     Regions: "step", "micro-step" where gradients are accumulated, "forward", "backward", "checkpoint", and apart
     from the steps "sanity check", "evaluation", "test" and "predict". Nothing of it enters a checkpoint. Of
     several on one Trainer the first one works.
@@ -65,6 +67,7 @@ class InstrumentCallback(OfLightning):
         self._in_step = False
         self._driving = False  # the loop may be run by others around this
         self._apart = ""  # the evaluation that is open
+        self._evaluating = False  # by itself: its batches are the steps
 
     def _aside(self, trainer: Any) -> bool:
         """Tell whether another callback does the work: one that somebody wrote comes before an automatic one."""
@@ -150,6 +153,7 @@ class InstrumentCallback(OfLightning):
     def _end(self) -> None:
         self._leave()
         self._in_step = False
+        self._evaluating = False
         try:
             undo(self._patches)
         finally:
@@ -160,10 +164,35 @@ class InstrumentCallback(OfLightning):
     def _enter(self, trainer: Any, module: Any, name: str) -> None:
         if not self._aside(trainer):
             if not self.loop.running:
-                self.loop.start(module, steps=False)
+                self._evaluating = name != "sanity check" and not self.loop.begun
+                self.loop.start(module, steps=self._evaluating)
                 self._driving = self.loop.running
             self.loop.enter(name)
             self._apart = name
+
+    @guard.contained(FEATURE)
+    def _batch_start(self, *_: Any) -> None:
+        """Open the step of an evaluation by itself."""
+        if self._evaluating and self._driving:
+            self.loop.enter("step")
+
+    @guard.contained(FEATURE)
+    def _batch_end(self, *_: Any) -> None:
+        """End it."""
+        if self._evaluating and self._driving:
+            self.loop.leave("step")
+            self.loop.step()
+
+    def on_validation_batch_start(self, *given: Any, **_: Any) -> None:
+        """Open the step, where this is no training's."""
+        self._batch_start(*given)
+
+    def on_validation_batch_end(self, *given: Any, **_: Any) -> None:
+        """End the step."""
+        self._batch_end(*given)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def _leave(self) -> None:
         if self._apart:
