@@ -46,11 +46,8 @@ class Termination:
         """Handle the signal when the first window may be open."""
         Profile.started.append(self._started)
 
+    @guard.contained("handling SIGTERM")
     def _started(self) -> None:
-        with guard.contained("handling SIGTERM"):
-            self._handle()
-
-    def _handle(self) -> None:
         main = threading.current_thread() is threading.main_thread()
         if self._pipe is not None or not main or os.name == "nt" or os.getpid() != self._process:
             return

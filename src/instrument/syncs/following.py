@@ -11,12 +11,12 @@ from .. import compat
 from ..guard import guard
 from ..identity import IdentitySet
 from ..modules import parts
-from ..patch import Patch, leave_no_frame
+from ..patch import Patch, leave_no_frame, undo
 from ..regions import live
 from .forward import OutermostModel
 from .function import SIGNS, FunctionCalls, check
 from .program_steps import program_steps
-from .stepping import OptimizerSteps
+from .stepping import FEATURE, OptimizerSteps
 
 _ALONE = 100  # calls of a model that may be followed by a backward pass; fewer may be the calls of one step
 _BEGINNING = (*parts.DATA, "Optimizer.zero_grad#")
@@ -116,17 +116,17 @@ class StepFollower:
         """Whether backward passes did not count, as an optimizer was made whose step never came."""
         return self._passes > 0 and self.by is None
 
+    @guard.contained(FEATURE)
     def remove(self) -> None:
         """End, and put back all that was replaced."""
         program_steps.remove(self._program)
         if self._passed in parts.after_backward:
             parts.after_backward.remove(self._passed)
+        self._stepped = self._restarted = _nothing
         for source in (self._steps, self._model, self._function):
             if source is not None:
                 source.remove()
-        while self._patches:
-            self._patches.pop().undo()
-        self._stepped = self._restarted = _nothing
+        undo(self._patches)
 
     # What the sources call
 
@@ -146,6 +146,7 @@ class StepFollower:
     def _program(self) -> None:
         self._ended("program")
 
+    @guard.contained(FEATURE)
     def _begins(self) -> None:
         """Step 0 begins, if it did not before."""
         if self._function is not None:
@@ -168,7 +169,7 @@ class StepFollower:
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            with guard.contained("following optimizers"):
+            with guard.contained(FEATURE):
                 self._optimizer_made(optimizer)
 
         return init
@@ -210,6 +211,7 @@ class StepFollower:
 
         return backward
 
+    @guard.contained(FEATURE)
     def _passed(self) -> None:
         """A backward pass ended."""
         if self._step_on == "backward":

@@ -14,7 +14,7 @@ from .. import compat
 from ..guard import guard
 from ..modules.compiling import compiling
 from ..modules.hooks import Hook
-from ..patch import Patch, leave_no_frame
+from ..patch import Patch, leave_no_frame, undo
 from ..regions import live
 
 
@@ -70,8 +70,7 @@ class OutermostModel:
             self._handle = None
 
     def _stop_looking(self) -> None:
-        while self._patches:
-            self._patches.pop().undo()
+        undo(self._patches)
 
     def _first_call(self) -> Callable[..., Any]:
         """Return what torch calls in place of a module's ``_call_impl``."""
@@ -100,6 +99,7 @@ class OutermostModel:
             self._model = weakref.ref(module)
             self._handle = module.register_forward_hook(self._called)
 
+    @guard.contained("following the calls of the model")
     def _compiler_imported(self, _: Any) -> None:
         if not self._removed:
             compiling.tell(self._compile, True)
@@ -107,6 +107,11 @@ class OutermostModel:
     @contextlib.contextmanager
     def _compile(self) -> Iterator[None]:
         """Leave what is compiled alone: follow the module that ``torch.compile`` returned, if there is one."""
+        self._follow_compiled()
+        yield
+
+    @guard.contained("following the calls of the model")
+    def _follow_compiled(self) -> None:
         self._stop_looking()
         kind, model = compat.compiled_module(), self.model
         if self._handle is not None and model is not None and not (kind and isinstance(model, kind)):
@@ -115,4 +120,3 @@ class OutermostModel:
             compiled = compat.compiled_from(model)
             if compiled is not None:
                 self._attach(compiled)
-        yield

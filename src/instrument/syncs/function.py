@@ -15,6 +15,7 @@ from .. import compat
 from ..guard import guard
 from ..patch import Patch, leave_no_frame
 
+FEATURE = "following the function whose calls are steps"
 SIGNS = ("forward", "backward", "optimizer", "program")
 """What may end a step, from the weakest sign to the strongest."""
 
@@ -83,7 +84,7 @@ class FunctionCalls:
     def look(self) -> None:
         """Look for the function in the script and, where a file is named, in the modules that came from it."""
         if self._patch is None and not self._removed:
-            with guard.contained("finding the function whose calls are steps"):
+            with guard.contained(FEATURE):
                 for module in self._modules():
                     self._imported(module)
 
@@ -100,6 +101,7 @@ class FunctionCalls:
             if isinstance(file, str) and Path(file).name == Path(wanted).name and os.path.realpath(file) == wanted:
                 yield module
 
+    @guard.contained(FEATURE)
     def _imported(self, module: ModuleType) -> None:
         owner: Any = module
         *outer, name = self._function.split(".")
@@ -143,12 +145,14 @@ class FunctionCalls:
 
         return call_async if inspect.iscoroutinefunction(original) else call
 
+    @guard.contained(FEATURE)
     def _previous(self) -> None:
         """Count the call during which the function was found: it is over when the next one begins."""
         if self.running:
             self.running = False
             self._ended()
 
+    @guard.contained(FEATURE)
     def _ended(self) -> None:
         if not self._removed:
             self._called()

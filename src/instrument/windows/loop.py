@@ -196,6 +196,7 @@ class Profile(LikeTorch):
         self._report()
         self._finalizer.finish()
 
+    @guard.contained(FEATURE)
     def pause(self, *, begun: bool) -> None:
         """Close an open window, as the loop stops here and may go on: `start` continues with the current step.
 
@@ -230,6 +231,7 @@ class Profile(LikeTorch):
         for profile in list(cls._running):
             profile.stop()
 
+    @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:
         """End without accounting for windows that are not reached; one that is open is left, for ``reason``."""
         if self._leave() and self._process == os.getpid() and self._recording is not None:

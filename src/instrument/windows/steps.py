@@ -44,12 +44,14 @@ class Count:
         profile.keep_last = False  # nobody can ask for it
         profile.how = 'at="{}"'
 
+    @guard.contained(FEATURE)
     def end_step(self) -> None:
         """End the step of the current item, if it has not ended with an update."""
         if self.open:
             self.open = False
             self.profile.step()
 
+    @guard.contained(FEATURE)
     def begin_step(self) -> None:
         """Begin the step of an item that is there."""
         if self._updates:
@@ -58,18 +60,17 @@ class Count:
         if near and self._follower is None and "torch" in sys.modules:
             from ..syncs.stepping import OptimizerSteps  # which imports torch
 
-            with guard.contained("following the optimizer"):
-                self._follower = OptimizerSteps(self._updated)
+            self._follower = OptimizerSteps(self._updated)
         elif not near:
             self.leave()
         self.open = True
 
+    @guard.contained(FEATURE)
     def leave(self) -> None:
-        """Follow the optimizer no more."""
+        """Stop following the optimizer."""
         follower, self._follower = self._follower, None
         if follower is not None:
-            with guard.contained("following the optimizer"):
-                follower.remove()
+            follower.remove()
 
     def _updated(self) -> None:
         self._updates += 1
@@ -91,7 +92,10 @@ class Steps(Generic[T]):
         return self._count.profile
 
     def __iter__(self) -> Iterator[T]:
-        count = self._count = self._again() if self._count.busy else self._count
+        with guard.contained(FEATURE):
+            if self._count.busy:
+                self._count = self._again()
+        count = self._count
         profile = count.profile
         profile.start()
         count.busy = True
@@ -108,8 +112,7 @@ class Steps(Generic[T]):
         finally:
             count.leave()
             count.busy = False
-            with guard.contained("ending a loop"):
-                profile.pause(begun=not count.open)
+            profile.pause(begun=not count.open)
 
     def __bool__(self) -> bool:
         return True  # not by the length, which a generator has not
