@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..finding import CHOSEN
 from .rules import Rule, rule_of
-from .state import State, as_cuda
+from .state import State
 from .tags import tensors
 
 _OWN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
@@ -44,10 +44,14 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]
         rule = _RULES.get(func)
         if rule is None:
             rule = _RULES[func] = rule_of(func)
-        device = self._inherited() if rule.creates else self._first(args)
-        if device is None and kwargs and not rule.creates:
-            device = self._first(kwargs.values())
         state, here = self._state, self._here
+        if rule.creates:
+            device = self._inherited()
+        else:
+            device = self._first(args)
+            if device is None and kwargs:
+                device = self._first(kwargs.values())
+            here.last = device
         if device is not None:
             if rule.check is not None:
                 rule.check(state, func, args, kwargs)
@@ -113,8 +117,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]
         if inputs is not None:
             found: torch.device | None = self._first(inputs)
             return found
-        node = torch._C._current_autograd_node()
-        return as_cuda("cuda") if node is not None else None
+        # A formula of the backward pass creates it for the gradient that the operator before had.
+        return self._here.last if torch._C._current_autograd_node() is not None else None
 
 
 def attempt(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

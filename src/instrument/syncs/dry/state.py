@@ -40,18 +40,20 @@ class Here:
         call: the name of the outermost torch function that runs; empty outside of any.
         waited: that call waited already: all that it waits for is one event.
         inputs: the arguments of the innermost torch function; what it creates goes where they are.
+        last: the device of the operator before, as far as it takes tensors; None is the CPU.
         quiet: greater than 0 where a wait is only the CPU's.
         functions: the thread's function mode.
         foreign: greater than 0 where a FakeTensorMode of the program's looks at tensors.
         depth: greater than 0 inside of torch, where devices are the real ones.
     """
 
-    __slots__ = ("call", "depth", "foreign", "functions", "inputs", "quiet", "waited")
+    __slots__ = ("call", "depth", "foreign", "functions", "inputs", "last", "quiet", "waited")
 
     def __init__(self) -> None:
         self.call = ""
         self.waited = False
         self.inputs: Any = None
+        self.last: torch.device | None = None
         self.quiet = 0
         self.depth = 0
         self.functions: Any = None
