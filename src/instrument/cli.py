@@ -31,7 +31,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def command(
-    version: Annotated[bool, typer.Option("--version", callback=_version, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", callback=_version, help="Print the version.")
+    ] = False,
 ) -> None:
     """Record the steps of a program, read what profilers wrote, and find what makes the CPU wait for the GPU."""
 

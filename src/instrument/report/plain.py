@@ -13,6 +13,7 @@ from rich.text import Text
 from ..printable import printable
 
 _NAME = 12
+_WIDE = 1000  # times as long, from which two durations do not share a unit
 _GAP = 2
 
 
@@ -64,7 +65,9 @@ def duration(ns: float) -> str:
 
 
 def durations(ns: Sequence[float]) -> str:
-    """Several in the unit that suits the one in the middle: ``80.0, 214, 83.0 ms``."""
+    """Several in the unit that suits the one in the middle: ``80.0, 214, 83.0 ms``; or, far apart, each in its own."""
+    if max(ns) >= _WIDE * min(ns):
+        return ", ".join(map(duration, ns))
     unit = _unit(sorted(ns)[len(ns) // 2])
     return f"{', '.join(_digits(one, *unit) for one in ns)} {unit[1]}"
 
