@@ -65,7 +65,7 @@ def duration(ns: float) -> str:
 
 
 def durations(ns: Sequence[float]) -> str:
-    """Several in the unit that suits the one in the middle: ``80.0, 214, 83.0 ms``; or, far apart, each in its own."""
+    """Several in the unit that suits the one in the middle: ``80.0, 214, 83.0 ms``; far apart, each in its own."""
     if max(ns) >= _WIDE * min(ns):
         return ", ".join(map(duration, ns))
     unit = _unit(sorted(ns)[len(ns) // 2])
