@@ -283,7 +283,8 @@ def test_torchs_profiler_follows_any_schedule(arguments: dict[str, Any]) -> None
     with torch.profiler.profile(on_trace_ready=lambda p: ready.append(p.step_num), **options) as prof:
         for _ in range(9):
             prof.step()
-    assert [window.stop for window in plan.windows() if window.stop <= 9][:2] == ready[:2]
+    stops = [window.stop for window in islice(plan.windows(), 2)]
+    assert [stop for stop in stops if stop <= 9] == ready
 
 
 def test_questions_out_of_range() -> None:
