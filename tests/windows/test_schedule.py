@@ -208,11 +208,11 @@ REFUSED = [
     ({"at": []}, ValueError, "at must name at least one step, got []"),
     ({"at": ""}, ValueError, "at must be steps such as \"10-12,100\": ''"),
     ({"at": "12-10"}, ValueError, "at must have the lower step of a range first: '12-10'"),
-    ({"at": "1,a-b"}, ValueError, "got 'a-b' in '1,a-b'"),
-    ({"at": "1,,2"}, ValueError, "got '' in '1,,2'"),
-    ({"at": "-5"}, ValueError, "got '-5' in '-5'"),
-    ({"at": "1.5"}, ValueError, "got '1.5' in '1.5'"),
-    ({"at": "1-2-3"}, ValueError, "got '1-2-3' in '1-2-3'"),
+    ({"at": "1,a-b"}, ValueError, "'a-b' in '1,a-b'"),
+    ({"at": "1,,2"}, ValueError, "'' in '1,,2'"),
+    ({"at": "-5"}, ValueError, "'-5'"),
+    ({"at": "1.5"}, ValueError, "'1.5'"),
+    ({"at": "1-2-3"}, ValueError, "'1-2-3'"),
     ({"steps": "x"}, ValueError, "steps must be steps such as"),
     ({"at": -1}, ValueError, f"at {INTEGER} 0, got -1"),
     ({"at": True}, TypeError, f"at {INTEGER} 0, got True"),
@@ -275,6 +275,7 @@ def test_called_it_is_torchs_own_schedule(arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"at": "3-4,7"}, {"every": 4, "warmup": 1}])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about no warm-up and several cycles
 def test_torchs_profiler_follows_any_schedule(arguments: dict[str, Any]) -> None:
     """Also one that torch has no words for."""
     ready: list[int] = []
