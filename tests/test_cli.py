@@ -129,8 +129,8 @@ def test_the_manifest_says_what_is_typical(tmp_path: Path) -> None:
     entry = {"files": [{"path": f"window-0001/{path.name}", "bytes": 1}], "timing": timing}
     (tmp_path / "manifest.jsonl").write_text(f"{json.dumps(entry)}\n")
     text = command("summarize", path).stdout.decode()
-    assert "Recorded so far: 2 of 50 steps, 2.5 % of 80.0 ms\n" in text
-    assert "The 40 steps around them: median 1.00 ms" in text
+    assert "Recorded: 2 of the 50 steps run so far, 2.5 % of 80.0 ms\n" in text
+    assert "The 40 steps around them took 1.00 ms" in text
     assert timing == json.loads(command("summarize", "--json", path).stdout)["timing"]
 
 

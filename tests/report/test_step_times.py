@@ -41,11 +41,12 @@ def test_many_steps_have_a_range() -> None:
 def test_a_step_that_is_far_from_the_others() -> None:
     """It is named, with its share of the time."""
     _, far = step_times(summary(5.8, 3.2, 104.3, 3.8, 3.6, 3.5))
-    assert far == "Step 4 took 104 ms, 84.0 % of the time below; the others took 3.60 ms (median)."
+    assert far == "Step 4 took 104 ms, 84.0 % of the time in the table below; the others took 3.60 ms (median)."
     _, far = step_times(summary(10, 50))
-    assert far == "Step 3 took 50.0 ms, 83.3 % of the time below; the other took 10.0 ms."
+    assert far == "Step 3 took 50.0 ms, 83.3 % of the time in the table below; the other took 10.0 ms."
     _, far = step_times(summary(10, 50, 10, 50, 10, 11))
-    assert far == "Steps 3, 5 took 50.0, 50.0 ms, 70.9 % of the time below; the others took 10.0 ms (median)."
+    others = "the others took 10.0 ms (median)."
+    assert far == f"Steps 3, 5 took 50.0, 50.0 ms, 70.9 % of the time in the table below; {others}"
     _, far = step_times(summary(1, 20, 400, 8000))
     assert far == "The steps differ widely: few of them are like the mean."
 
@@ -54,16 +55,16 @@ def test_a_step_that_is_far_from_the_others() -> None:
     ("around_ms", "said"),
     [
         (3.5, "so they are typical."),
-        (1.8, "so these took 2.0 times as long, in part because they were recorded."),
-        (36, "so these took 10 % of that and are not typical."),
+        (1.8, "the recorded ones took 2.0 times as long, in part because they were recorded."),
+        (36, "so they are not typical."),
     ],
 )
 def test_whether_they_are_typical(around_ms: float, said: str) -> None:
     """The steps around them, which were not recorded, are what they are compared with."""
     timing = Timing(int(around_ms * MS), 40, 240, 2_400 * MS)
     *_, share, typical = step_times(summary(3.6, 3.6, 3.6, timing=timing))
-    assert share == "Recorded so far: 3 of 240 steps, 0.5 % of 2.40 s"
-    assert typical.startswith("The 40 steps around them: median ")
+    assert share == "Recorded: 3 of the 240 steps run so far, 0.5 % of 2.40 s"
+    assert typical.startswith("The 40 steps around them took ")
     assert typical.endswith(said)
 
 
@@ -79,8 +80,8 @@ def test_several_windows() -> None:
     second = summary(3, 3, first=8, timing=Timing(3 * MS, 20, 30, 90 * MS))
     said = list(step_times(merge([first, second])))
     assert said[0] == "Steps 2-3, 8-9: 3.00, 3.00, 3.00, 3.00 ms (median 3.00 ms)"
-    assert said[1] == "Recorded so far: 4 of 30 steps, 13.3 % of 90.0 ms"
-    assert said[2].startswith("The 40 steps around them: median 3.00 ms")
+    assert said[1] == "Recorded: 4 of the 30 steps run so far, 13.3 % of 90.0 ms"
+    assert said[2].startswith("The 40 steps around them took 3.00 ms")
 
 
 def test_steps_without_numbers() -> None:

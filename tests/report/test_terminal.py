@@ -24,8 +24,8 @@ forward                          1   240 us    160 us    24.0  52.8 us   48.2
 backward                    1 in 2   300 us    300 us    15.0   100 us   45.9
 Optimizer.step#SGD.step     1 in 2   100 us    100 us     5.0   900 ns    0.4
 (in no region)                       560 us              56.0  6.00 us    5.5
-(outside of steps, in all)           200 us                    4.00 us
-"1 in 2": 1 call in 2 steps, and the times are those of all of them.
+(outside the steps, total)           200 us                    4.00 us
+"1 in 2" means 1 call in 2 steps; such rows show totals, not means.
 
 operator           calls  CPU self  % step      GPU  % GPU
 ──────────────────────────────────────────────────────────

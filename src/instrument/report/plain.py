@@ -13,7 +13,7 @@ from rich.text import Text
 from ..printable import printable
 
 _NAME = 12
-_WIDE = 1000  # times as long, from which two durations do not share a unit
+_WIDE = 100  # times as long, from which two durations do not share a unit
 _GAP = 2
 
 

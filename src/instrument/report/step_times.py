@@ -61,7 +61,7 @@ def _far(summary: Summary) -> Iterator[str]:
     took = durations(those) if len(far) <= _LISTED else f"{duration(min(those))} to {duration(max(those))}"
     others = duration(median(ns for row, ns in enumerate(times) if row not in far))
     than = f"the other took {others}" if len(times) == 2 else f"the others took {others} (median)"
-    yield f"{which} took {took}, {percent(sum(those), summary.step_ns)} % of the time below; {than}."
+    yield f"{which} took {took}, {percent(sum(those), summary.step_ns)} % of the time in the table below; {than}."
 
 
 def _share_of_run(summary: Summary) -> Iterator[str]:
@@ -69,7 +69,8 @@ def _share_of_run(summary: Summary) -> Iterator[str]:
     if last.run_steps and last.run_ns:
         share = percent(min(summary.step_ns, last.run_ns), last.run_ns)
         yield (
-            f"Recorded so far: {summary.steps:,} of {last.run_steps:,} steps, {share} % of {duration(last.run_ns)}"
+            f"Recorded: {summary.steps:,} of the {last.run_steps:,} steps run so far, "
+            f"{share} % of {duration(last.run_ns)}"
         )
 
 
@@ -79,12 +80,12 @@ def _typical(summary: Summary) -> Iterator[str]:
     steps, around = summary.typical
     ratio = median(summary.step_times_ns) / (around or 1)
     if max(ratio, 1 / (ratio or 1)) <= _ALIKE:
-        said = "so they are typical"
+        said = "the recorded ones took as long, so they are typical"
     elif ratio > 1:
-        said = f"so these took {ratio:.1f} times as long, in part because they were recorded"
+        said = f"the recorded ones took {ratio:.1f} times as long, in part because they were recorded"
     else:
-        said = f"so these took {100 * ratio:.0f} % of that and are not typical"
-    yield f"The {steps} steps around them: median {duration(around)}, {said}."
+        said = f"the recorded ones took {100 * ratio:.0f} % of that, so they are not typical"
+    yield f"The {steps} steps around them took {duration(around)} (median); {said}."
 
 
 def _which(numbers: Sequence[int], count: int) -> str:

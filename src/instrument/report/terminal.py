@@ -44,7 +44,7 @@ def render(
         line(console, "No regions: name parts of the step with instrument.annotate to see them here.")
     if hidden:
         more = f" and {len(hidden) - _HIDDEN} more, see manifest.jsonl" if len(hidden) > _HIDDEN else ""
-        line(console, f"Not shown, since inside compiled code: {', '.join(hidden[:_HIDDEN])}{more}")
+        line(console, f"Not shown, because inside compiled code: {', '.join(hidden[:_HIDDEN])}{more}")
     if summary.operators:
         _print_operators(summary, console)
     if files:
@@ -77,14 +77,14 @@ def _print_regions(summary: Summary, console: Console) -> None:
         cells = ["", duration(summary.outside_ns), *[""] * (len(_share_columns(summary)) + 1)]
         if summary.gpu_total_ns is not None:
             cells[4] = duration(summary.outside_gpu_ns)
-        rows.append((0, "(outside of steps, in all)", cells))
+        rows.append((0, "(outside the steps, total)", cells))
     print_table(["region", "calls", "CPU", "CPU self", *_share_columns(summary)], rows, console)
     if hidden := len(summary.regions) - len(shown):
         line(console, f"... and {hidden} smaller region{'s' * (hidden > 1)}")
     some = [region for region in shown if _only_in_some(summary, region)]
     if some:
         in_words = f"{count(some[0].calls)} call{'s' * (some[0].calls > 1)} in {count(summary.steps)} steps"
-        sentence(console, f'"{_calls(summary, some[0])}": {in_words}, and the times are those of all of them.')
+        sentence(console, f'"{_calls(summary, some[0])}" means {in_words}; such rows show totals, not means.')
     if any(region.partial for region in shown):
         sentence(
             console,

@@ -10,7 +10,7 @@ from .trace import Trace
 
 
 class Steps:
-    """Which step holds a time: that of the same process which started last, if it has not ended."""
+    """Which step holds a time: the last of its process to start, if that or one around it still runs."""
 
     def __init__(self, trace: Trace) -> None:
         self._marked = bool(trace.steps)
