@@ -123,6 +123,7 @@ def test_what_a_program_called(real: tuple[nsys.Report, Path]) -> None:
     assert list(zip(trace.others.text("name"), trace.others.text("category"), strict=True)) == [
         ("saved", "mark"),
         ("capture", "capture"),
+        ("instrument_steps=2-3", "mark"),  # which steps were run
     ]
     printed = int(next(line for line in report.stdout.splitlines() if line.strip().isdigit()))
     assert 0 <= trace.others.start_ns[0] + trace.epoch_ns - printed < 1e9

@@ -29,13 +29,20 @@ class Labels:
         """Return the label of ``thing``, "" where it has none."""
         return self._known[id(thing)][1] if id(thing) in self._known else ""
 
-    def tell_apart(self, things: Sequence[Any]) -> None:
-        """Label ``things``, which go by one name, unless there is but one."""
+    def tell_apart(self, things: Sequence[Any], *, numbers: bool = True) -> None:
+        """Label ``things``, which go by one name, unless there is but one.
+
+        Without ``numbers``, what no running function holds is left out: it may be left over.
+        """
         missing = [thing for thing in things if id(thing) not in self._known]
         if len(things) < 2 or not missing:
             return
         taken = {self.of(thing) for thing in things}
         found = _paths(missing)
+        if not numbers:
+            missing = [thing for thing in missing if id(thing) in found]
+            if len(missing) + sum(bool(self.of(thing)) for thing in things) < 2:
+                return
         for thing in missing:
             label = found.get(id(thing), "")
             if not label or label in taken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import defaultdict
 from typing import Any
 
@@ -19,11 +20,16 @@ class Optimizers:
         self._known = IdentitySet()
         self._labels = Labels()
         self._complete = False  # no other one was seen since the last look
+        self._unheld: dict[str, list[weakref.ref[Any]]] = {}  # by class: those without a label that were named
 
     def look(self) -> None:
-        """Find the optimizers among all objects of the process: 10 ms for a million."""
-        if self._complete:
-            return
+        """Find the optimizers that there are, as a recording begins."""
+        self._unheld.clear()
+        if not self._complete:
+            self._find()
+
+    def _find(self) -> None:
+        """Look among all objects of the process: 10 ms for a million."""
         self._complete = True
         kinds, pending = set[type](), [Optimizer]
         while pending:
@@ -37,17 +43,24 @@ class Optimizers:
                 named[type(found).__name__].append(found)
                 self._known.add(found)
         for same in named.values():
-            self._labels.tell_apart(same)
+            self._labels.tell_apart(same, numbers=False)
 
     def suffix(self, optimizer: Any) -> str:
         """Return ``[actor_optimizer]`` for one of several of a class, "" where there is no other."""
         if optimizer is None:
             return ""
         if optimizer not in self._known:  # made since
-            self._complete = False
-            self.look()
-        label = self._labels.of(optimizer)
+            self._find()
+        label = self._labels.of(optimizer) or self._number(optimizer)
         return f"[{label}]" if label else ""
+
+    def _number(self, optimizer: Any) -> str:
+        """Return ``1`` for the second of a class that this recording names and that has no label, and so on."""
+        same = self._unheld.setdefault(type(optimizer).__name__, [])
+        at = next((at for at, known in enumerate(same) if known() is optimizer), len(same))
+        if at == len(same):
+            same.append(weakref.ref(optimizer))
+        return str(at or "")
 
 
 optimizers = Optimizers()
