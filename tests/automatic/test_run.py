@@ -441,10 +441,10 @@ for number in range(12):
 @pytest.mark.parametrize(
     ("program", "options", "last", "said"),
     [
-        (BY_HAND, [], 6, "each backward pass is a step"),
-        (EVALUATION, [], 6, "each call of Sequential is a step"),
+        (BY_HAND, [], 6, "each backward pass counts as a step"),
+        (EVALUATION, [], 6, "each call of Sequential counts as a step"),
         (LBFGS, [], 6, None),
-        (LATE, [], 6, "each backward pass is a step"),
+        (LATE, [], 6, "each backward pass counts as a step"),
         (TRAIN.replace("range(5)", "range(6)"), ["--step-on", "forward"], 6, None),
         (LATE, ["--step-on", "backward"], 12, None),
         (BY_HAND, ["--step-on", "train.py:train_step"], 6, None),
@@ -471,6 +471,26 @@ def test_step_0(tmp_path: Path, program: str) -> None:
     (entry,) = entries_in(tmp_path / "runs/instrument")
     assert (entry["status"], entry["steps"]) == ("recorded", [0, 0])
     assert "Linear" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("steps", "entries"),
+    [
+        ([], [("recorded", [103, 105])]),
+        (["--steps", "0,2-4,103"], [("skipped", [0, 0]), ("not reached", None), ("recorded", [103, 103])]),
+    ],
+)
+def test_steps_that_pass_unseen(tmp_path: Path, steps: list[str], entries: list[Any]) -> None:
+    """No window is recorded of calls that ended before it was known that a call is a step."""
+    write(tmp_path, f"{MODEL}for _ in range(110):\n    model(torch.ones(1, 2))\n")
+    done = run(tmp_path, [*RUN, *steps, "--", "train.py"])
+    unseen = "steps up to 100 passed before it was known what a step is"
+    assert unseen in done.stderr
+    assert 1 == done.stderr.count("use --step-on to choose something else")
+    found = entries_in(tmp_path / "runs/instrument")
+    assert [(entry["status"], entry["steps"]) for entry in found] == entries
+    assert {entry["reason"] for entry in found if entry["status"] != "recorded"} <= {unseen}
+    assert "Linear" in done.stderr.split("Where the step went")[1]
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "no.py:step", "train:a b"])

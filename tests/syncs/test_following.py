@@ -105,6 +105,18 @@ def test_signs(program: Callable[[Any], None], step_on: str | None, events: str,
     ) == BEFORE
 
 
+@pytest.mark.parametrize(
+    ("program", "missed", "steps"), [(lambda model: calls(model, 103), [101], 2), (compiled, [2], 2)]
+)
+def test_steps_before_it_was_known(program: Callable[[Any], None], missed: list[int], steps: int) -> None:
+    """They are one call, so that nobody takes them for steps that go by now."""
+    seen: list[Any] = []
+    follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), missed=seen.append)
+    program(nn.Sequential(nn.Linear(2, 2)))
+    follower.remove()
+    assert [*missed, *steps * "s"] == seen
+
+
 def test_the_model_can_be_copied_and_compiled() -> None:
     """Neither a pickle nor a copy of the model counts, and code is compiled once, as without."""
     seen, graphs = [], []

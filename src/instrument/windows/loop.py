@@ -239,6 +239,17 @@ class Profile(LikeTorch):
         self._hand_over(self.step_num)
         self._finalizer.finish()
 
+    @guard.contained(FEATURE)
+    def account_for_earlier(self, before: Profile, reason: str) -> None:
+        """Note the windows that end before this one's first step, but for those that ``before`` accounted for."""
+        if not self._started or (self._ranks is not None and self._rank not in self._ranks):
+            return
+        accounted = max((window["window"] for window in before.windows), default=0)
+        for index in range(accounted + 1, min(self._over, accounted + 1000) + 1):
+            window = self._plan.window(index)
+            if window is not None:
+                self._note(window, "not reached", reason)
+
     def _leave(self, begun: bool = False, complete: bool = False) -> bool:
         """Take part in nothing more; False where that is so already."""
         if not self._started:
@@ -454,7 +465,7 @@ class Profile(LikeTorch):
         if windows:
             first, last = windows[0]["planned_steps"]
             asked = f"step {first} was" if first == last else f"steps {first}-{'' if last is None else last} were"
-            reason = f"{asked} asked for, and {self._ended}"
+            reason = f"{asked} asked for, and {windows[0]['reason']}"
         elif self._plan.count is not None:
             reason = f"all steps asked for come before the first step, {self._first}"
         else:
