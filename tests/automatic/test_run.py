@@ -590,6 +590,40 @@ def stuck():
         assert process.wait(timeout=60) == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("ending", ["SyncError('on purpose')", "ZeroDivisionError('on purpose')"])
+def test_sigterm_where_saving_fails(tmp_path: Path, ending: str) -> None:
+    """The process ends by the signal all the same."""
+    patch = f"""
+import instrument.integrations.loop
+from instrument.errors import SyncError
+def stop(*_, **__):
+    raise {ending}
+instrument.integrations.loop.Loop.stop = stop
+"""
+    body = "if _ == 5:\n        import signal; signal.raise_signal(signal.SIGTERM)"
+    write(tmp_path, patch + SIGTERM.format(body=body))
+    done = run(tmp_path, [*RUN, "--steps", "2-1000000000", "--", "train.py"], INSTRUMENT_STRICT="1")
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "ready\n")
+
+
+def test_sigterm_after_the_last_window(tmp_path: Path) -> None:
+    """The handler and the wakeup descriptor are there while windows are ahead, and no longer."""
+    text = """
+    import signal, threading
+    wakeup = signal.set_wakeup_fd(-1)
+    if wakeup != -1:
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    threads = sum(thread.name == "instrument-sigterm" for thread in threading.enumerate())
+    print(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, wakeup != -1, threads if _ < 2 else "")
+"""
+    write(tmp_path, TRAIN + text)
+    for options in (["--steps", "2"], ["--steps", "2", "--profiler", "none"]):
+        done = run(tmp_path, [*RUN, *options, "--", "train.py"])
+        ahead = ["False", "False", "0"] if "none" in options else ["True", "True", "1"]
+        window = [*2 * [ahead], *3 * [["False", "False"]]]
+        assert [line.split() for line in done.stdout.splitlines()] == window
+
+
 def test_children_have_the_default(tmp_path: Path) -> None:
     """A forked process ends by the signal as it would, and nothing of ours is left in it."""
     write(

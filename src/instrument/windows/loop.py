@@ -46,6 +46,7 @@ class Profile(LikeTorch):
     _running: ClassVar[weakref.WeakSet[Profile]] = weakref.WeakSet()
     _warnings: ClassVar[set[str]] = set()
     started: ClassVar[list[Callable[[], None]]] = []  # called when one starts
+    idle: ClassVar[list[Callable[[], None]]] = []  # called when none has a window open or to come
     _made = False  # one that could not be made counts steps, and no more
     _started = False
     _change = NEVER
@@ -191,6 +192,7 @@ class Profile(LikeTorch):
                     self._note(window, "not reached", self._ended)
             self._finish()
             self._warn_of_nothing()
+        self._tell_idle()
 
     def _finish(self) -> None:
         self._report()
@@ -238,6 +240,13 @@ class Profile(LikeTorch):
             self._give_up(self._recording.window, CaptureError(reason))
         self._hand_over(self.step_num)
         self._finalizer.finish()
+        self._tell_idle()
+
+    @classmethod
+    def _tell_idle(cls) -> None:
+        if cls.idle and all(profile.over for profile in cls._running):
+            for call in cls.idle:
+                call()
 
     @guard.contained(FEATURE)
     def account_for_earlier(self, before: Profile, reason: str) -> None:
@@ -340,6 +349,8 @@ class Profile(LikeTorch):
                 if due == step + 1 or not self._times.waits(step):
                     self._hand_over(step)
                 self._times.begin(False if self._change == step + 1 else None)
+                if self._all_begun:
+                    self._tell_idle()
             elif window.index <= self._over:  # the rest of a window that failed
                 if self._plan.finite or window.stop < NEVER:
                     self._change = window.stop
