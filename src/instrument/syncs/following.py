@@ -7,7 +7,6 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from .. import compat
 from ..guard import guard
 from ..identity import IdentitySet
 from ..modules import parts
@@ -215,13 +214,15 @@ class StepFollower:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if not live.tracing():
                 self._begins()
+            parts.backward_calls.depth += 1
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            if not live.tracing() and not compat.in_backward() and not parts.drawing.on:
-                self._passed()
+            finally:
+                parts.backward_calls.depth -= 1
+            parts.backward_calls.passed()
             return result
 
         return backward
