@@ -257,7 +257,14 @@ def test_what_a_step_holds(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["--steps", "12-10", "--", "train.py"], "--steps must have the lower step of a range first: '12-10'"),
-        (["--steps", "1-2", "--active", "2", "--", "train.py"], "active does not go with a range"),
+        (
+            ["--steps", "1-2", "--active", "2", "--", "train.py"],
+            "--active cannot be combined with a range in --steps",
+        ),
+        (["--steps", "3", "--wait", "2", "--", "train.py"], "--wait cannot be combined with --steps"),
+        (["--steps", "3", "--every", "9", "--", "train.py"], "--every cannot be combined with --steps"),
+        (["--every", "9", "--wait", "2", "--", "train.py"], "--wait cannot be combined with --every"),
+        (["--steps", "3 at 4", "--", "train.py"], "--steps must be steps such as \"10-12,100\": '3 at 4'"),
         (["--steps", "all", "--wait", "2", "--", "train.py"], '"--steps all" is the whole run'),
         (["--modules", "x", "--", "train.py"], '"--modules" must be'),
         (["--ranks", "a", "--", "train.py"], '"--ranks" must be'),
