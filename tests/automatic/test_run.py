@@ -257,7 +257,14 @@ def test_what_a_step_holds(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["--steps", "12-10", "--", "train.py"], "--steps must have the lower step of a range first: '12-10'"),
-        (["--steps", "1-2", "--active", "2", "--", "train.py"], "active does not go with a range"),
+        (
+            ["--steps", "1-2", "--active", "2", "--", "train.py"],
+            "--active cannot be combined with a range in --steps",
+        ),
+        (["--steps", "3", "--wait", "2", "--", "train.py"], "--wait cannot be combined with --steps"),
+        (["--steps", "3", "--every", "9", "--", "train.py"], "--every cannot be combined with --steps"),
+        (["--every", "9", "--wait", "2", "--", "train.py"], "--wait cannot be combined with --every"),
+        (["--steps", "3 at 4", "--", "train.py"], "--steps must be steps such as \"10-12,100\": '3 at 4'"),
         (["--steps", "all", "--wait", "2", "--", "train.py"], '"--steps all" is the whole run'),
         (["--modules", "x", "--", "train.py"], '"--modules" must be'),
         (["--ranks", "a", "--", "train.py"], '"--ranks" must be'),
@@ -441,10 +448,10 @@ for number in range(12):
 @pytest.mark.parametrize(
     ("program", "options", "last", "said"),
     [
-        (BY_HAND, [], 6, "each backward pass is a step"),
-        (EVALUATION, [], 6, "each call of Sequential is a step"),
+        (BY_HAND, [], 6, "each backward pass counts as a step"),
+        (EVALUATION, [], 6, "each call of Sequential counts as a step"),
         (LBFGS, [], 6, None),
-        (LATE, [], 6, "each backward pass is a step"),
+        (LATE, [], 6, "each backward pass counts as a step"),
         (TRAIN.replace("range(5)", "range(6)"), ["--step-on", "forward"], 6, None),
         (LATE, ["--step-on", "backward"], 12, None),
         (BY_HAND, ["--step-on", "train.py:train_step"], 6, None),
@@ -471,6 +478,26 @@ def test_step_0(tmp_path: Path, program: str) -> None:
     (entry,) = entries_in(tmp_path / "runs/instrument")
     assert (entry["status"], entry["steps"]) == ("recorded", [0, 0])
     assert "Linear" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("steps", "entries"),
+    [
+        ([], [("recorded", [103, 105])]),
+        (["--steps", "0,2-4,103"], [("skipped", [0, 0]), ("not reached", None), ("recorded", [103, 103])]),
+    ],
+)
+def test_steps_that_pass_unseen(tmp_path: Path, steps: list[str], entries: list[Any]) -> None:
+    """No window is recorded of calls that ended before it was known that a call is a step."""
+    write(tmp_path, f"{MODEL}for _ in range(110):\n    model(torch.ones(1, 2))\n")
+    done = run(tmp_path, [*RUN, *steps, "--", "train.py"])
+    unseen = "steps up to 100 passed before it was known what a step is"
+    assert unseen in done.stderr
+    assert 1 == done.stderr.count("use --step-on to choose something else")
+    found = entries_in(tmp_path / "runs/instrument")
+    assert [(entry["status"], entry["steps"]) for entry in found] == entries
+    assert {entry["reason"] for entry in found if entry["status"] != "recorded"} <= {unseen}
+    assert "Linear" in done.stderr.split("Where the step went")[1]
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "no.py:step", "train:a b"])
@@ -568,6 +595,40 @@ def stuck():
             process.wait(timeout=1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("ending", ["SyncError('on purpose')", "ZeroDivisionError('on purpose')"])
+def test_sigterm_where_saving_fails(tmp_path: Path, ending: str) -> None:
+    """The process ends by the signal all the same."""
+    patch = f"""
+import instrument.integrations.loop
+from instrument.errors import SyncError
+def stop(*_, **__):
+    raise {ending}
+instrument.integrations.loop.Loop.stop = stop
+"""
+    body = "if _ == 5:\n        import signal; signal.raise_signal(signal.SIGTERM)"
+    write(tmp_path, patch + SIGTERM.format(body=body))
+    done = run(tmp_path, [*RUN, "--steps", "2-1000000000", "--", "train.py"], INSTRUMENT_STRICT="1")
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "ready\n")
+
+
+def test_sigterm_after_the_last_window(tmp_path: Path) -> None:
+    """The handler and the wakeup descriptor are there while windows are ahead, and no longer."""
+    text = """
+    import signal, threading
+    wakeup = signal.set_wakeup_fd(-1)
+    if wakeup != -1:
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    threads = sum(thread.name == "instrument-sigterm" for thread in threading.enumerate())
+    print(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, wakeup != -1, threads if _ < 2 else "")
+"""
+    write(tmp_path, TRAIN + text)
+    for options in (["--steps", "2"], ["--steps", "2", "--profiler", "none"]):
+        done = run(tmp_path, [*RUN, *options, "--", "train.py"])
+        ahead = ["False", "False", "0"] if "none" in options else ["True", "True", "1"]
+        window = [*2 * [ahead], *3 * [["False", "False"]]]
+        assert [line.split() for line in done.stdout.splitlines()] == window
 
 
 def test_children_have_the_default(tmp_path: Path) -> None:

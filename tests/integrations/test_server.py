@@ -145,6 +145,31 @@ def test_closed(server: Server) -> None:
     assert windows(server) == [("partial", [1, 2])]
 
 
+@pytest.mark.parametrize("close", ["", "server.close()"])
+@pytest.mark.parametrize("ask", ["", "server.start_profile(1)"])
+def test_no_window_is_said(tmp_path: Path, close: str, ask: str) -> None:
+    """Once, and also where the program ends without `close`."""
+    script = tmp_path / "serve.py"
+    script.write_text(f"""
+from instrument.integrations.server import Server
+server = Server("out", warmup=0, file="trigger")
+server.start()
+{ask}
+server.step()
+server.step()
+{close}
+""")
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    said = (
+        "no window was recorded, because none was requested: call start_profile() or touch trigger "
+        "while the server runs"
+    )
+    assert done.stderr.count(said) == (not ask)
+    assert ("Where the step went" in done.stderr) == bool(ask)
+
+
 def test_touched(server: Server, tmp_path: Path) -> None:
     """A file that is touched opens a window; one that is there does not open another."""
     iterate(server, 2)

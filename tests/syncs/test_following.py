@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Callable
@@ -103,6 +104,44 @@ def test_signs(program: Callable[[Any], None], step_on: str | None, events: str,
         torch.autograd.backward,
         torch.optim.Optimizer.__init__,
     ) == BEFORE
+
+
+@pytest.mark.parametrize(
+    ("program", "missed", "steps"), [(lambda model: calls(model, 103), [101], 2), (compiled, [2], 2)]
+)
+def test_steps_before_it_was_known(program: Callable[[Any], None], missed: list[int], steps: int) -> None:
+    """They are one call, so that nobody takes them for steps that go by now."""
+    seen: list[Any] = []
+    follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), missed=seen.append)
+    program(nn.Sequential(nn.Linear(2, 2)))
+    follower.remove()
+    assert [*missed, *steps * "s"] == seen
+
+
+@pytest.mark.parametrize("annotated_first", [True, False])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_pass_counts_once(annotated_first: bool, named: bool) -> None:
+    """However many patches are around it, in whatever order, and whether its region is drawn."""
+    seen: list[list[int]] = [[], []]
+    handles: list[Any] = []
+    followers = [
+        lambda: handles.append(StepFollower(lambda: seen[0].append(1), lambda: None)),
+        lambda: handles.append(StepFollower(lambda: seen[1].append(1), lambda: None)),
+    ]
+    annotate = [lambda: handles.append(instrument.annotate_step("backward"))]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        for call in (*annotate, *followers) if annotated_first else (*followers, *annotate):
+            call()
+        for _ in range(3):
+            with instrument.annotate("backward") if named else contextlib.nullcontext():
+                passes(nn.Sequential(nn.Linear(2, 2)), 1)
+        with pytest.raises(RuntimeError):
+            torch.ones(1).backward()
+        passes(nn.Sequential(nn.Linear(2, 2)), 1)
+    for handle in handles:
+        handle.remove()
+    assert [4, 4] == [len(steps) for steps in seen]
+    assert torch.autograd.backward is BEFORE[1]
 
 
 def test_the_model_can_be_copied_and_compiled() -> None:

@@ -25,7 +25,7 @@ FEATURE = "following optimizers"
 _MOST = 16  # optimizers whose models are looked for, which may take 50 ms each
 _ELSE = "choose what a step is with --step-on backward, forward or FUNCTION (train.py:train_step)"
 _NO_STEP = f"nothing was recorded: no optimizer stepped, and nothing else showed steps; {_ELSE}"
-_COMPILED = f"nothing was recorded: the steps of a compiled optimizer are not seen; {_ELSE}"
+_COMPILED = f"nothing was recorded: a compiled optimizer's steps cannot be seen; {_ELSE}"
 _WAITED = f"nothing was recorded: an optimizer was made, but its step() was not called; {_ELSE}"
 
 
@@ -60,6 +60,7 @@ class Session:
             self._restarted,
             self._loop.step_on,
             begun=self._step_0 if self._loop.records(0) else None,
+            missed=self._steps_missed,
             made=self._optimizer_made,
             found=self._model_found,
         )
@@ -98,9 +99,28 @@ class Session:
 
     @guard.contained(FEATURE)
     def _stepped(self) -> None:
-        """Name the models of new optimizers, and end the step: here, where torch is in none of its own ranges."""
-        if self._left or self._steps is None or not self._drives():
+        """End the step: here, where torch is in none of its own ranges."""
+        if not self._prepared():
             return
+        if self._missed:  # the step that is over went by unseen, and the next one is the first
+            self._missed = False
+            log.warning("step 0 is not recorded: it was over before recording could begin")
+        else:
+            self._loop.step()
+
+    @guard.contained(FEATURE)
+    def _steps_missed(self, count: int) -> None:
+        """Start the plan over at step ``count``, as the steps before it went by unseen."""
+        if self._prepared():
+            self._missed = False
+            reason = f"steps up to {count - 1} passed before it was known what a step is"
+            log.warning(reason)
+            self._loop.restart(count, reason)
+
+    def _prepared(self) -> bool:
+        """Begin if nothing runs yet, and name the models of new optimizers; False where something else counts."""
+        if self._left or self._steps is None or not self._drives():
+            return False
         if self._steps.by == "program":
             self._loop.give_way()
         with guard.contained(FEATURE):
@@ -108,11 +128,7 @@ class Session:
             if not (self._loop.record and self._loop.over):
                 self._loop.name(*self._models(new))
             self._explain()
-        if self._missed:  # the step that is over went by unseen, and the next one is the first
-            self._missed = False
-            log.warning("step 0 is not recorded: it was over before recording could begin")
-        else:
-            self._loop.step()
+        return True
 
     def _explain(self) -> None:
         """Say once what a step is, where it is no optimizer's, and name the model that shows it."""
@@ -120,7 +136,7 @@ class Session:
         if (explanation or self._loop.step_on) and not self._explained:
             self._explained = True
             if explanation and not program_steps.followed:
-                log.warning(f"{explanation}; --step-on chooses another sign")
+                log.warning(explanation)
             self._loop.name(*self._models(self._made))
             if self._steps is not None and self._steps.model is not None:
                 self._loop.name(self._steps.model)
@@ -130,7 +146,8 @@ class Session:
         if self._begun and not self._left and self._steps is not None and self._steps.by != "program":
             self._explained = False
             self._missed = self._loop.records(0)
-            self._loop.restart(int(self._missed), f"a step is now that of the {self._steps.by}")
+            reason = f"the plan started over: steps are now counted by the {self._steps.by}"
+            self._loop.restart(int(self._missed), reason)
 
     @staticmethod
     def _models(optimizers: list[weakref.ref[Any]]) -> list[Any]:

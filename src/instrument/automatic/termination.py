@@ -44,12 +44,16 @@ class Termination:
 
     def install(self) -> None:
         """Handle the signal when the first window may be open."""
+        if os.name == "nt":
+            return
         Profile.started.append(self._started)
+        Profile.idle.append(self._idle)
+        os.register_at_fork(after_in_child=self._forked)
 
     @guard.contained("handling SIGTERM")
     def _started(self) -> None:
         main = threading.current_thread() is threading.main_thread()
-        if self._pipe is not None or not main or os.name == "nt" or os.getpid() != self._process:
+        if self._pipe is not None or not main or os.getpid() != self._process:
             return
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
@@ -62,19 +66,27 @@ class Termination:
             os.close(writer)
             return
         self._pipe = reader, writer
+        self._sent = 0
         signal.signal(signal.SIGTERM, self._signalled)
-        os.register_at_fork(after_in_child=self._forked)
-        threading.Thread(target=self._watch, name="instrument-sigterm", daemon=True).start()
+        threading.Thread(target=self._watch, args=(reader,), name="instrument-sigterm", daemon=True).start()
+
+    @guard.contained("handling SIGTERM")
+    def _idle(self) -> None:
+        """Handle the signal no more, as no window is open or to come."""
+        if threading.current_thread() is threading.main_thread() and not (self._saving or self._again):
+            self.remove()
 
     def remove(self) -> None:
-        """Put back what was there before, as the process ends without the signal."""
+        """Put back what was there before; the thread ends by itself."""
         if self._pipe is not None and os.getpid() == self._process:
             self._restore()
 
     def _forked(self) -> None:
         """Leave a child with what it would have had."""
         if self._pipe is not None:
+            reader = self._pipe[0]
             self._restore()
+            os.close(reader)
 
     def _restore(self) -> None:
         assert self._pipe is not None
@@ -83,6 +95,8 @@ class Termination:
             signal.set_wakeup_fd(current)
         if signal.getsignal(signal.SIGTERM) == self._signalled:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        writer, self._pipe = self._pipe[1], None
+        os.close(writer)
 
     def _signalled(self, _: int, frame: FrameType | None) -> None:
         """Save what is open, unless this interrupts the very code that records, or a backward pass."""
@@ -92,30 +106,32 @@ class Termination:
             self._again = True
             return
         self._saving = True
-        with guard.contained("saving at SIGTERM"):
-            loop = self._loop()
-            if loop is not None:
-                loop.stop()
-            Profile.stop_all()
-        _die()
+        try:
+            with guard.contained("saving at SIGTERM"):
+                loop = self._loop()
+                if loop is not None:
+                    loop.stop()
+                Profile.stop_all()
+        finally:  # also where an error is to be raised
+            _die()
 
-    def _watch(self) -> None:
+    def _watch(self, reader: int) -> None:
         """Count the signals that arrive, whatever the main thread does."""
-        assert self._pipe is not None
         received = 0
-        while numbers := os.read(self._pipe[0], 4096):
+        while numbers := os.read(reader, 4096):
             first = received == 0
             received += numbers.count(signal.SIGTERM)
             if received - self._sent > 1:
                 _die()
             elif first and received:
                 threading.Thread(target=self._wait, name="instrument-sigterm", daemon=True).start()
+        os.close(reader)
 
     def _wait(self) -> None:
         """Call the handler again where it came too early; end the process where it never comes to it."""
         deadline = time.monotonic() + _GRACE_S
         while not self._saving:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._pipe is None:  # nothing handles it any more
                 _die()
             if self._again:
                 self._again = False

@@ -74,11 +74,13 @@ def run(
     steps: Annotated[
         str | None, typer.Option(help="Which steps: '10-12,100', or 'all' for the whole run.", metavar="STEPS")
     ] = None,
-    wait: Annotated[int | None, typer.Option(min=0, help="Steps before each window's warm-up; 1.")] = None,
-    warmup: Annotated[int | None, typer.Option(min=0, help="Warm-up steps of each window; 1.")] = None,
-    active: Annotated[int | None, typer.Option(min=1, help="Recorded steps of each window; 3.")] = None,
-    repeat: Annotated[int | None, typer.Option(min=0, help="How many windows; 1, and 0 for no end.")] = None,
-    every: Annotated[int | None, typer.Option(min=1, help="A window every so many steps.")] = None,
+    wait: Annotated[
+        int | None, typer.Option(min=0, help="Steps before each window's warm-up (default 1).")
+    ] = None,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Warm-up steps of each window (default 1).")] = None,
+    active: Annotated[int | None, typer.Option(min=1, help="Recorded steps of each window (default 3).")] = None,
+    repeat: Annotated[int | None, typer.Option(min=0, help="How many windows (default 1; 0 for no end).")] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="Record a window every N steps.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder for what is recorded.")] = Path(
         "runs/instrument"
     ),
@@ -96,7 +98,7 @@ def run(
         str | None,
         typer.Option(
             help="What ends a step: optimizer, backward, forward, or a function (package.module:Class.method, "
-            "train.py:train_step). By default what the program shows.",
+            "train.py:train_step). Detected by default.",
             metavar="SIGN",
         ),
     ] = None,
@@ -112,7 +114,7 @@ def run(
         list[str] | None, typer.Option(help="Measure the kernels in this region only (ncu).", metavar="REGION")
     ] = None,
     launches: Annotated[
-        int | None, typer.Option(min=1, help="Measure so many kernels at most (ncu); 100.")
+        int | None, typer.Option(min=1, help="Measure at most N kernels (ncu; default 100).")
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="An option for the vendor's tool, as it is.", metavar="OPTION")
@@ -186,13 +188,22 @@ def _plan(steps: str | None, plan: dict[str, int]) -> dict[str, Any]:
         if plan:
             raise ValueError(f'"--steps all" is the whole run, so these cannot be: {", ".join(plan)}')
         return whole
+    chosen: dict[str, tuple[str, ...]] = {"--every": ("wait",)} if "every" in plan else {}
+    if steps is not None:
+        chosen = {"--steps": ("wait", "repeat", "every")}
+        if "-" in steps and "active" in plan:
+            raise ValueError("--active cannot be combined with a range in --steps")
+    for option, refused in chosen.items():
+        for name in refused:
+            if plan.get(name):
+                raise ValueError(f"--{name} cannot be combined with {option}")
     given = plan | ({} if steps is None else {"at": steps})
     try:
         planned(None, given)
     except ValueError as error:
         if steps is None:
             raise
-        raise ValueError(re.sub(r"\bat\b", "--steps", str(error))) from None
+        raise ValueError(re.sub("^at ", "--steps ", str(error))) from None
     return given
 
 

@@ -183,12 +183,18 @@ class Loop:
 
     @guard.contained(FEATURE)
     def restart(self, first_step: int, reason: str) -> None:
-        """Leave an open window, for ``reason``, and begin the plan anew at ``first_step``."""
+        """Abandon an open window, for ``reason``, and start the plan over at ``first_step``.
+
+        Planned windows that lie before that step are not reached, for the same ``reason``.
+        """
         if self.running:
-            self._profile.abandon(reason)
-            self._before += self._profile.windows
+            before = self._profile
+            before.abandon(reason)
+            self._before += before.windows
             self._profile = self._new_profile(first_step=first_step)
             self._begin()
+            if self.record:
+                self._profile.account_for_earlier(before, reason)
 
     def _new_profile(self, **arguments: Any) -> Profile:
         made: Profile = instrument.profile(**self._recording, **arguments)

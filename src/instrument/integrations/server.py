@@ -12,6 +12,7 @@ that calls `Server.step` opens and closes the windows, as torch.profiler must be
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import signal as signals
@@ -24,7 +25,7 @@ from typing import Any
 
 from .. import log
 from ..config import settings
-from ..guard import guard
+from ..guard import exiting, guard
 from ..windows.schedule import Phase, Schedule, Window
 from .loop import Loop
 
@@ -143,6 +144,8 @@ class Server:
             return
         self._touched = self._look()
         self.loop.start(*models)
+        self._process = os.getpid()
+        atexit.register(self._exit)
         if self._signal is not None:
             with guard.contained(FEATURE):
                 if threading.current_thread() is threading.main_thread():
@@ -181,19 +184,26 @@ class Server:
 
     @guard.contained(FEATURE)
     def close(self) -> None:
-        """End, on the thread of `step`: close an open window and wait for the files."""
+        """End, on the thread of `step`: close an open window and wait for the files; also called at exit."""
         if self._before is not None and self._signal is not None:
             with guard.contained(FEATURE):
                 if signals.getsignal(self._signal) == self._signalled:
                     signals.signal(self._signal, self._before)
             self._before = None
+        atexit.unregister(self._exit)
         recording = self.loop.running and self.loop.record
         self.loop.stop()
         if recording and not self.loop.windows:
             ways = ["call start_profile()"]
             ways += [f"send {self._signal.name}"] if self._signal is not None else []
             ways += [f"touch {os.fspath(self._file)}"] if self._file is not None else []
-            log.warning(f"no window was recorded: none was asked for before an iteration; {' or '.join(ways)}")
+            how = " or ".join(ways)
+            log.warning(f"no window was recorded, because none was requested: {how} while the server runs")
+
+    def _exit(self) -> None:
+        if self._process == os.getpid():  # not a forked child
+            with exiting():
+                self.close()
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         try:

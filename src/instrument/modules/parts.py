@@ -30,13 +30,23 @@ _NUMBERS = itertools.count()
 Begin = Callable[[Any], live.Token | None]
 
 
-class _Drawing(threading.local):
-    """Whether the region of a backward pass is open on this thread."""
+class BackwardCalls(threading.local):
+    """The calls of `torch.autograd.backward` on this thread, which several patches may wrap.
 
-    on = False
+    Attributes:
+        depth: how many of the wrappers are running; the outermost one calls `passed`.
+    """
+
+    depth = 0
+
+    def passed(self) -> None:
+        """Call `after_backward`, unless another wrapper or a backward pass is around this one."""
+        if not (self.depth or live.tracing() or compat.in_backward()):
+            for call in after_backward.copy():
+                call()
 
 
-drawing = _Drawing()
+backward_calls = BackwardCalls()
 after_backward: list[Callable[[], None]] = []  # called after a backward pass, once its region is closed
 
 
@@ -200,19 +210,17 @@ def _backward(switch: Switch) -> Iterator[Patch]:
         def backward(*args: Any, **kwargs: Any) -> Any:
             draw = switch.on and not live.tracing() and not live.is_open()
             token = live.enter(shown) if draw else None
-            drawing.on = drawing.on or draw
+            backward_calls.depth += 1
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
             finally:
+                backward_calls.depth -= 1
                 if token is not None:
-                    drawing.on = False
                     live.leave(token)
-            if token is not None and not compat.in_backward():
-                for call in after_backward:
-                    call()
+            backward_calls.passed()
             return result
 
         return backward

@@ -7,7 +7,6 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from .. import compat
 from ..guard import guard
 from ..identity import IdentitySet
 from ..modules import parts
@@ -37,6 +36,8 @@ class StepFollower:
         weakest: the weakest of `SIGNS` that counts.
         begun: called once, when step 0 begins: where a DataLoader loads a batch, gradients are zeroed, a model is
             called or a backward pass starts.
+        missed: called with N in place of ``stepped`` where the first N steps ended before it was known what a step
+            is, the last of them now; without it, ``stepped`` is called N times.
         made: called with each optimizer when it is made.
         found: called with the outermost model, when it is called for the first time.
 
@@ -52,6 +53,7 @@ class StepFollower:
         *,
         weakest: str = SIGNS[0],
         begun: Callable[[], None] | None = None,
+        missed: Callable[[int], None] | None = None,
         made: Callable[[Any], None] | None = None,
         found: Callable[[Any], None] | None = None,
     ) -> None:
@@ -64,6 +66,7 @@ class StepFollower:
         self._step_on = step_on
         self._weakest = SIGNS.index(weakest)
         self._begun = begun
+        self._missed = missed
         self._made = made
         self._found = found
         self._optimizers = IdentitySet()
@@ -101,9 +104,15 @@ class StepFollower:
     def explanation(self) -> str | None:
         """What a step is, in a sentence, where it is not the step of an optimizer or what the program says."""
         if self.by == "backward" and self._step_on is None:
-            return "no optimizer steps: each backward pass is a step"
+            return (
+                "no optimizer step was seen, so each backward pass counts as a step; "
+                "use --step-on to choose something else"
+            )
         if self.by == "forward" and self._step_on is None:
-            return f"no optimizer steps, and there is no backward pass: each call of {_name(self.model)} is a step"
+            return (
+                f"no optimizer step and no backward pass was seen, so each call of {_name(self.model)} counts "
+                "as a step; use --step-on to choose something else"
+            )
         return None
 
     @property
@@ -123,6 +132,7 @@ class StepFollower:
         if self._passed in parts.after_backward:
             parts.after_backward.remove(self._passed)
         self._stepped = self._restarted = _nothing
+        self._missed = None
         for source in (self._steps, self._model, self._function):
             if source is not None:
                 source.remove()
@@ -130,7 +140,7 @@ class StepFollower:
 
     # What the sources call
 
-    def _ended(self, by: str) -> None:
+    def _ended(self, by: str, count: int = 1) -> None:
         if by in SIGNS and SIGNS.index(by) < self._weakest:
             return
         if self.by != by:
@@ -141,7 +151,11 @@ class StepFollower:
                 self._model.remove()
             if before is not None:
                 self._restarted()
-        self._stepped()
+        if count > 1 and self._missed is not None:
+            self._missed(count)
+        else:
+            for _ in range(count):
+                self._stepped()
 
     def _program(self) -> None:
         self._ended("program")
@@ -200,13 +214,15 @@ class StepFollower:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if not live.tracing():
                 self._begins()
+            parts.backward_calls.depth += 1
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            if not live.tracing() and not compat.in_backward() and not parts.drawing.on:
-                self._passed()
+            finally:
+                parts.backward_calls.depth -= 1
+            parts.backward_calls.passed()
             return result
 
         return backward
@@ -221,8 +237,7 @@ class StepFollower:
                 self._passes += 1
                 return
             missed = self._passes if self.by is None else 0
-            for _ in range(missed + 1):
-                self._ended("backward")
+            self._ended("backward", missed + 1)
 
     def _model_found(self, model: Any) -> None:
         if self._found is not None:
@@ -242,8 +257,7 @@ class StepFollower:
                 if self._calls <= _ALONE:
                     return
                 missed = self._calls - 1 if self.by is None else 0
-            for _ in range(missed + 1):
-                self._ended("forward")
+            self._ended("forward", missed + 1)
 
 
 def _name(model: Any) -> str:

@@ -46,6 +46,7 @@ class Profile(LikeTorch):
     _running: ClassVar[weakref.WeakSet[Profile]] = weakref.WeakSet()
     _warnings: ClassVar[set[str]] = set()
     started: ClassVar[list[Callable[[], None]]] = []  # called when one starts
+    idle: ClassVar[list[Callable[[], None]]] = []  # called when none has a window open or to come
     _made = False  # one that could not be made counts steps, and no more
     _started = False
     _change = NEVER
@@ -191,6 +192,7 @@ class Profile(LikeTorch):
                     self._note(window, "not reached", self._ended)
             self._finish()
             self._warn_of_nothing()
+        self._tell_idle()
 
     def _finish(self) -> None:
         self._report()
@@ -238,6 +240,24 @@ class Profile(LikeTorch):
             self._give_up(self._recording.window, CaptureError(reason))
         self._hand_over(self.step_num)
         self._finalizer.finish()
+        self._tell_idle()
+
+    @classmethod
+    def _tell_idle(cls) -> None:
+        if cls.idle and all(profile.over for profile in cls._running):
+            for call in cls.idle:
+                call()
+
+    @guard.contained(FEATURE)
+    def account_for_earlier(self, before: Profile, reason: str) -> None:
+        """Note the windows that end before this one's first step, but for those that ``before`` accounted for."""
+        if not self._started or (self._ranks is not None and self._rank not in self._ranks):
+            return
+        accounted = max((window["window"] for window in before.windows), default=0)
+        for index in range(accounted + 1, min(self._over, accounted + 1000) + 1):
+            window = self._plan.window(index)
+            if window is not None:
+                self._note(window, "not reached", reason)
 
     def _leave(self, begun: bool = False, complete: bool = False) -> bool:
         """Take part in nothing more; False where that is so already."""
@@ -329,6 +349,8 @@ class Profile(LikeTorch):
                 if due == step + 1 or not self._times.waits(step):
                     self._hand_over(step)
                 self._times.begin(False if self._change == step + 1 else None)
+                if self._all_begun:
+                    self._tell_idle()
             elif window.index <= self._over:  # the rest of a window that failed
                 if self._plan.finite or window.stop < NEVER:
                     self._change = window.stop
@@ -454,7 +476,7 @@ class Profile(LikeTorch):
         if windows:
             first, last = windows[0]["planned_steps"]
             asked = f"step {first} was" if first == last else f"steps {first}-{'' if last is None else last} were"
-            reason = f"{asked} asked for, and {self._ended}"
+            reason = f"{asked} asked for, and {windows[0]['reason']}"
         elif self._plan.count is not None:
             reason = f"all steps asked for come before the first step, {self._first}"
         else:
