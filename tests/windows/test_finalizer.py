@@ -287,7 +287,6 @@ def test_nobody_reads_the_summary(tmp_path: Path) -> None:
     code = """
         import os, sys, torch, instrument
         from instrument.windows import finalizer
-from instrument.windows.process import FinalizerProcess
         finalizer._STDERR_S = 0.2
         reader, writer = os.pipe()
         os.set_blocking(writer, False)

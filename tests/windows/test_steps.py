@@ -210,7 +210,7 @@ def _loop(loop: Any) -> None:
         (lambda out: _steps(out, 9, 4, at="99"), "before step 36"),
         (lambda out: _steps(out, 1, 0), "there were no steps"),
         (lambda out: _steps(out, 1, 4, at="3", first_step=10), "before the first step, 10"),
-        (lambda out: _profile(out, "9", 1), "made anew in each"),
+        (lambda out: _profile(out, "9", 1), "create the profile once, outside the epoch loop"),
         (lambda out: _profile(out, "9", 0), "call step() after each step"),
         (lambda out: _profile(out, lambda step: 0, 1), "the schedule asked for none"),
         (lambda out: _loop(Loop(out, at=9, exporter=Recorder())), 'such as at="0"'),

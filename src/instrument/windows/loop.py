@@ -50,6 +50,8 @@ class Profile(LikeTorch):
     _started = False
     _change = NEVER
     _last: Any = None
+    _recording: Recording | None = None
+    out = Path()
     step_num = 0
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
@@ -92,6 +94,7 @@ class Profile(LikeTorch):
         self._ended = "the plan changed"  # how the loop ended, in words
         self._process = 0
         self._rank = 0
+        self._left_out = False  # by `ranks`: it counts steps, and no more
         self._made = True
 
     @property
@@ -146,7 +149,11 @@ class Profile(LikeTorch):
         self._process = os.getpid()
         atexit.register(self._exit)
         self._rank = _rank()
-        if self._ranks is not None and self._rank not in self._ranks:
+        if not self.yields:
+            program_steps.follow(self)
+        self._left_out = self._ranks is not None and self._rank not in self._ranks
+        if self._left_out:
+            self.report_steps()
             return
         with guard.contained("preparing the exporter"):
             following = self._plan.next_window(self.step_num)
@@ -157,8 +164,6 @@ class Profile(LikeTorch):
         self._times.start(self.step_num)
         for call in Profile.started:
             call()
-        if not self.yields:
-            program_steps.follow(self)
         self._follow_plan()
         self.report_steps()
 
@@ -186,7 +191,7 @@ class Profile(LikeTorch):
             self._give_up(recording.window, CaptureError("interrupted before it was saved"))
         self._hand_over(self.step_num + (not begun))
         with guard.contained("ending"):
-            if self._ranks is None or self._rank in self._ranks:
+            if not self._left_out:
                 for window in islice(self._unreached(), 1000):
                     self._note(window, "not reached", self._ended)
             self._finish()
@@ -234,7 +239,10 @@ class Profile(LikeTorch):
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:
         """End without accounting for windows that are not reached; one that is open is left, for ``reason``."""
-        if self._leave() and self._process == os.getpid() and self._recording is not None:
+        left = self._leave()
+        if self._process != os.getpid():  # a forked child: the windows are its parent's
+            return
+        if left and self._recording is not None:
             self._give_up(self._recording.window, CaptureError(reason))
         self._hand_over(self.step_num)
         self._finalizer.finish()
@@ -294,7 +302,7 @@ class Profile(LikeTorch):
         """Do what is due at this step and set the step at which to come back."""
         step, recording = self.step_num, self._recording
         self._times.end()
-        if self._process != os.getpid():
+        if self._left_out or self._process != os.getpid():
             self._change = NEVER
             return
         if self._closing:  # on_trace_ready calls `step`, which counts and no more
@@ -461,11 +469,11 @@ class Profile(LikeTorch):
             reason = f"the schedule asked for none, and {self._ended}"
         if steps > 0:
             low = self._first + 2 if steps > 4 else self._first
-            cure = f"ask for steps that are reached, such as {self.how.format(span(low, low + min(steps, 3)))}"
+            cure = f"choose steps the run reaches, such as {self.how.format(span(low, low + min(steps, 3)))}"
         else:
             cure = "no step was counted: call step() after each step" if by_hand else "there were no steps"
         if steps > 0 and by_hand:
-            cure += "; a profile that is made anew in each epoch counts from 0 in each"
+            cure += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
         text = f"no window was recorded in {self.out}: {reason}; {cure}"
         if text not in Profile._warnings:
             Profile._warnings.add(text)
