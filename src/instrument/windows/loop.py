@@ -334,7 +334,7 @@ class Profile(LikeTorch):
                 self._all_begun = following is None
                 due = NEVER if following is None else following.warmup
                 self._change = self._times.next(step, due)
-                if due == step + 1 or not self._times.waits(step):
+                if (due == step + 1 and self._plan.foreseen) or not self._times.waits(step):
                     self._hand_over(step)
                 self._times.begin(False if self._change == step + 1 else None)
             elif window.index <= self._over:  # the rest of a window that failed
