@@ -216,6 +216,23 @@ def test_no_thread_can_be_started(out: Path, lenient: None, monkeypatch: pytest.
     assert [] == processes(os.getpid())
 
 
+def test_the_end_of_an_epoch_does_not_wait(out: Path) -> None:
+    """While windows are to come; `windows` waits, and the next epoch goes on after that."""
+    batches = instrument.steps(range(3), out, at="1,4")
+    for number in batches:
+        torch.ones(3).sum()
+        if number == 2:
+            eventually(lambda: batches.profile._finalizer._process is not None)
+            os.kill(process := child(batches.profile), signal.SIGSTOP)
+    assert [] == batches.profile._manifest.entries
+    os.kill(process, signal.SIGCONT)
+    assert [(1, "recorded")] == statuses(batches.profile.windows)
+    for _ in batches:
+        torch.ones(3).sum()
+    assert [(1, "recorded"), (2, "recorded")] == statuses(manifest(out))
+    assert [[1], [4]] == recorded(out)
+
+
 def test_a_large_job_blocks_nobody() -> None:
     """A job larger than the connection is passed on by the thread, also to a process that reads nothing so far."""
     answers: list[int] = []
@@ -363,7 +380,7 @@ def test_the_text_of_the_summary(out: Path, monkeypatch: pytest.MonkeyPatch) -> 
     first, second = (text for text, _ in told)
     assert {"instrument"} == {thread for _, thread in told}
     assert "(step 0)" in first
-    assert "(mean of 2 steps)" in second
+    assert "(mean of steps 0, 5)" in second
     assert {1} == {text.count("Where the step went") for text, _ in told}
     lines = [line for line in second.splitlines() if ".json.gz" not in line]
     assert max(map(len, lines)) <= 60

@@ -46,7 +46,9 @@ def test_with_no_schedule_three_steps_after_one_of_warm_up_are_recorded(out: Pat
 )
 def test_a_schedule_is_given_in_its_own_words_or_ready_made(out: Path, arguments: dict[str, Any]) -> None:
     """The arguments of `schedule`, a schedule, or a function of the step."""
-    train(instrument.steps(range(9), out, **arguments))
+    batches = instrument.steps(range(9), out, **arguments)
+    train(batches)
+    batches.profile.stop()
     assert [[2, 3], [6]] == recorded(out)
 
 

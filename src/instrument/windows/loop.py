@@ -206,7 +206,8 @@ class Profile(LikeTorch):
         """Close an open window, as the loop stops here and may go on: `start` continues with the current step.
 
         A window that holds no work of a step yet opens again then. Windows that are not reached are accounted for
-        by `stop`, or at the end of the process.
+        by `stop`, or at the end of the process. After the last window this waits for the files, which programs
+        read after the loop. While windows may follow it does not: `windows`, `stop` and the process's end do.
 
         Args:
             begun: as for `end`.
@@ -228,7 +229,9 @@ class Profile(LikeTorch):
         self._times.begin(None)
         self._hand_over(self.step_num + (not begun))
         with guard.contained("ending"):
-            self._finish()
+            self._report()
+            if self._over == self._plan.count:
+                self._finalizer.finish()
 
     @classmethod
     def stop_all(cls) -> None:
@@ -279,8 +282,13 @@ class Profile(LikeTorch):
 
     @property
     def windows(self) -> list[dict[str, Any]]:
-        """What came of each window so far, as in ``manifest.jsonl``."""
-        return self._manifest.entries if self._made else []
+        """The outcome of each window so far, as in ``manifest.jsonl``; between epochs this waits for the files."""
+        if not self._made:
+            return []
+        if self._paused and self._process == os.getpid():
+            with guard.contained("ending"):
+                self._finalizer.finish()
+        return self._manifest.entries
 
     # The way through the schedule. Nothing below raises into the loop.
 
