@@ -134,6 +134,35 @@ def test_epochs_that_are_left_early(out: Path) -> None:
     assert [[7, 7]] == [entry["steps"] for entry in manifest(out)]
 
 
+def test_a_place_that_is_known_makes_no_other_profile(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments that are others are checked all the same."""
+    made: list[Any] = []
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        made.append(named)
+        return instrument.profile(*arguments, **named)
+
+    monkeypatch.setattr(instrument.windows.steps, "profile", counted)
+    for options in ({}, {}, {}, {"recrod_shapes": True}):
+        with contextlib.nullcontext() if not options else pytest.raises(TypeError, match="recrod_shapes"):
+            batches = instrument.steps(range(2), out, at=9, **options)
+            list(batches)
+    assert 6 == batches.profile.step_num
+    assert 2 == len(made)
+
+
+def test_equal_code_of_two_files_has_two_counts(out: Path) -> None:
+    """As the cells of a notebook."""
+    text = "batches = steps(range(3), out, at=1, exporter=exporter)\nlist(batches)"
+    numbers = []
+    codes = [compile(text, f"cell-{number}", "exec") for number in (1, 2, 1)]
+    for code in codes:
+        names: dict[str, Any] = {"steps": instrument.steps, "out": out, "exporter": Recorder()}
+        exec(code, names)
+        numbers.append(names["batches"].profile.step_num)
+    assert [3, 3, 6] == numbers
+
+
 def test_places_that_count_for_themselves(out: Path) -> None:
     """Another folder, another plan, another place, a loop inside a loop, and a count that the program keeps."""
 

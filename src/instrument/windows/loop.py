@@ -66,7 +66,7 @@ class Profile(LikeTorch):
     ) -> None:
         super().__init__()
         self.step_num = first_step
-        self.out = out.absolute()  # the program may change its folder
+        self.out = out
         self._change = NEVER  # the next step at which there is something to do
         self._plan = plan
         self._exporter = exporter
@@ -583,8 +583,7 @@ def profile(
         ...         train_step(batch)
         ...         prof.step()
     """
-    if not isinstance(out, (str, os.PathLike)):
-        raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
+    folder = folder_of(out)
     if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
         raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
     if on_trace_ready is not None and not callable(on_trace_ready):
@@ -595,9 +594,20 @@ def profile(
     if chosen is not None and not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
         raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
     plan = _plan(schedule, first_step)
-    made = Profile(Path(out), plan, choose(exporter, options), on_trace_ready, chosen, first_step)
+    made = Profile(folder, plan, choose(exporter, options), on_trace_ready, chosen, first_step)
     made._planned = schedule is not None
     return made
+
+
+def folder_of(out: Any) -> Path:
+    """Return the folder ``out`` as an absolute path, as the program may change its own.
+
+    Raises:
+        TypeError: it is not a path.
+    """
+    if not isinstance(out, (str, os.PathLike)):
+        raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
+    return Path(out).absolute()
 
 
 def _hint(out: object) -> str:

@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any, Generic, TypeVar
 
 from ..guard import guard
-from .loop import FEATURE, Profile, profile, unmade
+from .loop import FEATURE, Profile, folder_of, profile, unmade
 from .schedule import Schedule
 from .schedule import schedule as make_schedule
 
@@ -28,11 +28,13 @@ class Count:
         profile: what records them.
         plan: the plan, in a form that compares.
         first: the number of the first step, as it was given.
+        arguments: the others that the profile was made of.
         busy: the loop is running now.
         open: an item was handed out whose step has not ended.
     """
 
-    def __init__(self, profile: Profile, plan: Any, first: int) -> None:
+    def __init__(self, profile: Profile, plan: Any, first: int, arguments: Mapping[str, Any]) -> None:
+        self.arguments = arguments
         self.profile = profile
         self.plan = plan
         self.first = first
@@ -121,12 +123,15 @@ class Steps(Generic[T]):
         return len(self._iterable)  # type: ignore[arg-type]
 
 
-_counts: weakref.WeakKeyDictionary[CodeType, dict[tuple[int, Path], Count]] = weakref.WeakKeyDictionary()
-"""The loops of this process: by the code that calls `steps`, the place in it, and the folder."""
+_counts: weakref.WeakKeyDictionary[CodeType, dict[tuple[str, int, Path], Count]] = weakref.WeakKeyDictionary()
+"""The loops of this process: by the code that calls `steps`, its file, the place in it, and the folder.
+
+Code of two files, such as the cells of a notebook, compares equal where it reads the same.
+"""
 
 
 def _uncounted() -> Count:
-    return Count(unmade(), None, 0)
+    return Count(unmade(), None, 0, {})
 
 
 def _unrecorded(iterable: Iterable[T], *_: Any, **__: Any) -> Steps[T]:
@@ -183,19 +188,22 @@ def steps(
         "wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first,
         "skip_first_wait": skip_first_wait, "at": at, "every": every,
     }  # fmt: skip
+    folder = folder_of(out)
     plan = planned(schedule, named)
     first = arguments.get("first_step", 0)
 
     def make() -> Count:
-        return Count(profile(out, schedule=plan, **arguments), _comparable(plan), first)
+        return Count(profile(out, schedule=plan, **arguments), _comparable(plan), first, arguments)
 
-    made, frame = make(), sys._getframe(2)  # the caller of what contains this
+    frame = sys._getframe(2)  # the caller of what contains this
     places = _counts.setdefault(frame.f_code, {})
-    place = frame.f_lasti, made.profile.out
+    place = frame.f_code.co_filename, frame.f_lasti, folder
     known = places.get(place)
-    if known is not None and known.plan == made.plan and first in (known.first, known.profile.step_num):
+    if known is not None and known.plan == _comparable(plan) and first in (known.first, known.profile.step_num):
+        if known.arguments != arguments:
+            make()  # which checks them
         return Steps(iterable, known, make)
-    places[place] = made
+    made = places[place] = make()
     return Steps(iterable, made, make)
 
 
