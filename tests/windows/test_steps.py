@@ -151,6 +151,30 @@ def test_a_place_that_is_known_makes_no_other_profile(out: Path, monkeypatch: py
     assert 2 == len(made)
 
 
+def test_another_training_at_the_same_place_is_warned_of(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once; further epochs of the training that was recorded, with an optimizer of their own or not, are not."""
+
+    def run(weight: torch.Tensor, epochs: int) -> None:
+        for _ in range(epochs):
+            optimizer = torch.optim.SGD([weight], 0.1)
+            for number in instrument.steps(range(4), out, at="1-2", exporter=exporter):
+                weight.sum().backward()
+                if number:  # the first item accumulates
+                    optimizer.step()
+
+    exporter = Recorder()
+    first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
+    run(first, 3)
+    run(first, 1)
+    assert [] == caplog.records
+    run(second, 2)
+    (record,) = caplog.records
+    assert (
+        "steps 1-2 were recorded in an earlier loop at this place, so nothing is recorded here; "
+        "give this training a folder of its own"
+    ) in record.message
+
+
 def test_equal_code_of_two_files_has_two_counts(out: Path) -> None:
     """As the cells of a notebook."""
     text = "batches = steps(range(3), out, at=1, exporter=exporter)\nlist(batches)"

@@ -6,14 +6,15 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, Generic, TypeVar
 
+from .. import log
 from ..guard import guard
 from .loop import FEATURE, Profile, folder_of, profile, unmade
-from .schedule import Schedule
+from .schedule import Schedule, span
 from .schedule import schedule as make_schedule
 
 T = TypeVar("T")
@@ -43,8 +44,16 @@ class Count:
         self._updates = 0  # of the optimizer, for the current item
         self._usual = 1  # updates for an item, as far as the one before shows
         self._follower: Any = None
+        self._trained: weakref.ref[Any] | None = None  # a parameter of the training that was recorded
+        self._late = False  # the loop began after the last window, and what it trains is not known yet
+        self._warned = False
         profile.keep_last = False  # nobody can ask for it
         profile.how = 'at="{}"'
+
+    @guard.contained(FEATURE)
+    def enter(self) -> None:
+        """Begin the loop, or another epoch of it, or another training at the same place."""
+        self._late = self._trained is not None and self.profile.over and not self._warned
 
     @guard.contained(FEATURE)
     def end_step(self) -> None:
@@ -58,7 +67,7 @@ class Count:
         """Begin the step of an item that is there."""
         if self._updates:
             self._usual, self._updates = self._updates, 0
-        near = self.profile.near
+        near = self.profile.near or (self._late and self._follower is None)
         if near and self._follower is None and "torch" in sys.modules:
             from ..syncs.stepping import OptimizerSteps  # which imports torch
 
@@ -73,6 +82,26 @@ class Count:
         follower, self._follower = self._follower, None
         if follower is not None:
             follower.remove()
+            self._compare(follower.parameters)
+
+    def _compare(self, parameters: Sequence[Any]) -> None:
+        """Warn where the parameters of a loop after the last window are others than those of the window."""
+        if not parameters or self._warned:
+            return
+        if not self._late or self._trained is None:
+            self._trained = weakref.ref(parameters[0])
+            return
+        self._late, trained = False, self._trained()
+        recorded = [entry["steps"] for entry in self.profile.windows if entry["steps"]]
+        if not recorded or any(parameter is trained for parameter in parameters):
+            return
+        self._warned = True
+        one = len(recorded) == 1 and recorded[0][0] == recorded[0][1]
+        spans = ",".join(span(first, last + 1) for first, last in recorded[:10])
+        log.warning(
+            f"{'step' if one else 'steps'} {spans} {'was' if one else 'were'} recorded in an earlier loop at this"
+            " place, so nothing is recorded here; give this training a folder of its own"
+        )
 
     def _updated(self) -> None:
         self._updates += 1
@@ -100,6 +129,7 @@ class Steps(Generic[T]):
         count = self._count
         profile = count.profile
         profile.start()
+        count.enter()
         count.busy = True
         try:
             items = iter(self._iterable)
