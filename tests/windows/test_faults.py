@@ -23,6 +23,7 @@ from instrument.exporters.raw_trace import part
 from instrument.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
 from instrument.guard import guard
 from instrument.regions import live
+from instrument.windows.loop import unmade
 
 from ..support import programs
 from .training import Recorder, Trained, manifest, nothing, recorded, statuses, steps, traces, train
@@ -531,7 +532,7 @@ def test_a_step_on_another_thread(out: Path, caplog: pytest.LogCaptureFixture) -
     (entry,) = manifest(out)
     assert "recorded" == entry["status"]
     assert [2] == steps(traces(out)[0])
-    assert 1 == caplog.text.count("not the thread that opened the window")
+    assert 1 == caplog.text.count("on another thread than the one that opened the window")
 
 
 STOPPED_ELSEWHERE = """
@@ -670,3 +671,26 @@ def test_the_capture_is_torchs_alone() -> None:
     second.discard()
     assert isinstance(first, TorchProfilerCapture)
     assert first.profiler is not second.profiler
+
+
+def test_a_profile_that_could_not_be_made_takes_every_call() -> None:
+    """What stands for it has the same attributes, and does nothing."""
+    prof = unmade()
+    with prof:
+        prof.add_metadata("key", "value")
+        prof.step()
+    assert (1, [], Path()) == (prof.step_num, prof.windows, prof.out)
+
+
+def test_a_fork_that_abandons_a_profile_leaves_its_parents_windows(out: Path) -> None:
+    """The windows are the parent's: it alone writes their lines."""
+    with instrument.profile(out, schedule=instrument.schedule("1-2"), exporter=Recorder()) as prof:
+        for _ in range(4):
+            prof.step()
+        number = os.fork()
+        if number == 0:
+            prof.abandon("in a fork")
+            os._exit(len(prof.windows))
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+        assert [] == prof.windows
+    assert [(1, "recorded")] == statuses(manifest(out))

@@ -192,6 +192,63 @@ def test_a_process_that_cannot_be_started(
     assert reason.removeprefix("not compressed: ") in caplog.text
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_no_thread_can_be_started(out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+    """As at exit from Python 3.12 on: the end waits for the process, and has its summary."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    told: list[str] = []
+    monkeypatch.setattr(settings, "summary", True)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(finalizer, "_WAIT_S", 0.1 if hangs else 60)
+    with every_step(out, 2) as prof:
+        prof.tell = told.append
+        window(prof)
+        if hangs:
+            os.kill(child(prof), signal.SIGSTOP)
+        window(prof)
+    reason = "not compressed: the process that finishes windows was killed as it took too long" if hangs else None
+    assert [("recorded", reason)] * 2 == [(entry["status"], entry["reason"]) for entry in manifest(out)]
+    assert [[0], [1]] == recorded(out)
+    assert (0 if hangs else 1) == len(told)
+    assert [] == processes(os.getpid())
+
+
+def test_the_end_of_an_epoch_does_not_wait(out: Path) -> None:
+    """While windows are to come; `windows` waits, and the next epoch goes on after that."""
+    batches = instrument.steps(range(3), out, at="1,4")
+    for number in batches:
+        torch.ones(3).sum()
+        if number == 2:
+            eventually(lambda: batches.profile._finalizer._process is not None)
+            os.kill(process := child(batches.profile), signal.SIGSTOP)
+    assert [] == batches.profile._manifest.entries
+    os.kill(process, signal.SIGCONT)
+    assert [(1, "recorded")] == statuses(batches.profile.windows)
+    for _ in batches:
+        torch.ones(3).sum()
+    assert [(1, "recorded"), (2, "recorded")] == statuses(manifest(out))
+    assert [[1], [4]] == recorded(out)
+
+
+def test_a_large_job_blocks_nobody() -> None:
+    """A job larger than the connection is passed on by the thread, also to a process that reads nothing so far."""
+    answers: list[int] = []
+    process = FinalizerProcess(lambda answer: answers.append(len(answer["errors"])), lambda process: None)
+    try:
+        os.kill(process._process.pid, signal.SIGSTOP)
+        for _ in range(3):
+            process.send({"kind": "wake", "job": 0, "filling": "x" * 2_000_000})  # it would never return
+    finally:
+        os.kill(process._process.pid, signal.SIGCONT)
+    process.end(60)
+    assert "ended with exit code 0" == process.ended
+    assert len(answers) >= 4
+    assert not any(answers)
+
+
 def test_a_process_that_is_no_python(out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that embeds Python may name anything as its executable."""
     with monkeypatch.context() as patch, every_step(out, 1) as prof:
@@ -287,7 +344,6 @@ def test_nobody_reads_the_summary(tmp_path: Path) -> None:
     code = """
         import os, sys, torch, instrument
         from instrument.windows import finalizer
-from instrument.windows.process import FinalizerProcess
         finalizer._STDERR_S = 0.2
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
@@ -323,8 +379,8 @@ def test_the_text_of_the_summary(out: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 prof.step()
     first, second = (text for text, _ in told)
     assert {"instrument"} == {thread for _, thread in told}
-    assert "(1 step)" in first
-    assert "(mean of 2 steps)" in second
+    assert "(step 0)" in first
+    assert "(mean of steps 0, 5)" in second
     assert {1} == {text.count("Where the step went") for text, _ in told}
     lines = [line for line in second.splitlines() if ".json.gz" not in line]
     assert max(map(len, lines)) <= 60

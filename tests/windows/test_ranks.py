@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import instrument
+from instrument.syncs.program_steps import program_steps
 from instrument.traces.ranks import read_ranks
 from instrument.traces.read import read_trace
 
 from ..support import programs
-from .training import content, train
+from .training import Recorder, content, train
 
 JOB = """
 import sys, torch, torch.distributed as dist, instrument
@@ -63,6 +64,25 @@ def test_chosen_ranks(tmp_path: Path) -> None:
     lines, stderr = job(tmp_path, "[1]")
     assert [(entry["window"], entry["rank"]) for entry in lines] == [(1, 1), (2, 1)]
     assert stderr.count("Where the step went") == 1
+
+
+def test_a_rank_that_is_left_out_passes_its_steps_on(tmp_path: Path) -> None:
+    """It records nothing, also when its loop is entered again; detectors see its steps."""
+    ended: list[int] = []
+    batches = instrument.steps(range(3), tmp_path, at="1,4", ranks=[1], exporter=Recorder())
+
+    def listener() -> None:
+        ended.append(batches.profile.step_num)
+
+    program_steps.listen(listener)
+    try:
+        for _ in range(2):
+            list(batches)
+    finally:
+        program_steps.remove(listener)
+        batches.profile.stop()
+    assert [1, 2, 3, 4, 5, 6] == ended
+    assert [] == list(tmp_path.iterdir())
 
 
 HOGWILD = """

@@ -46,7 +46,9 @@ def test_with_no_schedule_three_steps_after_one_of_warm_up_are_recorded(out: Pat
 )
 def test_a_schedule_is_given_in_its_own_words_or_ready_made(out: Path, arguments: dict[str, Any]) -> None:
     """The arguments of `schedule`, a schedule, or a function of the step."""
-    train(instrument.steps(range(9), out, **arguments))
+    batches = instrument.steps(range(9), out, **arguments)
+    train(batches)
+    batches.profile.stop()
     assert [[2, 3], [6]] == recorded(out)
 
 
@@ -132,6 +134,59 @@ def test_epochs_that_are_left_early(out: Path) -> None:
     assert [[7, 7]] == [entry["steps"] for entry in manifest(out)]
 
 
+def test_a_place_that_is_known_makes_no_other_profile(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments that are others are checked all the same."""
+    made: list[Any] = []
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        made.append(named)
+        return instrument.profile(*arguments, **named)
+
+    monkeypatch.setattr(instrument.windows.steps, "profile", counted)
+    for options in ({}, {}, {}, {"recrod_shapes": True}):
+        with contextlib.nullcontext() if not options else pytest.raises(TypeError, match="recrod_shapes"):
+            batches = instrument.steps(range(2), out, at=9, **options)
+            list(batches)
+    assert 6 == batches.profile.step_num
+    assert 2 == len(made)
+
+
+def test_another_training_at_the_same_place_is_warned_of(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once; further epochs of the training that was recorded, with an optimizer of their own or not, are not."""
+
+    def run(weight: torch.Tensor, epochs: int) -> None:
+        for _ in range(epochs):
+            optimizer = torch.optim.SGD([weight], 0.1)
+            for number in instrument.steps(range(4), out, at="1-2", exporter=exporter):
+                weight.sum().backward()
+                if number:  # the first item accumulates
+                    optimizer.step()
+
+    exporter = Recorder()
+    first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
+    run(first, 3)
+    run(first, 1)
+    assert [] == caplog.records
+    run(second, 2)
+    (record,) = caplog.records
+    assert (
+        "steps 1-2 were recorded in an earlier loop at this place, so nothing is recorded here; "
+        "give this training a folder of its own"
+    ) in record.message
+
+
+def test_equal_code_of_two_files_has_two_counts(out: Path) -> None:
+    """As the cells of a notebook."""
+    text = "batches = steps(range(3), out, at=1, exporter=exporter)\nlist(batches)"
+    numbers = []
+    codes = [compile(text, f"cell-{number}", "exec") for number in (1, 2, 1)]
+    for code in codes:
+        names: dict[str, Any] = {"steps": instrument.steps, "out": out, "exporter": Recorder()}
+        exec(code, names)
+        numbers.append(names["batches"].profile.step_num)
+    assert [3, 3, 6] == numbers
+
+
 def test_places_that_count_for_themselves(out: Path) -> None:
     """Another folder, another plan, another place, a loop inside a loop, and a count that the program keeps."""
 
@@ -210,7 +265,7 @@ def _loop(loop: Any) -> None:
         (lambda out: _steps(out, 9, 4, at="99"), "before step 36"),
         (lambda out: _steps(out, 1, 0), "there were no steps"),
         (lambda out: _steps(out, 1, 4, at="3", first_step=10), "before the first step, 10"),
-        (lambda out: _profile(out, "9", 1), "made anew in each"),
+        (lambda out: _profile(out, "9", 1), "create the profile once, outside the epoch loop"),
         (lambda out: _profile(out, "9", 0), "call step() after each step"),
         (lambda out: _profile(out, lambda step: 0, 1), "the schedule asked for none"),
         (lambda out: _loop(Loop(out, at=9, exporter=Recorder())), 'such as at="0"'),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import instrument
+from instrument.integrations.server import Triggered
 from instrument.windows import loop, timing
 from instrument.windows.manifest import entry_of
 from instrument.windows.timing import AROUND
@@ -69,6 +70,23 @@ def test_few_of_long_steps_are_enough(out: Path, monkeypatch: pytest.MonkeyPatch
     prof = run(out, Clock(monkeypatch), 30, lambda _: 2 * 10**9, schedule=instrument.schedule("1"))
     assert prof.windows[0]["timing"]["around_steps"] == 1 + 3
     assert prof.windows[0]["timing"]["run_steps"] == 2 + 3
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_plans_that_do_not_know_the_next_window(out: Path, monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+    """Functions, and windows on demand: the steps after a window are timed as well, and only so many are kept."""
+    plan: Any = Triggered(0, 1) if asked else lambda step: 3 * (step == 30)
+
+    def took(number: int) -> int:
+        if asked and number == 29:
+            plan.ask("start")
+        return 100 + number
+
+    prof = run(out, Clock(monkeypatch), 500, took, schedule=plan)
+    (timing,) = (entry["timing"] for entry in prof.windows if entry["status"] == "recorded")
+    assert 2 * AROUND == timing["around_steps"]
+    assert 31 + AROUND == timing["run_steps"]
+    assert AROUND == len(prof._times._after)
 
 
 def test_the_next_window_does_not_wait(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

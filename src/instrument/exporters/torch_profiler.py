@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, cast
 
 from .. import log, tools
 from ..compat import (
@@ -58,6 +58,7 @@ class TorchProfilerExporter:
 
     name = "torch_profiler"
     hint = ""
+    _warned: ClassVar[set[str]] = set()  # of which tools, in this process
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         from torch.profiler import ProfilerActivity, profile
@@ -74,7 +75,9 @@ class TorchProfilerExporter:
         if tool is not None:
             # The GPU's tracing interface has one user at a time; a second one breaks both recordings.
             self._options["activities"] = [ProfilerActivity.CPU]
-            log.warning(f"{tool} traces the GPU: torch.profiler records the CPU only")
+            if tool not in self._warned:
+                self._warned.add(tool)
+                log.warning(f"{tool} traces the GPU: torch.profiler records the CPU only")
         _check(options)
         try:
             refuse_late(self._options)

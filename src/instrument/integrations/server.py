@@ -36,6 +36,8 @@ LOOK_S = 0.2  # between looks at the file, which may be on a slow file system
 class Triggered(Schedule):
     """A plan that is made while the loop runs, on the loop's thread; `ask` may be called from anywhere."""
 
+    foreseen = False
+
     def __init__(self, warmup: int, active: int) -> None:
         # The base is frozen, and a `SimpleQueue` may be filled by a signal that interrupts its own `put`.
         for name, number, least in (("warmup", warmup, 0), ("active", active, 1)):

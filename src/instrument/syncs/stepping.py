@@ -67,6 +67,12 @@ class OptimizerSteps:
         """Whether some optimizer's step was compiled since this was made."""
         return len(_compiled) > self._before
 
+    @property
+    def parameters(self) -> list[Any]:
+        """What the first optimizer updates; empty where none has stepped so far."""
+        first = self._first() if self._first is not None else None
+        return [parameter for group in first.param_groups for parameter in group["params"]] if first else []
+
     def remove(self) -> None:
         """End."""
         self._stepped = _nothing

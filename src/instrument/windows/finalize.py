@@ -48,6 +48,7 @@ class Finalize:
             "line": self._line,
             "report": self._report,
             "resume": self._resume,
+            "wake": lambda job: {},
             "end": self._end,
         }
 

@@ -151,14 +151,14 @@ class WindowFinalizer:
         if self._process is None:
             try:
                 self._process = FinalizerProcess(self._answered, self._gone)
-            except (OSError, ValueError, RuntimeError) as error:  # no memory, files, threads or interpreter
+            except (OSError, ValueError, RuntimeError) as error:  # no memory, files or interpreter
                 self._abandon(f"could not be started: {error}")
                 return
             if self._state is not None:
                 self._process.send({"kind": "resume", "job": 0, "state": self._state})
         self._process.send(job)
 
-    # What follows is called on the thread that waits for the answers.
+    # What follows is called on the thread that waits for the answers or, where it cannot be started, by `_leave`.
 
     def _answered(self, answer: Mapping[str, Any]) -> None:
         try:
@@ -184,7 +184,7 @@ class WindowFinalizer:
     def _abandon(self, how: str) -> None:
         """Do without the process what it left undone: keep the traces, write the lines, and say why."""
         with self._lock:
-            jobs = [self._jobs.pop(number) for number in sorted(self._jobs)]
+            jobs = [job for number in sorted(self._jobs) if (job := self._jobs.pop(number, None)) is not None]
         if not jobs:
             return
         reason = f"the process that finishes windows {how}"

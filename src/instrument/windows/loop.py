@@ -51,6 +51,8 @@ class Profile(LikeTorch):
     _started = False
     _change = NEVER
     _last: Any = None
+    _recording: Recording | None = None
+    out = Path()
     step_num = 0
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
@@ -65,7 +67,7 @@ class Profile(LikeTorch):
     ) -> None:
         super().__init__()
         self.step_num = first_step
-        self.out = out.absolute()  # the program may change its folder
+        self.out = out
         self._change = NEVER  # the next step at which there is something to do
         self._plan = plan
         self._exporter = exporter
@@ -93,6 +95,7 @@ class Profile(LikeTorch):
         self._ended = "the plan changed"  # how the loop ended, in words
         self._process = 0
         self._rank = 0
+        self._left_out = False  # by `ranks`: it counts steps, and no more
         self._made = True
 
     @property
@@ -147,7 +150,11 @@ class Profile(LikeTorch):
         self._process = os.getpid()
         atexit.register(self._exit)
         self._rank = _rank()
-        if self._ranks is not None and self._rank not in self._ranks:
+        if not self.yields:
+            program_steps.follow(self)
+        self._left_out = self._ranks is not None and self._rank not in self._ranks
+        if self._left_out:
+            self.report_steps()
             return
         with guard.contained("preparing the exporter"):
             following = self._plan.next_window(self.step_num)
@@ -158,8 +165,6 @@ class Profile(LikeTorch):
         self._times.start(self.step_num)
         for call in Profile.started:
             call()
-        if not self.yields:
-            program_steps.follow(self)
         self._follow_plan()
         self.report_steps()
 
@@ -187,7 +192,7 @@ class Profile(LikeTorch):
             self._give_up(recording.window, CaptureError("interrupted before it was saved"))
         self._hand_over(self.step_num + (not begun))
         with guard.contained("ending"):
-            if self._ranks is None or self._rank in self._ranks:
+            if not self._left_out:
                 for window in islice(self._unreached(), 1000):
                     self._note(window, "not reached", self._ended)
             self._finish()
@@ -203,7 +208,8 @@ class Profile(LikeTorch):
         """Close an open window, as the loop stops here and may go on: `start` continues with the current step.
 
         A window that holds no work of a step yet opens again then. Windows that are not reached are accounted for
-        by `stop`, or at the end of the process.
+        by `stop`, or at the end of the process. After the last window this waits for the files, which programs
+        read after the loop. While windows may follow it does not: `windows`, `stop` and the process's end do.
 
         Args:
             begun: as for `end`.
@@ -225,7 +231,9 @@ class Profile(LikeTorch):
         self._times.begin(None)
         self._hand_over(self.step_num + (not begun))
         with guard.contained("ending"):
-            self._finish()
+            self._report()
+            if self._over == self._plan.count:
+                self._finalizer.finish()
 
     @classmethod
     def stop_all(cls) -> None:
@@ -236,7 +244,10 @@ class Profile(LikeTorch):
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:
         """End without accounting for windows that are not reached; one that is open is left, for ``reason``."""
-        if self._leave() and self._process == os.getpid() and self._recording is not None:
+        left = self._leave()
+        if self._process != os.getpid():  # a forked child: the windows are its parent's
+            return
+        if left and self._recording is not None:
             self._give_up(self._recording.window, CaptureError(reason))
         self._hand_over(self.step_num)
         self._finalizer.finish()
@@ -291,8 +302,13 @@ class Profile(LikeTorch):
 
     @property
     def windows(self) -> list[dict[str, Any]]:
-        """What came of each window so far, as in ``manifest.jsonl``."""
-        return self._manifest.entries if self._made else []
+        """The outcome of each window so far, as in ``manifest.jsonl``; between epochs this waits for the files."""
+        if not self._made:
+            return []
+        if self._paused and self._process == os.getpid():
+            with guard.contained("ending"):
+                self._finalizer.finish()
+        return self._manifest.entries
 
     # The way through the schedule. Nothing below raises into the loop.
 
@@ -314,7 +330,7 @@ class Profile(LikeTorch):
         """Do what is due at this step and set the step at which to come back."""
         step, recording = self.step_num, self._recording
         self._times.end()
-        if self._process != os.getpid():
+        if self._left_out or self._process != os.getpid():
             self._change = NEVER
             return
         if self._closing:  # on_trace_ready calls `step`, which counts and no more
@@ -346,7 +362,7 @@ class Profile(LikeTorch):
                 self._all_begun = following is None
                 due = NEVER if following is None else following.warmup
                 self._change = self._times.next(step, due)
-                if due == step + 1 or not self._times.waits(step):
+                if (due == step + 1 and self._plan.foreseen) or not self._times.waits(step):
                     self._hand_over(step)
                 self._times.begin(False if self._change == step + 1 else None)
                 if self._all_begun:
@@ -483,11 +499,11 @@ class Profile(LikeTorch):
             reason = f"the schedule asked for none, and {self._ended}"
         if steps > 0:
             low = self._first + 2 if steps > 4 else self._first
-            cure = f"ask for steps that are reached, such as {self.how.format(span(low, low + min(steps, 3)))}"
+            cure = f"choose steps the run reaches, such as {self.how.format(span(low, low + min(steps, 3)))}"
         else:
             cure = "no step was counted: call step() after each step" if by_hand else "there were no steps"
         if steps > 0 and by_hand:
-            cure += "; a profile that is made anew in each epoch counts from 0 in each"
+            cure += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
         text = f"no window was recorded in {self.out}: {reason}; {cure}"
         if text not in Profile._warnings:
             Profile._warnings.add(text)
@@ -589,8 +605,7 @@ def profile(
         ...         train_step(batch)
         ...         prof.step()
     """
-    if not isinstance(out, (str, os.PathLike)):
-        raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
+    folder = folder_of(out)
     if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
         raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
     if on_trace_ready is not None and not callable(on_trace_ready):
@@ -601,9 +616,20 @@ def profile(
     if chosen is not None and not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
         raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
     plan = _plan(schedule, first_step)
-    made = Profile(Path(out), plan, choose(exporter, options), on_trace_ready, chosen, first_step)
+    made = Profile(folder, plan, choose(exporter, options), on_trace_ready, chosen, first_step)
     made._planned = schedule is not None
     return made
+
+
+def folder_of(out: Any) -> Path:
+    """Return the folder ``out`` as an absolute path, as the program may change its own.
+
+    Raises:
+        TypeError: it is not a path.
+    """
+    if not isinstance(out, (str, os.PathLike)):
+        raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
+    return Path(out).absolute()
 
 
 def _hint(out: object) -> str:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ main({parent})
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _ROOM = 1 << 15  # bytes that the connection takes without being read
+_WAKE = b'{"kind": "wake", "job": 0}\n'
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a process that is gone must not end this one with SIGPIPE
 _ENVIRONMENT = {
     "INSTRUMENT": "0",
@@ -42,6 +44,8 @@ _ENVIRONMENT = {
 
 class FinalizerProcess:
     """Sends jobs to a process of its own, and hands over the answers on a thread.
+
+    Where no thread can be started, as at exit from Python 3.12 on, `end` hands over all answers.
 
     The process is in a session of its own, so that Ctrl-C at the terminal does not reach it. Once its work is done
     it ends after `close`, or when this process is gone. It holds none of this process's files open.
@@ -67,6 +71,7 @@ class FinalizerProcess:
         self._unsent: deque[bytes] = deque()
         self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
         self._killed = False
+        self._deadline: float | None = None  # of `end`, where there is no thread
         self.closed = False
         self.ended: str | None = None
         self._socket, theirs = socket.socketpair()
@@ -79,8 +84,7 @@ class FinalizerProcess:
                 start_new_session=True,
                 env=_environment(),
             )
-            self._thread = threading.Thread(target=self._receive, name="instrument", daemon=True)
-            self._thread.start()
+            self._thread = self._start_thread()
         except BaseException:
             self._socket.close()  # which ends the process
             raise
@@ -88,8 +92,16 @@ class FinalizerProcess:
             theirs.close()
         _running.add(self)
 
+    def _start_thread(self) -> threading.Thread | None:
+        thread = threading.Thread(target=self._receive, name="instrument", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return None
+        return thread
+
     def send(self, job: Mapping[str, Any]) -> None:
-        """Send a job; what the connection has no room for is sent when there is some."""
+        """Send a job without blocking; what the connection has no room for is sent when there is some."""
         with self._lock:
             self._unsent.append(json.dumps(job).encode() + b"\n")
             self._flush()
@@ -103,18 +115,35 @@ class FinalizerProcess:
     def end(self, timeout: float) -> None:
         """Wait until its work is done and all answers are handed over; after ``timeout`` seconds kill it."""
         self.close()
+        if self._thread is None:
+            if self.ended is None:
+                self._deadline = time.monotonic() + timeout
+                self._receive()
+            return
         self._thread.join(timeout)
         if self._thread.is_alive():
-            self._killed = True
-            self._process.kill()
+            self._kill()
             self._thread.join(5)
 
+    def _kill(self) -> None:
+        self._killed = True
+        self._process.kill()
+
     def _flush(self) -> None:
-        while self._unsent and (sum(self._unanswered) + len(self._unsent[0]) <= _ROOM or not self._unanswered):
-            data = self._unsent.popleft()
-            self._unanswered.append(len(data))
-            with suppress(OSError):  # the process is gone, which the other thread notices
-                self._socket.sendall(data, _NO_SIGNAL)
+        """Send what there is room for; the caller holds the lock."""
+        while self._unsent and sum(self._unanswered) + len(self._unsent[0]) <= _ROOM:
+            self._pass(self._unsent.popleft())
+        if self._unsent and not self._unanswered:  # a large job: what receives the answer sends it
+            self._pass(_WAKE)
+
+    def _pass(self, data: bytes) -> None:
+        self._unanswered.append(len(data))
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        with suppress(OSError):  # the process is gone, which is noticed where answers are received
+            self._limit()
+            self._socket.sendall(data, _NO_SIGNAL)
 
     def _receive(self) -> None:
         rest = b""
@@ -122,18 +151,38 @@ class FinalizerProcess:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 self._answered(json.loads(line))
-                with self._lock:
-                    self._unanswered.popleft()
-                    self._flush()
+                self._went_on()
         code = self._process.wait()
         self._socket.close()
         _running.discard(self)
         self.ended = "was killed as it took too long" if self._killed else _ending(code)
         self._gone(self)
 
+    def _went_on(self) -> None:
+        """A job was answered: send what there is room for, also a large one."""
+        with self._lock:
+            self._unanswered.popleft()
+            large = b""
+            if self._unsent and not self._unanswered and len(self._unsent[0]) > _ROOM:
+                large = self._unsent.popleft()
+                self._unanswered.append(len(large))  # so that nothing else is sent meanwhile
+            else:
+                self._flush()
+        if large:  # without the lock, for which the loop would wait
+            self._write(large)
+
+    def _limit(self) -> None:
+        if self._deadline is not None:
+            self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
+
     def _received(self) -> bytes:
-        with suppress(OSError):
+        try:
+            self._limit()
             return self._socket.recv(1 << 12)
+        except TimeoutError:
+            self._kill()
+        except OSError:
+            pass
         return b""
 
     def forked(self) -> None:

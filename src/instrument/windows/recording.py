@@ -39,7 +39,10 @@ class Recording:
             return True
         if not self._warned:
             self._warned = True
-            log.warning("not the thread that opened the window, which stays open", window=self.window.index)
+            log.warning(
+                "step() was called on another thread than the one that opened the window; the window stays open",
+                window=self.window.index,
+            )
         return False
 
     @property

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from torch.profiler import ProfilerAction
@@ -54,7 +54,10 @@ class Schedule(ABC):
 
     Attributes:
         count: How many windows there are; None where they go on for ever.
+        foreseen: Whether `next_window` knows the next window before it begins.
     """
+
+    foreseen: ClassVar[bool] = True
 
     count: int | None
 

@@ -6,14 +6,15 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, Generic, TypeVar
 
+from .. import log
 from ..guard import guard
-from .loop import FEATURE, Profile, profile, unmade
-from .schedule import Schedule
+from .loop import FEATURE, Profile, folder_of, profile, unmade
+from .schedule import Schedule, span
 from .schedule import schedule as make_schedule
 
 T = TypeVar("T")
@@ -28,11 +29,13 @@ class Count:
         profile: what records them.
         plan: the plan, in a form that compares.
         first: the number of the first step, as it was given.
+        arguments: the others that the profile was made of.
         busy: the loop is running now.
         open: an item was handed out whose step has not ended.
     """
 
-    def __init__(self, profile: Profile, plan: Any, first: int) -> None:
+    def __init__(self, profile: Profile, plan: Any, first: int, arguments: Mapping[str, Any]) -> None:
+        self.arguments = arguments
         self.profile = profile
         self.plan = plan
         self.first = first
@@ -41,8 +44,16 @@ class Count:
         self._updates = 0  # of the optimizer, for the current item
         self._usual = 1  # updates for an item, as far as the one before shows
         self._follower: Any = None
+        self._trained: weakref.ref[Any] | None = None  # a parameter of the training that was recorded
+        self._late = False  # the loop began after the last window, and what it trains is not known yet
+        self._warned = False
         profile.keep_last = False  # nobody can ask for it
         profile.how = 'at="{}"'
+
+    @guard.contained(FEATURE)
+    def enter(self) -> None:
+        """Begin the loop, or another epoch of it, or another training at the same place."""
+        self._late = self._trained is not None and self.profile.over and not self._warned
 
     @guard.contained(FEATURE)
     def end_step(self) -> None:
@@ -56,7 +67,7 @@ class Count:
         """Begin the step of an item that is there."""
         if self._updates:
             self._usual, self._updates = self._updates, 0
-        near = self.profile.near
+        near = self.profile.near or (self._late and self._follower is None)
         if near and self._follower is None and "torch" in sys.modules:
             from ..syncs.stepping import OptimizerSteps  # which imports torch
 
@@ -71,6 +82,26 @@ class Count:
         follower, self._follower = self._follower, None
         if follower is not None:
             follower.remove()
+            self._compare(follower.parameters)
+
+    def _compare(self, parameters: Sequence[Any]) -> None:
+        """Warn where the parameters of a loop after the last window are others than those of the window."""
+        if not parameters or self._warned:
+            return
+        if not self._late or self._trained is None:
+            self._trained = weakref.ref(parameters[0])
+            return
+        self._late, trained = False, self._trained()
+        recorded = [entry["steps"] for entry in self.profile.windows if entry["steps"]]
+        if not recorded or any(parameter is trained for parameter in parameters):
+            return
+        self._warned = True
+        one = len(recorded) == 1 and recorded[0][0] == recorded[0][1]
+        spans = ",".join(span(first, last + 1) for first, last in recorded[:10])
+        log.warning(
+            f"{'step' if one else 'steps'} {spans} {'was' if one else 'were'} recorded in an earlier loop at this"
+            " place, so nothing is recorded here; give this training a folder of its own"
+        )
 
     def _updated(self) -> None:
         self._updates += 1
@@ -98,6 +129,7 @@ class Steps(Generic[T]):
         count = self._count
         profile = count.profile
         profile.start()
+        count.enter()
         count.busy = True
         try:
             items = iter(self._iterable)
@@ -121,12 +153,15 @@ class Steps(Generic[T]):
         return len(self._iterable)  # type: ignore[arg-type]
 
 
-_counts: weakref.WeakKeyDictionary[CodeType, dict[tuple[int, Path], Count]] = weakref.WeakKeyDictionary()
-"""The loops of this process: by the code that calls `steps`, the place in it, and the folder."""
+_counts: weakref.WeakKeyDictionary[CodeType, dict[tuple[str, int, Path], Count]] = weakref.WeakKeyDictionary()
+"""The loops of this process: by the code that calls `steps`, its file, the place in it, and the folder.
+
+Code of two files, such as the cells of a notebook, compares equal where it reads the same.
+"""
 
 
 def _uncounted() -> Count:
-    return Count(unmade(), None, 0)
+    return Count(unmade(), None, 0, {})
 
 
 def _unrecorded(iterable: Iterable[T], *_: Any, **__: Any) -> Steps[T]:
@@ -183,19 +218,22 @@ def steps(
         "wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first,
         "skip_first_wait": skip_first_wait, "at": at, "every": every,
     }  # fmt: skip
+    folder = folder_of(out)
     plan = planned(schedule, named)
     first = arguments.get("first_step", 0)
 
     def make() -> Count:
-        return Count(profile(out, schedule=plan, **arguments), _comparable(plan), first)
+        return Count(profile(out, schedule=plan, **arguments), _comparable(plan), first, arguments)
 
-    made, frame = make(), sys._getframe(2)  # the caller of what contains this
+    frame = sys._getframe(2)  # the caller of what contains this
     places = _counts.setdefault(frame.f_code, {})
-    place = frame.f_lasti, made.profile.out
+    place = frame.f_code.co_filename, frame.f_lasti, folder
     known = places.get(place)
-    if known is not None and known.plan == made.plan and first in (known.first, known.profile.step_num):
+    if known is not None and known.plan == _comparable(plan) and first in (known.first, known.profile.step_num):
+        if known.arguments != arguments:
+            make()  # which checks them
         return Steps(iterable, known, make)
-    places[place] = made
+    made = places[place] = make()
     return Steps(iterable, made, make)
 
 

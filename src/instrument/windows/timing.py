@@ -43,7 +43,8 @@ class StepTimes:
             self._recorded.append(took_ns)
         else:
             self._off.append(took_ns)
-            self._after.append(took_ns)
+            if len(self._after) < AROUND:
+                self._after.append(took_ns)
         self._recording = None
 
     def open(self) -> None:

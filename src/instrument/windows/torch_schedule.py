@@ -20,6 +20,7 @@ class FromTorch:
 
     count = None
     finite = False
+    foreseen = False
 
     def __init__(self, decide: Callable[[int], Any], first_step: int = 0) -> None:
         self._decide = decide
