@@ -62,7 +62,11 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
             try:
                 token = vars(context).pop(kept, None)
             except Exception as error:
-                guard.failed(FEATURE, error)
+                try:
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             try:
                 return original(context, *exception)
             finally:
@@ -80,10 +84,14 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
                 if token is not None:
                     vars(context)[kept] = token
             except Exception as error:
-                if token is not None:
-                    live.leave(token)
-                    token = None
-                guard.failed(FEATURE, error)
+                opened, token = token, None
+                try:
+                    if opened is not None:
+                        live.leave(opened)
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             if token is None:
                 return original(context)
             try:
@@ -164,7 +172,11 @@ def _calls(
                     if has_torch_function(given):
                         overriding = [value for value in given if type(value) is not torch.Tensor]
             except Exception as error:
-                guard.failed(FEATURE, error)
+                try:
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             try:
                 if overriding is not None:
                     return handle_torch_function(original, overriding, *args, **kwargs)
@@ -239,7 +251,11 @@ def _copied(moved: Callable[..., Moved], *args: Any, **kwargs: Any) -> Region | 
     except (TypeError, ValueError, RuntimeError):
         return None  # wrong arguments, which the method itself will say
     except Exception as error:
-        guard.failed("naming a copy", error)
+        try:
+            guard.failed("naming a copy", error)
+        except Exception as raised:
+            if raised is error:
+                raise
         return None
 
 

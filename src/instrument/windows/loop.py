@@ -262,7 +262,11 @@ class Profile(LikeTorch):
         try:
             self.start()
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
         return self
 
     @guard.contained(FEATURE)
