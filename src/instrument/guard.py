@@ -171,7 +171,7 @@ class Contained:
         if passes:
             return False
         try:
-            self._guard.failed(self._feature, error)
+            self._guard.failed(self._feature, cast(Exception, error))
         except Exception as raised:
             return raised is not error
         return True

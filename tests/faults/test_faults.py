@@ -41,8 +41,10 @@ OUTERMOST = {
 # log says why.
 MANIFEST = (
     "instrument.integrations.server:Triggered.",
-    "instrument.windows.aftermath:",
+    "instrument.windows.finalizer:WindowFinalizer._",
+    "instrument.windows.finalizer:WindowFinalizer.finish",
     "instrument.windows.loop:Profile._entry",
+    "instrument.windows.loop:Profile._finish",
     "instrument.windows.loop:Profile._note",
     "instrument.windows.manifest:",
 )

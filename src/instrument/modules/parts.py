@@ -210,9 +210,17 @@ def _backward(switch: Switch) -> Iterator[Patch]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            draw = switch.on and not live.tracing() and not live.is_open()
-            token = live.enter(shown) if draw else None
-            drawing.on = drawing.on or draw
+            draw, token = False, None
+            try:
+                draw = switch.on and not live.tracing() and not live.is_open()
+                token = live.enter(shown) if draw else None
+                drawing.on = drawing.on or draw
+            except Exception as error:
+                try:
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:

@@ -496,6 +496,7 @@ class Profile(LikeTorch):
         """Whether this rank is the one that prints the summary."""
         return self._rank == min(self._ranks or {0})
 
+    @guard.contained("the summary")
     def _report(self) -> None:
         live.tell_hidden()
         if self._reports:
