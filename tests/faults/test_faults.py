@@ -46,6 +46,7 @@ MANIFEST = (
     "instrument.windows.loop:Profile._entry",
     "instrument.windows.loop:Profile._finish",
     "instrument.windows.loop:Profile._note",
+    "instrument.windows.loop:Profile._reports",
     "instrument.windows.manifest:",
 )
 # Functions that say what failed: where one of them fails, the training goes on all the same.

@@ -56,7 +56,7 @@ high    train.py:3 in step
     > 3 |     total = loss.item()
       4 |     rows = batch[batch > 0]
       5 |     loss.backward()
-    Fix: Keep the numbers on the GPU and read them once in many steps.
+    Fix: Keep the numbers on the GPU and read them only every so many steps.
       - total += loss.item()
       + total += loss.detach()
 
@@ -106,7 +106,7 @@ def test_clean() -> None:
     """A run without waits says so in a line, and what was looked at."""
     assert (
         shown(report(steps=3), width=100)
-        == "No line makes the CPU wait for the GPU (dry run without a GPU, so without times, 3 steps)\n"
+        == "No line makes the CPU wait for the GPU (dry run without a GPU, no timings; 3 steps)\n"
     )
     assert "(trace)" in shown(report(steps=0, source="trace"))
     assert shown(report(steps=0, source="live", blind="no GPU")) == "Nothing could be checked (live): no GPU\n"
@@ -342,7 +342,7 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "forbidden": False,
         "fingerprint": made.findings[0].fingerprint,
         "fix": {
-            "text": "Keep the numbers on the GPU and read them once in many steps.",
+            "text": "Keep the numbers on the GPU and read them only every so many steps.",
             "before": "total += loss.item()",
             "after": "total += loss.detach()",
         },

@@ -287,7 +287,6 @@ def test_nobody_reads_the_summary(tmp_path: Path) -> None:
     code = """
         import os, sys, torch, instrument
         from instrument.windows import finalizer
-from instrument.windows.process import FinalizerProcess
         finalizer._STDERR_S = 0.2
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
@@ -323,7 +322,7 @@ def test_the_text_of_the_summary(out: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 prof.step()
     first, second = (text for text, _ in told)
     assert {"instrument"} == {thread for _, thread in told}
-    assert "(1 step)" in first
+    assert "(step 0)" in first
     assert "(mean of 2 steps)" in second
     assert {1} == {text.count("Where the step went") for text, _ in told}
     lines = [line for line in second.splitlines() if ".json.gz" not in line]
