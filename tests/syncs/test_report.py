@@ -360,6 +360,9 @@ def test_headline() -> None:
     assert str(even).startswith("2 lines make the CPU wait for the GPU: 2 waits in most steps (dry run")
     uneven = report(finding(steps=(0, 1)), finding("bool", 4, steps=(1, 1, 1)), steps=2)
     assert "GPU: 1 wait in most steps, up to 4 in others (dry run" in str(uneven)
+    seldom = report(finding(steps=(0,) * 9), steps=20)
+    text = " ".join(str(seldom).split())
+    assert "no waits in most steps, up to 9 in others (dry run without a GPU, no timings; 20 steps)" in text
     assert "every step waits for the GPU up to 4 times; allowed in a step: 0" == uneven.over(0)
     assert "1 of 2 steps wait for the GPU 4 times; allowed in a step: 3" == uneven.over(3)
 
