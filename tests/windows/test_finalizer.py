@@ -342,7 +342,7 @@ def test_the_text_of_the_summary(out: Path, monkeypatch: pytest.MonkeyPatch) -> 
     first, second = (text for text, _ in told)
     assert {"instrument"} == {thread for _, thread in told}
     assert "(step 0)" in first
-    assert "(mean of 2 steps)" in second
+    assert "(mean of steps 0, 5)" in second
     assert {1} == {text.count("Where the step went") for text, _ in told}
     lines = [line for line in second.splitlines() if ".json.gz" not in line]
     assert max(map(len, lines)) <= 60
