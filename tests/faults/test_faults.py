@@ -33,6 +33,11 @@ OUTERMOST = {
     "instrument.integrations.attachment:in_place_of.method",
     "instrument.modules.installer:Installer._getstate.getstate",
     "instrument.regions.wrap:_generator.wrapper",
+    "instrument.syncs.following:StepFollower._backward.backward",
+    "instrument.syncs.following:StepFollower._making.init",
+    "instrument.syncs.forward:OutermostModel._first_call.call",
+    "instrument.syncs.function:FunctionCalls._following.call",
+    "instrument.syncs.function:FunctionCalls._following.call_async",
     "instrument.windows.steps:Steps.__iter__",
     # The containment: what it raises is what the function that it calls raised.
     "instrument.guard:_Once.__call__",

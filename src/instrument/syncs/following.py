@@ -205,11 +205,17 @@ class StepFollower:
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            if not live.tracing() and not compat.in_backward() and not parts.drawing.on:
-                self._passed()
+            if not live.tracing():
+                self._passed_alone()
             return result
 
         return backward
+
+    @guard.contained(FEATURE)
+    def _passed_alone(self) -> None:
+        """A backward pass ended, which `parts.after_backward` may tell of as well."""
+        if not compat.in_backward() and not parts.drawing.on:
+            self._passed()
 
     @guard.contained(FEATURE)
     def _passed(self) -> None:
