@@ -44,7 +44,7 @@ def test_an_error_is_logged_once_and_counted(guard: Guard, caplog: Log) -> None:
         raise RuntimeError("gone")
     assert guard.failures == {"looking": 2}
     assert [record.getMessage() for record in caplog.records] == [
-        "instrument: looking failed and steps aside (error=RuntimeError('gone'))"
+        "instrument: looking failed and was skipped; training goes on (error=RuntimeError('gone'))"
     ]
 
 
@@ -146,7 +146,7 @@ def test_a_log_that_fails(guard: Guard, capsys: pytest.CaptureFixture[str]) -> N
         guard.failed("saving", OSError("full"))
     finally:
         logging.getLogger("instrument").removeHandler(handler)
-    assert "saving failed and steps aside" in capsys.readouterr().err
+    assert "saving failed and was skipped; training goes on" in capsys.readouterr().err
 
 
 class Unprintable(Exception):
@@ -214,6 +214,42 @@ def test_the_recursion_limit(limit: int) -> None:
                     assert reached
 
 
+@pytest.mark.usefixtures("lenient")
+def test_errors_at_the_recursion_limit(limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is left to take note of an error with, it is contained all the same."""
+    guard = Guard()
+    fail = raising(OSError("full"))
+    following = guard.around("following", list, fail, when=fail)
+    annotation = instrument.annotate("deep")
+    prof = instrument.profile(tmp_path)
+    monkeypatch.setattr(type(annotation), "_decorate", fail)
+    monkeypatch.setattr(type(prof), "start", fail)
+
+    contained = guard.contained("saving")
+
+    def block() -> None:
+        with contained:
+            fail()
+
+    def decorate() -> None:
+        annotation(block)
+
+    def enter() -> None:
+        prof.__enter__()
+
+    for spare in range(-20, 20):
+        for call in (block, following, decorate, enter):
+            try:
+                at_depth(limit - spare - 2, call)
+            except RecursionError as error:
+                deepest = error.__traceback__
+                while deepest is not None and deepest.tb_next is not None:
+                    deepest = deepest.tb_next
+                assert deepest is not None
+                code = deepest.tb_frame.f_code  # but for the call of what `following` stands for
+                assert "instrument/" not in code.co_filename or (call is following and code.co_name == "call")
+
+
 def test_patches_that_cannot_be_undone_stay_known() -> None:
     """The others are put back, and another try is made with the rest."""
 
@@ -238,4 +274,6 @@ def test_a_profile_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monke
         prof.step()
     assert (prof.step_num, prof.windows) == (1, [])
     assert list(instrument.steps(range(3), tmp_path)) == [0, 1, 2]
-    assert "recording windows failed and steps aside (error=OSError('no host name'))" in caplog.text
+    assert (
+        "recording windows failed and was skipped; training goes on (error=OSError('no host name'))" in caplog.text
+    )

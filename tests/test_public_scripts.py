@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,19 @@ def test_time_limit(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     outcome = ways.run(script, "plain", tmp_path / "prepared", tmp_path)
     assert (outcome.code, outcome.out, outcome.err) == (-9, "here\n", "\nstopped after 1 s")
+
+
+def test_no_process_stays(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run leaves in the background ends with it."""
+    (tmp_path / "prepared" / "part").mkdir(parents=True)
+    left = "sleep 1000 > /dev/null 2>&1 & echo $!"
+    monkeypatch.setattr(ways, "commands", lambda script: {"plain": ["sh", "-c", left]})
+    outcome = ways.run(script, "plain", tmp_path / "prepared", tmp_path)
+    state = Path(f"/proc/{int(outcome.out)}/stat")
+    deadline = time.monotonic() + 10
+    while state.exists() and state.read_text().split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
 def test_script_is_run(clone: Path, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,4 +78,7 @@ def check_out(repository: str, commit: str, parts: Sequence[str], target: Path, 
     done = _git("--git-dir", place, "archive", commit, "--", *parts)
     done.check_returncode()
     with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-        archive.extractall(target, filter="data")
+        if hasattr(tarfile, "data_filter"):  # from Python 3.10.12 and 3.11.4 on
+            archive.extractall(target, filter="data")
+        else:
+            archive.extractall(target)

@@ -94,9 +94,8 @@ def _execute(command: list[str], folder: Path, environment: dict[str, str]) -> t
             _kill(process)
             out, err = process.communicate()
             err = f"{err}\nstopped after {TIME_LIMIT_S} s"
-        except BaseException:
+        finally:
             _kill(process)
-            raise
     return process.returncode, out, err
 
 

@@ -1,4 +1,4 @@
-"""The containment: an error of the library's own is logged once and counted, and the feature steps aside.
+"""The containment: an error of the library's own is logged once and counted, and the feature is skipped.
 
 Every entry from the program or a framework passes through it once, in its outermost frame. `Guard.contained` and
 `Guard.prepared` put it around functions, and `Guard.around` around functions that stand for others. On hot paths,
@@ -56,7 +56,7 @@ class Guard:
             else:
                 self.note(feature, error)
         except Exception as another:
-            log.last_resort(f"{feature} failed and steps aside", error, another)
+            log.last_resort(f"{feature} failed and was skipped; training goes on", error, another)
         if strict:
             raise error
 
@@ -67,9 +67,9 @@ class Guard:
             kind = (feature, repr(error))
             if kind not in self._logged:
                 self._logged.add(kind)
-                log.warning(f"{feature} failed and steps aside", error=kind[1], exc_info=error)
+                log.warning(f"{feature} failed and was skipped; training goes on", error=kind[1], exc_info=error)
         except Exception as another:
-            log.last_resort(f"{feature} failed and steps aside", error, another)
+            log.last_resort(f"{feature} failed and was skipped; training goes on", error, another)
 
     def contained(self, feature: str) -> Contained:
         """Return what contains the errors of a ``with`` block, or of the function that it decorates.
@@ -121,7 +121,11 @@ class Guard:
             try:
                 alone = not when()
             except Exception as error:
-                self.failed(feature, error)
+                try:
+                    self.failed(feature, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             if alone:
                 return original(*args, **kwargs)
             try:
@@ -158,9 +162,18 @@ class Contained:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not isinstance(error, Exception):
+        if error is None:
             return False
-        self._guard.failed(self._feature, error)
+        try:
+            passes = not isinstance(error, Exception)
+        except RecursionError:  # the limit is reached, also for this call
+            passes = kind is KeyboardInterrupt or kind is SystemExit
+        if passes:
+            return False
+        try:
+            self._guard.failed(self._feature, cast(Exception, error))
+        except Exception as raised:
+            return raised is not error
         return True
 
     def __call__(self, function: F) -> F:

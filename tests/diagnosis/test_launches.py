@@ -84,6 +84,9 @@ def test_steps() -> None:
         "n": 2,
         "names": ["ProfilerStep#5", "ProfilerStep#6"],
         "window_ns": 100,
+        "min_ns": 40,
+        "median_ns": 45.0,
+        "max_ns": 50,
         "kernel_util_cpu_step_window": 0.4,
     }
     assert [(step["number"], step["busy_ns"], step["idle_ns"]) for step in numbers["per_step"]] == [

@@ -29,7 +29,7 @@ from . import injector
 JOBS = 2
 LIMIT_S = 60  # of one case
 PRELOADED = (
-    "torch", "torch._dynamo", "torch._inductor", "torch.profiler", "numpy", "structlog", "wrapt", "msgspec",
+    "torch", "torch._dynamo", "torch._inductor", "torch.profiler", "numpy", "wrapt", "msgspec",
     "rich.console", "rich.table", "typer",
 )  # fmt: skip
 ENVIRONMENT = {"INSTRUMENT_SUMMARY": "0", "ACCELERATE_USE_CPU": "true", "TQDM_DISABLE": "1"}
@@ -49,7 +49,7 @@ class Result(NamedTuple):
     exit: int
     outcome: Any
     fired: bool
-    in_import: bool  # while a module of the library was being imported
+    in_import: bool  # while a statement of the program imported the library
     in_setup: bool  # before the plan of the windows began
     counts: dict[str, int]
     leftovers: list[str]

@@ -10,10 +10,11 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 SOURCE = Path(__file__).parents[2] / "src" / "instrument"
+_IMPORTING = ("<frozen importlib", importlib.__file__, str(SOURCE / "__init__.py"))
 HIT = "__instrument_fault__"
 BEGIN = "instrument.windows.loop:Profile._advance"
 ERRORS: dict[str, type[Exception]] = {
@@ -29,7 +30,8 @@ class Faults:
         counts: how often each of them was called.
         fired: whether the error was raised.
         importing: how many modules of the library are being imported.
-        in_import: whether the error was raised while one was.
+        by_program: whether a statement of the program imports them.
+        in_import: whether the error was raised while one was imported by a statement of the program.
         in_setup: whether it was raised before the first step of a window's plan was looked at.
     """
 
@@ -38,6 +40,7 @@ class Faults:
         self.counts: list[int] = []
         self.fired = self.in_import = self.in_setup = False
         self.importing = 0
+        self.by_program = False
         self._function = self._call = -1
         self._error: type[Exception] = RuntimeError
 
@@ -49,7 +52,7 @@ class Faults:
         """Take note of a call; every function of the library begins with one of these."""
         count = self.counts[function] = self.counts[function] + 1
         if function == self._function and count == self._call:
-            self.fired, self.in_import = True, self.importing > 0
+            self.fired, self.in_import = True, self.importing > 0 and self.by_program
             self.in_setup = not self.counts[self.names.index(BEGIN)]
             raise self._error(f"injected into {self.names[function]}")
 
@@ -124,6 +127,8 @@ class Loader(importlib.abc.InspectLoader):
         self._faults = faults
 
     def exec_module(self, module: ModuleType) -> None:
+        if not self._faults.importing:
+            self._faults.by_program = _program_imports(sys._getframe(1))
         self._faults.importing += 1
         try:
             super().exec_module(module)
@@ -138,6 +143,16 @@ class Loader(importlib.abc.InspectLoader):
 
     def is_package(self, fullname: str) -> bool:
         return self.path.stem == "__init__"
+
+
+def _program_imports(frame: FrameType | None) -> bool:
+    """Tell whether the import that ``frame`` carries out is a statement of the program, or of the package itself.
+
+    The package's ``__getattr__`` imports what the program asks for by name.
+    """
+    while frame is not None and frame.f_code.co_filename.startswith(_IMPORTING):
+        frame = frame.f_back
+    return frame is not None and not frame.f_code.co_filename.startswith(str(SOURCE))
 
 
 class Finder(importlib.abc.MetaPathFinder):

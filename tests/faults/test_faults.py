@@ -33,6 +33,11 @@ OUTERMOST = {
     "instrument.integrations.attachment:in_place_of.method",
     "instrument.modules.installer:Installer._getstate.getstate",
     "instrument.regions.wrap:_generator.wrapper",
+    "instrument.syncs.following:StepFollower._backward.backward",
+    "instrument.syncs.following:StepFollower._making.init",
+    "instrument.syncs.forward:OutermostModel._first_call.call",
+    "instrument.syncs.function:FunctionCalls._following.call",
+    "instrument.syncs.function:FunctionCalls._following.call_async",
     "instrument.windows.steps:Steps.__iter__",
     # The containment: what it raises is what the function that it calls raised.
     "instrument.guard:_Once.__call__",
@@ -41,9 +46,12 @@ OUTERMOST = {
 # log says why.
 MANIFEST = (
     "instrument.integrations.server:Triggered.",
-    "instrument.windows.aftermath:",
+    "instrument.windows.finalizer:WindowFinalizer._",
+    "instrument.windows.finalizer:WindowFinalizer.finish",
     "instrument.windows.loop:Profile._entry",
+    "instrument.windows.loop:Profile._finish",
     "instrument.windows.loop:Profile._note",
+    "instrument.windows.loop:Profile._reports",
     "instrument.windows.manifest:",
 )
 # Functions that say what failed: where one of them fails, the training goes on all the same.

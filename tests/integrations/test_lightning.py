@@ -482,7 +482,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     for kind in (InstrumentCallback, InstrumentProfiler):
         with pytest.raises(ValueError, match="active must be an integer >= 1"):
             kind(tmp_path, active=0)
-        with pytest.raises(TypeError, match='"waits" is no option'):
+        with pytest.raises(TypeError, match='unknown option "waits"'):
             kind(tmp_path, waits=3)
 
 

@@ -199,7 +199,7 @@ def test_wrong_arguments() -> None:
     """What no loop takes fails where it is written."""
     with pytest.raises(ValueError, match='"modules" must be'):
         InstrumentCallback(modules=-1)
-    with pytest.raises(TypeError, match='"waiting" is no option'):
+    with pytest.raises(TypeError, match='unknown option "waiting"'):
         InstrumentCallback(waiting=1)
 
 

@@ -207,7 +207,7 @@ def test_baseline(train: Path) -> None:
     assert "train.py:13 in step\n    float:" in out
     code, _, err = command("train.py::clean", "--baseline", "known.txt")
     assert 0 == code
-    assert "no longer found, and may go from baseline known.txt: train.py in step, item: print" in err
+    assert "no longer found; remove it from baseline known.txt: train.py in step, item: print" in err
 
 
 def test_more_often_than_the_baseline(train: Path) -> None:
@@ -216,9 +216,7 @@ def test_more_often_than_the_baseline(train: Path) -> None:
     train.write_text(TRAIN.replace('    print("loss"', '    for _ in "123":\n            print("loss"'))
     code, _, err = command("train.py::step", "--baseline", "known.txt")
     assert 1 == code
-    assert (
-        'more often than baseline known.txt has it: train.py in step, item: print("loss", loss.item()): 3' in err
-    )
+    assert 'more waits than baseline known.txt has: train.py in step, item: print("loss", loss.item()): 3' in err
 
 
 def test_allowlist() -> None:

@@ -68,6 +68,9 @@ def checks() -> None:
         raise ValueError("no class")
     if x.min() > x.max():
         raise ValueError("order")
+    assert bool((x > 100).any()) is False
+    if (x > 100).any().item() == True or bool((x < 100).all()) is not True:  # noqa: E712
+        raise ValueError("large")
 
 
 def equality() -> None:

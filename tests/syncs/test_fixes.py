@@ -140,8 +140,8 @@ GPU_LINE = Site("/v/site-packages/transformers/masking_utils.py", 776, "create")
         ("to", "noise = torch.zeros(4, 1).to(device)", {"cause": "copies to the GPU"}, "Create it on the GPU"),
         ("cuda", "noise = torch.randn(4).cuda()", {"cause": "copies to the GPU"}, "Create it on the GPU"),
         ("to", "x = rows(torch.zeros(4)).to(device)", {"cause": "copies to the GPU"}, "DataLoader"),
-        ("bool", "if torch.isnan(loss): raise ValueError", {}, "once in many steps"),
-        ("bool", "if not x.isfinite().all():", {}, "once in many steps"),
+        ("bool", "if torch.isnan(loss): raise ValueError", {}, "only every so many steps"),
+        ("bool", "if not x.isfinite().all():", {}, "only every so many steps"),
         ("bool", "if loss > 10:", {}, "torch.where"),
         ("bool", "out = model(**batch)", {"via": GPU_LINE}, "A line of a library waits"),
         (

@@ -56,7 +56,7 @@ high    train.py:3 in step
     > 3 |     total = loss.item()
       4 |     rows = batch[batch > 0]
       5 |     loss.backward()
-    Fix: Keep the numbers on the GPU and read them once in many steps.
+    Fix: Keep the numbers on the GPU and read them only every so many steps.
       - total += loss.item()
       + total += loss.detach()
 
@@ -106,7 +106,7 @@ def test_clean() -> None:
     """A run without waits says so in a line, and what was looked at."""
     assert (
         shown(report(steps=3), width=100)
-        == "No line makes the CPU wait for the GPU (dry run without a GPU, so without times, 3 steps)\n"
+        == "No line makes the CPU wait for the GPU (dry run without a GPU, no timings; 3 steps)\n"
     )
     assert "(trace)" in shown(report(steps=0, source="trace"))
     assert shown(report(steps=0, source="live", blind="no GPU")) == "Nothing could be checked (live): no GPU\n"
@@ -342,7 +342,7 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "forbidden": False,
         "fingerprint": made.findings[0].fingerprint,
         "fix": {
-            "text": "Keep the numbers on the GPU and read them once in many steps.",
+            "text": "Keep the numbers on the GPU and read them only every so many steps.",
             "before": "total += loss.item()",
             "after": "total += loss.detach()",
         },
@@ -360,6 +360,9 @@ def test_headline() -> None:
     assert str(even).startswith("2 lines make the CPU wait for the GPU: 2 waits in most steps (dry run")
     uneven = report(finding(steps=(0, 1)), finding("bool", 4, steps=(1, 1, 1)), steps=2)
     assert "GPU: 1 wait in most steps, up to 4 in others (dry run" in str(uneven)
+    seldom = report(finding(steps=(0,) * 9), steps=20)
+    text = " ".join(str(seldom).split())
+    assert "no waits in most steps, up to 9 in others (dry run without a GPU, no timings; 20 steps)" in text
     assert "every step waits for the GPU up to 4 times; allowed in a step: 0" == uneven.over(0)
     assert "1 of 2 steps wait for the GPU 4 times; allowed in a step: 3" == uneven.over(3)
 

@@ -78,7 +78,7 @@ def test_result(path: Path) -> None:
         "level": "error",
         "message": {
             "text": "item makes the CPU wait for the GPU: reads a value back from the GPU (once in the step, in "
-            "region train/forward). Keep the numbers on the GPU and read them once in many steps."
+            "region train/forward). Keep the numbers on the GPU and read them only every so many steps."
         },
         "locations": [
             {

@@ -76,7 +76,7 @@ def test_steps(train: Path, capsys: pytest.CaptureFixture[str], steps: int) -> N
     found = seen(report)
     assert {17: each, 19: each, 22: each} == {line: found[line] for line in (17, 19, 22)}
     assert {14: {None: 1}} == {14: found[14]} or steps == 1
-    assert f"ended after {steps} step" in str(report)
+    assert f"stopped after {steps} step" in str(report)
 
 
 def test_more_steps_than_there_are(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +125,7 @@ def test_time_limit(train: Path) -> None:
     assert 1 == result.exit_code
     assert "finally" in result.stdout
     assert "train.py:19" in result.stdout
-    assert "ended after 1 s, the time limit" in result.stdout
+    assert "stopped after 1 s, the time limit" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -156,6 +156,14 @@ def test_own_handler(tmp_path: Path) -> None:
     assert dry_run_file(path, None).finished
 
 
+def test_nothing_on_a_gpu(tmp_path: Path) -> None:
+    """The advice is for a script; one that was stopped may have come to its GPU later."""
+    path = script(tmp_path, "cpu.py", "import time\nimport torch\n\ntorch.ones(2).sum().item()\ntime.sleep(2)\n")
+    assert "an option such as --device cuda?" in dry_run_file(path, None).blind
+    stopped = dry_run_file(path, None, time_limit=0.5)
+    assert "the run ended before anything was moved to the GPU" == stopped.blind
+
+
 def test_stopped_targets() -> None:
     """A signal ends the command: further scripts are not begun."""
     Path("first.py").write_text("raise KeyboardInterrupt\n")
@@ -165,11 +173,12 @@ def test_stopped_targets() -> None:
     assert "update" not in result.stdout
 
 
-def test_traces_take_no_limits() -> None:
-    """A limit on what does not run is refused."""
-    result = CliRunner().invoke(app, ["syncs", "trace.json", "--steps", "3"])
+@pytest.mark.parametrize(("option", "value"), [("--steps", "3"), ("--step-on", "backward")])
+def test_traces_take_no_limits(option: str, value: str) -> None:
+    """An option for what runs is refused for what does not."""
+    result = CliRunner().invoke(app, ["syncs", "trace.json", option, value])
     assert 2 == result.exit_code
-    assert "--steps is for scripts, and trace.json is a trace" in result.stderr
+    assert f"{option} is for scripts, and trace.json is a trace" in result.stderr
 
 
 def test_text() -> None:

@@ -249,6 +249,25 @@ def test_a_large_job_blocks_nobody() -> None:
     assert not any(answers)
 
 
+def test_a_window_that_cannot_be_handed_over(
+    out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The training process writes its line, in front of those of later windows."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError("for the job")
+
+    with every_step(out, 2) as prof:
+        with monkeypatch.context() as patch:
+            patch.setattr(finalizer.WindowFinalizer, "_send", fail)
+            window(prof)
+        window(prof)
+    reasons = [(entry["status"], entry["reason"]) for entry in manifest(out)]
+    assert [("recorded", "not compressed: MemoryError: for the job"), ("recorded", None)] == reasons
+    assert [[0], [1]] == recorded(out)
+    assert "finishing a window failed and was skipped" in caplog.text
+
+
 def test_a_process_that_is_no_python(out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that embeds Python may name anything as its executable."""
     with monkeypatch.context() as patch, every_step(out, 1) as prof:

@@ -378,7 +378,7 @@ def test_options_of_torch_arrive(out: Path) -> None:
         (
             TypeError,
             {"recrod_shapes": True},
-            '"recrod_shapes" is no option: True; did you mean "record_shapes"?',
+            'unknown option "recrod_shapes" (value True); did you mean "record_shapes"?',
         ),
         (
             TypeError,

@@ -336,7 +336,7 @@ def test_an_empty_iterable_is_an_empty_loop(out: Path) -> None:
             '"schedule" was given, so these cannot be: wait',
         ),
         (ValueError, {"wait": 1}, "active must be an integer >= 1, got None"),
-        (TypeError, {"recrod_shapes": True, "at": 1}, '"recrod_shapes" is no option: True'),
+        (TypeError, {"recrod_shapes": True, "at": 1}, 'unknown option "recrod_shapes" (value True)'),
         (TypeError, {"out": 5, "at": 1}, '"out" must be the path of a folder: 5'),
     ],
 )

@@ -89,7 +89,11 @@ class Session:
             self._seen.add(optimizer)
             self._new.append(weakref.ref(optimizer))
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
 
     @guard.contained(FEATURE)
     def _step_0(self) -> None:

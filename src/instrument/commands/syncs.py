@@ -52,7 +52,10 @@ def syncs(
         bool, typer.Option("--fake", metavar="", help="Shapes only, for models too large to run.")
     ] = False,
     most: Annotated[
-        int | None, typer.Option("--max", min=0, help="How often a step may wait; 0 without a budget.")
+        int | None,
+        typer.Option(
+            "--max", min=0, help="How many waits a step may have (default 0; no limit if --budget is given)."
+        ),
     ] = None,
     budget: Annotated[
         list[str] | None, typer.Option(help="How often a step may wait in a region.", metavar="REGION=N")
@@ -158,7 +161,9 @@ def _look(
         raise ValueError(_NAMED.format(target))
     if args:
         raise ValueError(f"{target} is a trace, which takes no arguments: {' '.join(args)}")
-    options = {"--budget": budgets, "--steps": steps, "--time-limit": time_limit, "--fake": fake}
+    options = {
+        "--budget": budgets, "--steps": steps, "--time-limit": time_limit, "--step-on": step_on, "--fake": fake,
+    }  # fmt: skip
     for option in (option for option, value in options.items() if value):
         raise ValueError(f"{option} is for scripts, and {target} is a trace")
     from ..syncs.audit import audit_syncs
@@ -177,9 +182,9 @@ def _apply(known: Known, found: list[SyncReport], name: str) -> None:
     """Allow what is known, and say what the file has that is no more so."""
     for report in found:
         for place, now, most in known.allow(report, name):
-            say(f"more often than {name} has it: {place}: {now} in a step, not {most}")
+            say(f"more waits than {name} has: {place}: {now} in a step, was {most}")
     for entry in known.stale(found):
-        say(f"no longer found, and may go from {name}: {entry}")
+        say(f"no longer found; remove it from {name}: {entry}")
 
 
 def _reserve_stdout() -> TextIO:

@@ -67,7 +67,7 @@ class TorchProfilerExporter:
         accepted = [name for name in inspect.signature(profile).parameters if name not in _OURS]
         for name, value in options.items():
             if name not in accepted:
-                raise TypeError(f'"{name}" is no option: {value!r}; {_hint(name, accepted)}')
+                raise TypeError(f'unknown option "{name}" (value {value!r}); {_hint(name, accepted)}')
         self._options = dict(options)
         if hasattr(options.get("activities"), "__iter__"):
             self._options["activities"] = list(options["activities"])  # for every window, also of an iterator

@@ -116,7 +116,11 @@ class Instrumented(Attachment):
             if several:
                 self.loop.enter("micro-step")
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
         try:
             with original(*models):
                 yield

@@ -211,7 +211,11 @@ class Server:
         try:
             self._plan.ask("toggle")
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
         if callable(self._before):
             self._before(number, frame)
 

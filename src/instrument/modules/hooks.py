@@ -194,7 +194,11 @@ def _shaped(layer: Layer, region: Region, inputs: object) -> Region:
                 return region  # symbols of an export, which to look at would fix
             return layer.shaped(region, shapes) if shapes else region
     except Exception as error:
-        guard.failed("the shapes of inputs", error)
+        try:
+            guard.failed("the shapes of inputs", error)
+        except Exception as raised:
+            if raised is error:
+                raise
         return region
 
 

@@ -151,7 +151,11 @@ class Installer(Service[Fitter]):
             try:
                 return without_hooks(state)
             except Exception as error:
-                guard.failed("leaving hooks out of a copy", error)
+                try:
+                    guard.failed("leaving hooks out of a copy", error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             return state
 
         return getstate

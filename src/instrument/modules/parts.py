@@ -39,6 +39,7 @@ class BackwardCalls(threading.local):
 
     depth = 0
 
+    @guard.contained("following backward passes")
     def passed(self) -> None:
         """Call `after_backward`, unless another wrapper or a backward pass is around this one."""
         if not (self.depth or live.tracing() or compat.in_backward()):
@@ -72,7 +73,11 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
             try:
                 token = vars(context).pop(kept, None)
             except Exception as error:
-                guard.failed(FEATURE, error)
+                try:
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             try:
                 return original(context, *exception)
             finally:
@@ -90,10 +95,14 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
                 if token is not None:
                     vars(context)[kept] = token
             except Exception as error:
-                if token is not None:
-                    live.leave(token)
-                    token = None
-                guard.failed(FEATURE, error)
+                opened, token = token, None
+                try:
+                    if opened is not None:
+                        live.leave(opened)
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             if token is None:
                 return original(context)
             try:
@@ -174,7 +183,11 @@ def _calls(
                     if has_torch_function(given):
                         overriding = [value for value in given if type(value) is not torch.Tensor]
             except Exception as error:
-                guard.failed(FEATURE, error)
+                try:
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             try:
                 if overriding is not None:
                     return handle_torch_function(original, overriding, *args, **kwargs)
@@ -208,8 +221,16 @@ def _backward(switch: Switch) -> Iterator[Patch]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            draw = switch.on and not live.tracing() and not live.is_open()
-            token = live.enter(shown) if draw else None
+            token = None
+            try:
+                draw = switch.on and not live.tracing() and not live.is_open()
+                token = live.enter(shown) if draw else None
+            except Exception as error:
+                try:
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             backward_calls.depth += 1
             try:
                 result = original(*args, **kwargs)
@@ -247,7 +268,11 @@ def _copied(moved: Callable[..., Moved], *args: Any, **kwargs: Any) -> Region | 
     except (TypeError, ValueError, RuntimeError):
         return None  # wrong arguments, which the method itself will say
     except Exception as error:
-        guard.failed("naming a copy", error)
+        try:
+            guard.failed("naming a copy", error)
+        except Exception as raised:
+            if raised is error:
+                raise
         return None
 
 

@@ -58,7 +58,11 @@ class Annotation:
         except (TypeError, ValueError):
             raise
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
         return wrapped
 
     def _decorate(self, wrapped: Any, name: str | None) -> Any:
@@ -141,7 +145,11 @@ class Annotation:
             if live.recording or self._open:
                 self._begin(_place(sys._getframe(1)))
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
         if self._name is None:
             raise TypeError('annotate needs a name here: async with instrument.annotate("name"): ...')
         return self
@@ -151,7 +159,11 @@ class Annotation:
             if self._open:
                 self._finish(_place(sys._getframe(1)))
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
 
 
 def _place(frame: FrameType) -> Place:

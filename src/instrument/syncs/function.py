@@ -33,7 +33,7 @@ def check(step_on: str | None) -> str | None:
     if not place.endswith(".py"):
         return step_on
     if not Path(place).is_file():
-        raise ValueError(f'"step-on" names a file that is not there: {place}')
+        raise ValueError(f"--step-on names a file that is not there: {place}")
     return f"{os.path.realpath(place)}:{function}"
 
 
@@ -47,7 +47,7 @@ def parse(name: str) -> tuple[str, str]:
     parts = function.split(".")
     if not place or not all(part.isidentifier() for part in parts):
         raise ValueError(
-            '"step-on" must be "optimizer", "backward", "forward", or a function such as '
+            '--step-on must be "optimizer", "backward", "forward", or a function such as '
             f'"package.module:Class.method" or "train.py:train_step": {name!r}'
         )
     return place, function

@@ -51,7 +51,11 @@ class ProgramSteps:
             except SyncError:
                 raise
             except Exception as error:
-                guard.failed("following the steps of the program", error)
+                try:
+                    guard.failed("following the steps of the program", error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
 
 
 program_steps = ProgramSteps()

@@ -115,7 +115,11 @@ class OptimizerSteps:
             else:
                 self._tell()
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

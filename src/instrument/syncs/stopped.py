@@ -48,7 +48,7 @@ def stopping(seconds: float | None = None) -> Iterator[None]:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             _handle(undo, signal.SIGTERM, "terminated by SIGTERM", TERMINATED)
         if seconds is not None:
-            _handle(undo, signal.SIGALRM, f"ended after {seconds:g} s, the time limit")
+            _handle(undo, signal.SIGALRM, f"stopped after {seconds:g} s, the time limit")
             before = signal.setitimer(signal.ITIMER_REAL, seconds)
             undo.callback(signal.setitimer, signal.ITIMER_REAL, *before)
         yield

@@ -20,7 +20,7 @@ class Fix:
     after: str = ""
 
 
-_LATER = "Keep the numbers on the GPU and read them once in many steps."
+_LATER = "Keep the numbers on the GPU and read them only every so many steps."
 _COPY = "Copy without waiting, and read the copy when an event says that it has arrived."
 _HOST = 'host = x.to("cpu", non_blocking=True)\ndone = torch.cuda.Event()\ndone.record()  # read when done.query()'
 _PIN = (
@@ -31,7 +31,10 @@ _WHERE = "total = torch.where(mask, x, 0.0).sum()"
 _MASKED = "How many elements are chosen is only known on the GPU. Compute with the mask itself."
 _READ_ALL = "Let the GPU compare, and keep the answer there."
 _CHECKED = "It reads whether it succeeded. The variant *_ex leaves that on the GPU."
-_NO_CODE = "It reads on the CPU whether it succeeded, and no variant does without: keep it out of most steps."
+_NO_CODE = (
+    "It reads on the CPU whether it succeeded, and there is no variant without that check: keep it out of most "
+    "steps."
+)
 
 BY_OP = {
     "item": Fix(_LATER, "total += loss.item()", "total += loss.detach()"),
@@ -43,12 +46,12 @@ BY_OP = {
         "loss = torch.where(loss > 10, limit, loss)",
     ),
     "format": Fix(
-        "Collect the numbers on the GPU and format them once in many steps.",
+        "Collect the numbers on the GPU and format them only every so many steps.",
         'line = f"loss {loss:.3f}"',
         "losses.append(loss.detach())",
     ),
     "print": Fix(
-        "Collect the numbers on the GPU and print them once in many steps.",
+        "Collect the numbers on the GPU and print them only every so many steps.",
         "print(loss)",
         "losses.append(loss.detach())",
     ),
@@ -91,7 +94,7 @@ BY_OP = {
     "equal": Fix(_READ_ALL, "same = torch.equal(x, y)", "same = (x == y).all()"),
     "allclose": Fix(_READ_ALL, "close = torch.allclose(x, y)", "close = torch.isclose(x, y).all()"),
     "contains": Fix(_READ_ALL, "found = 1.0 in x", "found = (x == 1.0).any()"),
-    "isin": Fix("Large inputs it sorts, and counts. Compare each with each: (x[:, None] == y).any(-1)."),
+    "isin": Fix("It sorts and counts large inputs. Compare every pair instead: (x[:, None] == y).any(-1)."),
     "bincount": Fix(
         "It reads the largest value. Add ones into a known number of bins.",
         "counts = torch.bincount(labels, minlength=10)",
@@ -139,9 +142,7 @@ BY_OP = {
     ),
     "load": Fix("Load once, before the loop."),
     "free": Fix("Memory is given back to the driver. Keep buffers, and leave empty_cache() out of the step."),
-    "ctc_loss": Fix(
-        "Give the lengths as tensors on the CPU; what it copies of them to the GPU it still waits for."
-    ),
+    "ctc_loss": Fix("Pass the lengths as CPU tensors; it still waits for the lengths that it copies to the GPU."),
     "barrier": Fix("Collectives order the GPUs by themselves: leave the barrier out of the step."),
 }
 
@@ -208,7 +209,7 @@ CREATED = Fix(
     'x = torch.zeros(4, device="cuda")',
 )
 GUARD = Fix(
-    "Gather what is wrong on the GPU, and look at it once in many steps.",
+    "Gather what is wrong on the GPU, and look at it only every so many steps.",
     "if torch.isnan(loss): raise ValueError(loss)",
     "total += torch.isnan(loss)",
 )
@@ -230,7 +231,7 @@ SCALER = Fix(
     "optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # once, before the loop\n"
     "scaler.step(optimizer)",
 )
-SCALE = Fix("It reads the scale: log it once in many steps.")
+SCALE = Fix("It reads the scale: log it only every so many steps.")
 VALIDATE = Fix(
     "It reads whether its arguments are valid. Check them while you develop only.",
     "noise = torch.distributions.Normal(x, scale)",

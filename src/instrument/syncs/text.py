@@ -53,18 +53,19 @@ def lines(results: Results, width: int) -> Iterator[Text]:
 
 def headline(results: Results) -> str:
     """Return what was found, and where it was looked for."""
-    looked = {"live": "live", "dry run": "dry run without a GPU, so without times", "trace": "trace"}[
-        results.source
-    ]
+    looked = {"live": "live", "dry run": "dry run without a GPU, no timings", "trace": "trace"}[results.source]
     if results.steps:
-        looked += f", {count(results.steps)} step{'s' * (results.steps > 1)}"
+        looked += "; " if results.source == "dry run" else ", "
+        looked += f"{count(results.steps)} step{'s' * (results.steps > 1)}"
     syncs = results.syncs
     if not syncs and results.blind:
         return f"Nothing could be checked ({looked}): {printable(results.blind)}"
     if not syncs:
         return f"No line makes the CPU wait for the GPU ({looked})"
     usual, most = results.typical(*syncs), results.most(*syncs)
-    waits = f"{count(usual)} wait{'s' * (usual != 1)}{_PER.get(results.steps, ' in most steps')}"
+    waits = (
+        f"{count(usual) if usual else 'no'} wait{'s' * (usual != 1)}{_PER.get(results.steps, ' in most steps')}"
+    )
     waits += f", up to {count(most)} in others" if most != usual else ""
     lines = f"{len(syncs)} lines make" if len(syncs) > 1 else "1 line makes"
     return f"{lines} the CPU wait for the GPU: {waits} ({looked})"

@@ -24,6 +24,8 @@ _WAIT_S_PER_BYTE = 0.5e-6  # ... and a second more for each 2 MB of trace
 _STDERR_S = 5.0  # how long the summary waits for whoever reads standard error
 _CHUNK = 1024  # characters, which a pipe that is ready for any takes at once
 
+FEATURE = "finishing a window"
+
 Tell = Callable[[str], None]
 
 
@@ -63,8 +65,9 @@ class WindowFinalizer:
         Returns:
             The number of the window for `timed`.
         """
-        number = self._last + 1
-        with guard.contained("finishing a window"):
+        number = 0
+        try:
+            number = self._last + 1
             folder, raw = self._manifest.folder, capture.raw
             line = self._manifest.entry(**entry)
             if raw is None:
@@ -75,24 +78,40 @@ class WindowFinalizer:
                 read = read and settings.summary
                 self._unread += read
                 self._send("window", entry=line, folder=str(folder), raw=str(raw), read=read)
+        except Exception as error:
+            with guard.contained(FEATURE):
+                if number not in self._jobs:  # else `finish` writes its line
+                    number = 0
+                    self._keep(capture, files, entry, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
         return number
 
+    def _keep(self, capture: Capture, files: Sequence[Path], entry: dict[str, Any], error: Exception) -> None:
+        """Write the line of a window that cannot be handed to the process, and keep its trace as it is."""
+        line = {**self._manifest.entry(**entry), "files": described(files, self._manifest.folder)}
+        job = {"entry": line} if capture.raw is None else {"entry": line, "raw": str(capture.raw)}
+        self._abandoned(job, f"{type(error).__name__}: {error}")
+
+    @guard.contained(FEATURE)
     def timed(self, number: int, timing: dict[str, int | None]) -> None:
         """Write the line of a window, which `recorded` numbered, with the times of the steps around it."""
-        with guard.contained("finishing a window"):
-            job = self._jobs.get(number)
-            if job is None:  # the process is gone, and the line was written
-                return
-            job["entry"]["timing"] = timing
-            if "raw" in job:
-                self._send("timed", window=number, timing=timing)
-            else:
-                self._line(self._jobs.pop(number)["entry"])
+        job = self._jobs.get(number)
+        if job is None:  # the line was written
+            return
+        job["entry"]["timing"] = timing
+        if "raw" in job:
+            self._send("timed", window=number, timing=timing)
+        else:
+            self._line(self._jobs.pop(number)["entry"])
 
+    @guard.contained(FEATURE)
     def unrecorded(self, **entry: Any) -> None:
         """Write the line of a window without files."""
-        with guard.contained("finishing a window"):
-            self._line(self._manifest.entry(**entry))
+        self._line(self._manifest.entry(**entry))
 
     def _line(self, entry: dict[str, Any]) -> None:
         if self._process is not None and self._process.closed:
@@ -128,6 +147,7 @@ class WindowFinalizer:
     def finish(self) -> None:
         """Wait until everything is written: for a minute, and a second more for each 2 MB of trace."""
         self._leave()
+        self._abandon("was not given all of them")  # where a call failed; nothing is left otherwise
         self._manifest.flush()
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -151,7 +171,7 @@ class WindowFinalizer:
         if self._process is None:
             try:
                 self._process = FinalizerProcess(self._answered, self._gone)
-            except (OSError, ValueError, RuntimeError) as error:  # no memory, files or interpreter
+            except Exception as error:  # no memory, files, threads or interpreter
                 self._abandon(f"could not be started: {error}")
                 return
             if self._state is not None:
@@ -192,7 +212,7 @@ class WindowFinalizer:
             if "entry" in job:
                 self._abandoned(job, reason)
         try:
-            guard.failed("finishing a window", CaptureError(reason))
+            guard.failed(FEATURE, CaptureError(reason))
         except Exception as error:
             self._failure = self._failure or error
 

@@ -293,7 +293,11 @@ class Profile(LikeTorch):
         try:
             self.start()
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
         return self
 
     @guard.contained(FEATURE)
@@ -530,6 +534,7 @@ class Profile(LikeTorch):
         """Whether this rank is the one that prints the summary."""
         return self._rank == min(self._ranks or {0})
 
+    @guard.contained("the summary")
     def _report(self) -> None:
         live.tell_hidden()
         if self._reports:

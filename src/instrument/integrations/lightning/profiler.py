@@ -53,7 +53,11 @@ class InstrumentProfiler(OfLightning):
             self._report.clear()
             self._join(self._lightning_module.trainer.callbacks)  # type: ignore[attr-defined]
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
         super().setup(stage, local_rank, log_dir)  # type: ignore[misc]
 
     def _join(self, callbacks: list[Any]) -> None:
@@ -86,7 +90,11 @@ class InstrumentProfiler(OfLightning):
         try:
             return "\n".join(self._report)
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
         return ""
 
 

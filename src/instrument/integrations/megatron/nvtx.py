@@ -56,7 +56,11 @@ def _push(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Call
                 shown = region.make(_name(frame, msg, suffix), None, None, None, None)
                 pushes.push(shown, frame, owned=msg is None)
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
 
     return nvtx_range_push
 
@@ -73,7 +77,11 @@ def _pop(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Calla
             if pushes:
                 pushes.pop(_name(sys._getframe(1), msg, suffix))
         except Exception as error:
-            guard.failed(FEATURE, error)
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
 
     return nvtx_range_pop
 

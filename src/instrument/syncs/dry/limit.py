@@ -51,7 +51,7 @@ class StepLimit(Recorder):
         Raises:
             Stopped: always.
         """
-        raise Stopped(f"ended after {self._limit} step{'s' * (self._limit > 1)}, the limit that was given")
+        raise Stopped(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, as --steps asked")
 
     def merge_into(self, recorder: Recorder) -> None:
         """Add what was recorded to that of the steps before, as often as their steps have it."""

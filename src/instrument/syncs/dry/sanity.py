@@ -9,6 +9,10 @@ from types import CodeType, FrameType
 
 from .. import sites
 
+_READS = {"item", "bool", "float", "int", "tolist", "equal", "allclose"}
+_EQUALITY = (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)
+_NO_TENSOR = (ast.Is, ast.IsNot, ast.In, ast.NotIn)  # comparisons whose result is a bool
+
 
 def passing(frame: FrameType | None) -> bool | None:
     """Return the truth of the expression that ``frame`` evaluates, for the check around it to pass.
@@ -47,6 +51,22 @@ def _checks(file: str) -> tuple[tuple[ast.expr, bool], ...]:
     return tuple(found)
 
 
+def _is_read(node: ast.expr) -> bool:
+    """Whether the truth of ``node`` itself is read: it is not where a part of it is, as in ``x.item() > 3``."""
+    if _called(node) in _READS:
+        return True
+    for part in ast.walk(node):
+        if _called(part) in _READS or (isinstance(part, ast.Compare) and isinstance(part.ops[0], _NO_TENSOR)):
+            return False
+    return True
+
+
+def _called(node: ast.AST) -> str | None:
+    if not isinstance(node, ast.Call):
+        return None
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+
+
 def _column(code: CodeType, instruction: int) -> int | None:
     positions = getattr(code, "co_positions", None)  # from Python 3.11 on
     found = list(positions())[instruction // 2] if positions is not None else None
@@ -57,8 +77,13 @@ def _inside(node: ast.expr, wanted: bool, column: int | None, line: int) -> bool
     """The truth that is wanted of the part of a condition at a place."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return _inside(node.operand, not wanted, column, line)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        operator, right = node.ops[0], node.comparators[0]
+        if isinstance(operator, _EQUALITY) and isinstance(right, ast.Constant) and isinstance(right.value, bool):
+            equal = wanted != isinstance(operator, (ast.IsNot, ast.NotEq))
+            return _inside(node.left, right.value == equal, column, line)
     if not isinstance(node, ast.BoolOp):
-        return wanted
+        return wanted if _is_read(node) else None
     for value in node.values:
         start = (value.lineno, value.col_offset)
         end = (value.end_lineno or value.lineno, value.end_col_offset or 0)

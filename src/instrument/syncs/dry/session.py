@@ -40,6 +40,11 @@ _NOWHERE = (
     'nothing was on a GPU: build the model inside of the step with device="cuda", '
     "or name what is on the GPU already by on_gpu=[model, optimizer]"
 )
+_NOWHERE_IN_SCRIPT = (
+    "nothing was moved to a GPU: does the script choose its device from torch.cuda.is_available(), or does it "
+    "need an option such as --device cuda?"
+)
+_STOPPED_EARLY = "the run ended before anything was moved to the GPU"
 _TOO_EARLY = (
     "{} asks for the CPU: where the device was chosen before the dry run began, choose it inside the step, or run "
     "the file: instrument syncs FILE.py::FUNCTION"
@@ -49,11 +54,12 @@ _TOO_EARLY = (
 class Run:
     """One dry run, from its start to its report."""
 
-    def __init__(self, path: RegionPath, fake: bool, budget: Budget | None) -> None:
+    def __init__(self, path: RegionPath, fake: bool, budget: Budget | None, script: bool = False) -> None:
         self.recorder = Recorder(path.names)
         self.state = State(self.recorder, Fake() if fake else None, budget)
         self.error: BaseException | None = None
         self._stopped: Stopped | None = None
+        self._script = script
         self._most: int | None = None
         self._limit: StepLimit | None = None
         self.follower: StepFollower | None = None
@@ -167,6 +173,10 @@ class Run:
         return +settled
 
     def _nowhere(self) -> str:
+        if self._stopped is not None:
+            return _STOPPED_EARLY
+        if self._script:
+            return _NOWHERE_IN_SCRIPT
         chosen = self.state.cpu_by_name
         return _NOWHERE if chosen is None else f"{_NOWHERE}. {_TOO_EARLY.format(chosen)}"
 
@@ -230,7 +240,7 @@ def _set_up(
     path = RegionPath()
     live.add(path)
     stack.callback(live.remove, path)
-    run = Run(path, fake, budget)
+    run = Run(path, fake, budget, script)
     stack.callback(run.close)
     cuda = PretendedCuda(run.state)
     stack.callback(cuda.undo)
