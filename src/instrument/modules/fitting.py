@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,16 +17,44 @@ from .hooks import After, Around, Before, Hook
 from .layer import Layer
 from .stack import busy
 
+CALL = "_compiled_call_impl"  # what torch calls in place of a module's own call
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
+def copied(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands for ``original``, the ``__getstate__`` of a class, and leaves out what is on its modules."""
+
+    @functools.wraps(original)
+    def getstate(module: nn.Module) -> Any:
+        state = original(module)
+        try:
+            return without_hooks(state)
+        except Exception as error:
+            try:
+                guard.failed("leaving hooks out of a copy", error)
+            except Exception as raised:
+                if raised is error:
+                    raise
+        return state
+
+    return getstate
+
+
+def copier(module: nn.Module) -> type:
+    """Return the class whose ``__getstate__`` copies ``module``: torch's own, or that of a recurrent module."""
+    return next((kind for kind in type(module).__mro__ if "__getstate__" in vars(kind)), nn.Module)
+
+
 def without_hooks(state: Any) -> Any:
     """Return the state of a module, as copies and pickles have it, without our hooks."""
+    if isinstance(state, dict) and isinstance(state.get(CALL), Around):
+        state = {name: value for name, value in state.items() if name != CALL}
     if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in HOOKS):
         return state
     ours = {key for name in HOOKS for key, hook in state[name].items() if isinstance(hook, Hook)}
     if ours:
+        state = dict(state)  # it may be the module's own dictionary
         for name in (*HOOKS, *FLAGS):
             state[name] = OrderedDict((key, value) for key, value in state[name].items() if key not in ours)
     return state
@@ -67,10 +97,10 @@ class Fitting:
         module = self._module()
         if module is None:
             return
-        compiled = getattr(module, "_compiled_call_impl", None) is not None
+        compiled = getattr(module, CALL, None) is not None
         if compiled or not self._hooks or not takes_hooks(module):
             layer, shapes, held = self.layer, self._shapes, self._module
-            self._patch = Patch(module, "_compiled_call_impl", lambda call: Around(layer, shapes, call, held))
+            self._patch = Patch(module, CALL, lambda call: Around(layer, shapes, call, held))
             return
         before = self._before = Before(self.layer, self._shapes, self._module)
         self._after = After(self.layer, self._module)
@@ -79,6 +109,12 @@ class Fitting:
         register = nn.Module.register_forward_pre_hook
         self._handles.append(register(module, before, prepend=True, with_kwargs=self._shapes))
         self._handles.append(nn.Module.register_forward_hook(module, self._after, always_call=True))
+
+    @property
+    def copier(self) -> type | None:
+        """The class whose ``__getstate__`` has to be patched by `copied`, where that is not torch's own."""
+        module = self._module()
+        return copier(module) if self._patch is not None and module is not None else None
 
     def begin_no_more(self) -> None:
         """Let no call begin from now on; those that run know of each other by then."""

@@ -14,7 +14,7 @@ from ..guard import guard
 from ..patch import Patch, undo
 from ..regions import live
 from .compiled import wrapped
-from .fitting import Fitting, without_hooks
+from .fitting import Fitting, copied
 from .hooks import Around
 from .labels import Labels
 from .layer import Layer
@@ -49,6 +49,7 @@ class Installer(Service[Fitter]):
         self._fittings: dict[int, Fitting] = {}  # by the module's id
         self._outside: dict[int, Layer] = {}  # called through what torch.compile returned; by the module's id
         self._patches: list[Patch] = []
+        self._copying: set[type] = set()  # classes that copy their modules in their own way
         self._labels = Labels()  # of models
         self._leaving: list[Fitting] = []  # whose module is called; an interrupt may keep them from going
 
@@ -56,6 +57,7 @@ class Installer(Service[Fitter]):
         """Put hooks on the models as they are now; take the old ones off."""
         self._take_off()
         undo(self._patches)
+        self._copying.clear()
         if on:
             self._put_on()
             self._watch()
@@ -104,7 +106,13 @@ class Installer(Service[Fitter]):
                 fitting = self._fittings[id(module)] = Fitting(module, layer, fitter.shapes, hooks)
                 with guard.contained(f"annotating {layer.name}"):
                     fitting.put_on()
+                    self._follow_copies(fitting.copier)
             taken[id(module)] = layer
+
+    def _follow_copies(self, kind: type | None) -> None:
+        if kind is not None and kind is not nn.Module and kind not in self._copying:
+            self._copying.add(kind)
+            self._patches.append(Patch(kind, "__getstate__", copied))
 
     def _take_off(self) -> None:
         for fitting in self._fittings.values():
@@ -132,7 +140,7 @@ class Installer(Service[Fitter]):
     def _watch(self) -> None:
         """Be told of what torch compiles, copies and pickles."""
         self._patches.append(Patch(nn.Module, "compile", self._compile))
-        self._patches.append(Patch(nn.Module, "__getstate__", self._getstate))
+        self._patches.append(Patch(nn.Module, "__getstate__", copied))
         compiled = compat.compiled_module()
         if compiled is not None:
             self._patches.append(Patch(compiled, "__call__", self._call_compiled))
@@ -143,22 +151,6 @@ class Installer(Service[Fitter]):
             self.observe()
 
         return compile
-
-    @staticmethod
-    def _getstate(original: Callable[..., Any]) -> Callable[..., Any]:
-        def getstate(module: nn.Module) -> Any:
-            state = original(module)
-            try:
-                return without_hooks(state)
-            except Exception as error:
-                try:
-                    guard.failed("leaving hooks out of a copy", error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
-            return state
-
-        return getstate
 
     def _call_compiled(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(compiled: Any, *args: Any, **kwargs: Any) -> Any:

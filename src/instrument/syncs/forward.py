@@ -13,6 +13,7 @@ from torch import nn
 from .. import compat
 from ..guard import guard
 from ..modules.compiling import compiling
+from ..modules.fitting import copied, copier
 from ..modules.hooks import Hook
 from ..patch import Patch, leave_no_frame, undo
 from ..regions import live
@@ -50,6 +51,7 @@ class OutermostModel:
         self._handle: Any = None
         self._removed = False
         self._patches: list[Patch] = []
+        self._copies: list[Patch] = []
         name = compat.compiled_call()
         if name is not None:
             self._patches.append(Patch(nn.Module, name, lambda _: self._first_call()))
@@ -64,6 +66,7 @@ class OutermostModel:
         """Remove the hook and everything else."""
         self._removed = True
         self._stop_looking()
+        undo(self._copies)
         compiling.tell(self._compile, False)
         if self._handle is not None:
             self._handle.remove()
@@ -97,6 +100,7 @@ class OutermostModel:
     def _attach(self, module: nn.Module) -> None:
         if not isinstance(module, torch.jit.ScriptModule):
             self._model = weakref.ref(module)
+            self._copies = self._copies or [Patch(copier(module), "__getstate__", copied)]
             self._handle = module.register_forward_hook(self._called)
 
     @guard.contained("following the calls of the model")

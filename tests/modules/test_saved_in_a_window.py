@@ -1,0 +1,80 @@
+"""Models that are saved whole while regions are on them: the file is the one that it would have been."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+import instrument
+from instrument.syncs.forward import OutermostModel
+
+
+class OwnState(nn.Module):
+    """Hands out its own dictionary, as some modules do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2, 2)
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x)
+
+
+MODELS = {
+    "linear": lambda: nn.Linear(2, 2),
+    "lstm": lambda: nn.LSTM(2, 2),
+    "inside": lambda: nn.Sequential(nn.GRU(2, 2)),
+    "own state": OwnState,
+}
+
+
+@contextmanager
+def window(model: nn.Module) -> Iterator[None]:
+    with instrument.annotate_modules(model), torch.profiler.profile():
+        yield
+
+
+@contextmanager
+def followed(model: nn.Module) -> Iterator[None]:
+    follower = OutermostModel(lambda _: None, lambda _: None)
+    try:
+        model(torch.ones(1, 2))
+        assert follower.model is model
+        yield
+    finally:
+        follower.remove()
+
+
+@pytest.mark.parametrize("during", [window, followed])
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_the_same_file(make: object, during: object) -> None:
+    """The pickle is equal byte by byte, and what was on the model is still there afterwards."""
+    model = make()  # type: ignore[operator]
+    before = pickle.dumps(model)
+    with during(model):  # type: ignore[operator]
+        here = vars(model).copy()
+        model(torch.ones(1, 2))
+        assert before == pickle.dumps(model)
+        assert here.keys() == vars(model).keys()
+    assert before == pickle.dumps(model)
+    assert "__getstate__" not in vars(type(model)) or type(model) is OwnState
+
+
+def test_loads_with_weights_only() -> None:
+    """`torch.load` refuses files with functions that it does not know, and knows none of this library's."""
+    model = nn.LSTM(2, 2)
+    file = io.BytesIO()
+    with window(model):
+        torch.save(model, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([nn.LSTM]):
+        assert isinstance(torch.load(file, weights_only=True), nn.LSTM)
