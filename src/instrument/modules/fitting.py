@@ -23,7 +23,7 @@ FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forwa
 
 
 def copied(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands for ``original``, the ``__getstate__`` of a class, and leaves out what is on its modules."""
+    """Return what stands for ``original``, a class's ``__getstate__``, and leaves out what is on its modules."""
 
     @functools.wraps(original)
     def getstate(module: nn.Module) -> Any:
