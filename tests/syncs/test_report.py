@@ -357,7 +357,8 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_headline() -> None:
     """Where steps differ, the headline has the median, and the most that a step has, which is what fails."""
     even = report(finding(steps=(0, 1)), finding("bool", 4, steps=(0, 1)), steps=2)
-    assert " ".join(str(even).split()).startswith("2 lines make the CPU wait for the GPU: 2 waits in most steps (dry run")
+    text = " ".join(str(even).split())
+    assert text.startswith("2 lines make the CPU wait for the GPU: 2 waits in most steps (dry run")
     uneven = report(finding(steps=(0, 1)), finding("bool", 4, steps=(1, 1, 1)), steps=2)
     assert "GPU: 1 wait in most steps, up to 4 in others (dry run" in " ".join(str(uneven).split())
     seldom = report(finding(steps=(0,) * 9), steps=20)
