@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from instrument.config import settings
 from instrument.regions import annotation, live
+from instrument.windows.loop import Profile
 
 # DeepSpeed, which other packages import, chooses once for the process and takes "cuda" for its default.
 if not torch.cuda.is_available():
@@ -43,6 +44,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     live.compiled_away.clear()
     live._told.clear()
     yield
+    Profile._running.clear()  # loops of `steps` that may go on until the process ends
     assert not torch.autograd._profiler_enabled()
     assert not live.recording
 
