@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import instrument
+from instrument.syncs import following
 from instrument.syncs.following import StepFollower
 
 BEFORE = vars(nn.Module)["_compiled_call_impl"], torch.autograd.backward, torch.optim.Optimizer.__init__
@@ -120,8 +121,9 @@ def test_steps_before_it_was_known(program: Callable[[Any], None], missed: list[
 
 @pytest.mark.parametrize("annotated_first", [True, False])
 @pytest.mark.parametrize("named", [True, False])
-def test_a_pass_counts_once(annotated_first: bool, named: bool) -> None:
+def test_a_pass_counts_once(annotated_first: bool, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many patches are around it, in whatever order, and whether its region is drawn."""
+    monkeypatch.setattr(following, "_optimizers_of", lambda _: [])  # those of other tests
     seen: list[list[int]] = [[], []]
     handles: list[Any] = []
     followers = [
