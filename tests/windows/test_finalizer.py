@@ -210,8 +210,10 @@ def test_no_thread_can_be_started(out: Path, lenient: None, monkeypatch: pytest.
         if hangs:
             os.kill(child(prof), signal.SIGSTOP)
         window(prof)
-    reason = "not compressed: the process that finishes windows was killed as it took too long" if hangs else None
-    assert [("recorded", reason)] * 2 == [(entry["status"], entry["reason"]) for entry in manifest(out)]
+    entries = manifest(out)
+    assert ["recorded"] * 2 == [entry["status"] for entry in entries]
+    killed = "the process that finishes windows was killed as it took too long"  # before it compressed, or after
+    assert [hangs] * 2 == [(entry["reason"] or "").endswith(killed) for entry in entries]
     assert [[0], [1]] == recorded(out)
     assert (0 if hangs else 1) == len(told)
     assert [] == processes(os.getpid())
