@@ -31,7 +31,7 @@ OUTERMOST = {
     "instrument.compat:on_session.leave_trace",
     "instrument.compat:on_session.prepare_trace",
     "instrument.integrations.attachment:in_place_of.method",
-    "instrument.modules.installer:Installer._getstate.getstate",
+    "instrument.modules.fitting:copied.getstate",
     "instrument.regions.wrap:_generator.wrapper",
     "instrument.syncs.following:StepFollower._backward.backward",
     "instrument.syncs.following:StepFollower._making.init",

@@ -187,9 +187,6 @@ class _Off(Annotation):
         return self
 
 
-_NOTHING = _Off(None, ())  # where no other can be made
-
-
 @overload
 def annotate(message: F, /) -> F: ...
 @overload
@@ -249,7 +246,7 @@ def annotate(
         except Exception as raised:
             if raised is error:
                 raise
-    return _NOTHING if message is None or isinstance(message, str) else message
+    return _Off(message, (None,) * 4) if message is None or isinstance(message, str) else message
 
 
 @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
