@@ -40,6 +40,8 @@ OUTERMOST = {
     "instrument.syncs.function:FunctionCalls._following.call_async",
     "instrument.windows.steps:Steps.__iter__",
     # The containment: what it raises is what the function that it calls raised.
+    "instrument.guard:Contained.__init__",
+    "instrument.guard:Guard.contained",
     "instrument.guard:_Once.__call__",
 }
 # These make the lines of the manifest, or plan a server's windows: where one fails, a line may be missing, and the
