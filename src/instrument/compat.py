@@ -368,7 +368,7 @@ def is_fake(tensor: Any) -> bool:
 def parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
     """Return the device, type, ``non_blocking`` and memory format that the arguments of `Module.to` mean.
 
-    There is no fallback: `Module.to` calls the same function.
+    `Module.to` calls the same function, so it needs no fallback.
     """
     import torch
 

@@ -135,7 +135,7 @@ class Session:
         return True
 
     def _explain(self) -> None:
-        """Say once what a step is, where it is no optimizer's, and name the model that shows it."""
+        """Log once what counts as a step, unless an optimizer does, and annotate the model that shows it."""
         explanation = self._steps.explanation if self._steps is not None else None
         if (explanation or self._loop.step_on) and not self._explained:
             self._explained = True

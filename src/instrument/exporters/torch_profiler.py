@@ -256,7 +256,7 @@ class TorchProfilerCapture:
 
 
 def _job() -> dict[str, Any] | None:
-    """Return what the environment tells of the job; torch writes it where there is a process group."""
+    """Return rank and world size from the environment; None with a process group: torch writes them then."""
     import torch
 
     distributed = torch.distributed

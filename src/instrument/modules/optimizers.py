@@ -46,7 +46,7 @@ class Optimizers:
             self._labels.tell_apart(same, numbers=False)
 
     def suffix(self, optimizer: Any) -> str:
-        """Return ``[actor_optimizer]`` for one of several of a class, "" where there is no other."""
+        """Return ``[actor_optimizer]`` if several optimizers are of this class, else ""."""
         if optimizer is None:
             return ""
         if optimizer not in self._known:  # made since

@@ -31,10 +31,7 @@ _WHERE = "total = torch.where(mask, x, 0.0).sum()"
 _MASKED = "How many elements are chosen is only known on the GPU. Compute with the mask itself."
 _READ_ALL = "Let the GPU compare, and keep the answer there."
 _CHECKED = "It reads whether it succeeded. The variant *_ex leaves that on the GPU."
-_NO_CODE = (
-    "It reads on the CPU whether it succeeded, and there is no variant without that check: keep it out of most "
-    "steps."
-)
+_NO_CODE = "The CPU reads back whether it succeeded, and no variant skips that check: keep it out of most steps."
 
 BY_OP = {
     "item": Fix(_LATER, "total += loss.item()", "total += loss.detach()"),

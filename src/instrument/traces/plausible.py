@@ -57,7 +57,7 @@ def plausible_devices(devices: list[Device], lost: Lost) -> list[Device]:
 
 
 def plausible_epoch_ns(epoch_ns: int, lost: Lost) -> int:
-    """Return when the clock began, in ns since 1970; 0 if that is no time."""
+    """Return when the clock began, in ns since 1970; 0 if the given value is impossible."""
     if 0 <= epoch_ns < _EPOCH_NS:
         return epoch_ns
     lost.add("a beginning of the clock that is no time")

@@ -184,7 +184,7 @@ class InstrumentCallback(OfLightning):
             self.loop.step()
 
     def on_validation_batch_start(self, *given: Any, **_: Any) -> None:
-        """Open the step, where this is no training's."""
+        """Open the step of an evaluation that runs by itself."""
         self._batch_start(*given)
 
     def on_validation_batch_end(self, *given: Any, **_: Any) -> None:
