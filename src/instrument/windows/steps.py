@@ -62,9 +62,14 @@ class Count:
             self.open = False
             self.profile.step()
 
+    @property
+    def attentive(self) -> bool:
+        """Whether the optimizer is followed, or is to be."""
+        return self._follower is not None or self._late
+
     @guard.contained(FEATURE)
     def begin_step(self) -> None:
-        """Begin the step of an item that is there."""
+        """Follow the optimizer where a window is near, as the step of an item begins."""
         if self._updates:
             self._usual, self._updates = self._updates, 0
         near = self.profile.near or (self._late and self._follower is None)
@@ -74,7 +79,6 @@ class Count:
             self._follower = OptimizerSteps(self._updated)
         elif not near:
             self.leave()
-        self.open = True
 
     @guard.contained(FEATURE)
     def leave(self) -> None:
@@ -131,16 +135,17 @@ class Steps(Generic[T]):
         profile.start()
         count.enter()
         count.busy = True
+        step = profile.step
         try:
-            items = iter(self._iterable)
-            while True:
-                count.end_step()
-                try:
-                    item = next(items)
-                except StopIteration:
-                    break
-                count.begin_step()
+            count.end_step()
+            for item in self._iterable:
+                if profile.near or count.attentive:
+                    count.begin_step()
+                count.open = True
                 yield item
+                if count.open:
+                    count.open = False
+                    step()
         finally:
             count.leave()
             count.busy = False
