@@ -73,3 +73,28 @@ def test_where_nothing_was() -> None:
         made.undo()
     assert not hasattr(owner, "call")
     assert "call" not in vars(kind)
+
+
+def test_undo_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure that is over by the second attempt leaves nothing; one that lasts raises, and can be tried again."""
+    owner = SimpleNamespace(call=Owner.call, other=Owner.call)
+    patches = [Patch(owner, name, around(name)) for name in ("call", "other")]
+    failures = 1
+    undo_one = Patch.undo
+
+    def failing(one: Patch) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise MemoryError
+        undo_one(one)
+
+    monkeypatch.setattr(Patch, "undo", failing)
+    patch.undo(patches)
+    assert (owner.call, owner.other, patches) == (Owner.call, Owner.call, [])
+    patches = [Patch(owner, "call", around("call"))]
+    failures = 2
+    with pytest.raises(MemoryError):
+        patch.undo(patches)
+    patch.undo(patches)
+    assert (owner.call, patches) == (Owner.call, [])

@@ -56,9 +56,18 @@ class Patch:
 def undo(patches: list[Patch]) -> None:
     """Undo ``patches``, the last one first, and take them out of the list.
 
+    One that fails is tried once more after the others, as where memory was short.
+
     Raises:
-        Exception: what the first one that failed raised; those that failed stay in the list, for another time.
+        Exception: what the first one that failed twice raised; those that did stay in the list.
     """
+    _undo(patches)
+    error = _undo(patches)
+    if error is not None:
+        raise error
+
+
+def _undo(patches: list[Patch]) -> Exception | None:
     failed: list[Patch] = []
     first = None
     while patches:
@@ -69,8 +78,7 @@ def undo(patches: list[Patch]) -> None:
             failed.insert(0, patch)
             first = first or error
     patches += failed
-    if first is not None:
-        raise first
+    return first
 
 
 # The last patch of each attribute that has any, as long as somebody holds it to undo it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from instrument.modules import parts
+from instrument.syncs.following import StepFollower
 from instrument.syncs.stepping import OptimizerSteps
 
 RANGES = torch.autograd.profiler.record_function
@@ -218,3 +221,28 @@ def test_a_recording_between_two_steps() -> None:
     steps.remove()
     names = [event.name for event in running[0].events()] if running[0].stop() is None else []
     assert not any(name.startswith("Optimizer.step") for name in names)
+
+
+@pytest.mark.parametrize("failing_call", [1, 2])
+def test_one_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch, failing_call: int) -> None:
+    """Where the last patches cannot be made, those before are undone."""
+    watched = [*BEFORE, (torch.autograd, "backward"), (torch.optim.Optimizer, "__init__"), (nn.Module, "__call__")]
+    before = {place: vars(place[0]).get(place[1]) for place in watched}
+    hooks = len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks)
+    contexts, calls = parts.contexts, 0
+
+    def failing(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        patches = contexts(*given)
+        if calls == failing_call:
+            yield next(patches)
+            raise MemoryError
+        yield from patches
+
+    monkeypatch.setattr(parts, "contexts", failing)
+    with pytest.raises(MemoryError):
+        StepFollower(int, int)
+    assert {place: vars(place[0]).get(place[1]) for place in watched} == before
+    assert len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks) == hooks
+    assert not parts.after_backward

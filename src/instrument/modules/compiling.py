@@ -34,7 +34,7 @@ class Compiling:
             self._away.append(away)
         undo(self._patches)
         if self._away:
-            self._patches = [Patch(owner, name, self._around) for owner, name in compat.compilers()]
+            self._patches += (Patch(owner, name, self._around) for owner, name in compat.compilers())
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @contextlib.contextmanager

@@ -57,8 +57,6 @@ class StepFollower:
         made: Callable[[Any], None] | None = None,
         found: Callable[[Any], None] | None = None,
     ) -> None:
-        import torch
-
         check(step_on)
         self.by: str | None = None
         self._stepped = stepped
@@ -77,18 +75,11 @@ class StepFollower:
         self._model: OutermostModel | None = None
         self._function: FunctionCalls | None = None
         self._patches: list[Patch] = []
-        if step_on is None:
-            program_steps.listen(self._program)
-        if step_on in (None, "optimizer"):
-            self._steps = OptimizerSteps(lambda: self._ended("optimizer"))
-        if step_on != "optimizer" or begun is not None:
-            self._model = OutermostModel(self._model_found, self._model_called)
-        if step_on not in (None, *SIGNS):
-            self._function = FunctionCalls(step_on, lambda: self._ended(step_on))
-        self._patches.append(Patch(torch.autograd, "backward", self._backward))
-        self._patches.append(Patch(torch.optim.Optimizer, "__init__", self._making))
-        parts.after_backward.append(self._passed)
-        self._patches += parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
+        try:
+            self._follow(step_on)
+        except BaseException:
+            self.remove()
+            raise
 
     @property
     def compiled(self) -> bool:
@@ -137,6 +128,22 @@ class StepFollower:
             if source is not None:
                 source.remove()
         undo(self._patches)
+
+    def _follow(self, step_on: str | None) -> None:
+        import torch
+
+        if step_on is None:
+            program_steps.listen(self._program)
+        if step_on in (None, "optimizer"):
+            self._steps = OptimizerSteps(lambda: self._ended("optimizer"))
+        if step_on != "optimizer" or self._begun is not None:
+            self._model = OutermostModel(self._model_found, self._model_called)
+        if step_on not in (None, *SIGNS):
+            self._function = FunctionCalls(step_on, lambda: self._ended(step_on))
+        self._patches.append(Patch(torch.autograd, "backward", self._backward))
+        self._patches.append(Patch(torch.optim.Optimizer, "__init__", self._making))
+        parts.after_backward.append(self._passed)
+        self._patches += parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
     # What the sources call
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import compat
@@ -40,10 +40,7 @@ class OptimizerSteps:
     """
 
     def __init__(self, stepped: Callable[[], None]) -> None:
-        import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        from ..modules.parts import Switch, contexts
 
         self._stepped = stepped
         self._first: weakref.ref[Any] | None = None
@@ -53,14 +50,15 @@ class OptimizerSteps:
         self._uncounted = False  # a step that was not told
         self._before = len(_compiled)
         self._count = 0
-        self._handle = register_optimizer_step_post_hook(self._after)
         self._here = _Here()
         self._passing = False  # it made a step in the backward pass that runs, maybe on a thread of autograd's
-        self._patches = [
-            Patch(torch.amp.GradScaler, "step", self._scaled),
-            Patch(torch.autograd, "backward", self._backward),
-            *contexts(torch.autograd.profiler.record_function, self._range, Switch()),
-        ]
+        self._handle = register_optimizer_step_post_hook(self._after)
+        self._patches: list[Patch] = []
+        try:
+            self._patches += self._patched()
+        except BaseException:
+            self.remove()
+            raise
 
     @property
     def compiled(self) -> bool:
@@ -78,6 +76,15 @@ class OptimizerSteps:
         self._stepped = _nothing
         self._handle.remove()
         undo(self._patches)
+
+    def _patched(self) -> Iterator[Patch]:
+        import torch
+
+        from ..modules.parts import Switch, contexts
+
+        yield Patch(torch.amp.GradScaler, "step", self._scaled)
+        yield Patch(torch.autograd, "backward", self._backward)
+        yield from contexts(torch.autograd.profiler.record_function, self._range, Switch())
 
     def _range(self, context: Any) -> live.Token | None:
         if not context.name.startswith(_RANGE):
