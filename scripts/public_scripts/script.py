@@ -48,6 +48,7 @@ class Script:
         env: environment variables.
         launcher: a command in front of the script, such as torchrun.
         processes: how many processes train.
+        evaluations: how often a process that does not train calls the model.
         ordered: whether lines come in the same order each time.
         repeatable: whether two plain runs print the same numbers.
         gpu_args: added to `args` under `instrument syncs`, so that the script uses a GPU.
@@ -75,6 +76,7 @@ class Script:
     env: Mapping[str, str] = field(default_factory=dict)
     launcher: tuple[str, ...] = ()
     processes: int = 1
+    evaluations: int = 0
     ordered: bool = True
     repeatable: bool = True
     gpu_args: str = ""

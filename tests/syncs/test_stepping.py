@@ -101,6 +101,33 @@ def test_another_training(counter: Counter) -> None:
     assert counter.steps > 30
 
 
+@pytest.mark.parametrize("phases", [(6, 6), (80, 80, 80, 80), (6, 40, 7, 2)])
+def test_phases(counter: Counter, phases: tuple[int, ...]) -> None:
+    """Where optimizers are trained one after the other, or by turns of many steps, each update is a step."""
+    optimizers = [torch.optim.SGD([parameter]) for parameter in weights()]
+    for number, steps in enumerate(phases):
+        for _ in range(steps):
+            optimizers[number % 2].step()
+    assert counter.steps == sum(phases)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "critic", "actor"),
+    [(0, 1, 1), (0, 2, 1), (0, 2, 2), (0, 5, 1), (0, 5, 2), (100, 1, 1), (100, 2, 1), (0, 100, 1)],
+)
+def test_turns(counter: Counter, warmup: int, critic: int, actor: int) -> None:
+    """Where two take turns, also after a warm-up of the first, the first one counts."""
+    first, second = (torch.optim.SGD([parameter]) for parameter in weights())
+    for _ in range(warmup):
+        first.step()
+    for _ in range(20):
+        for _ in range(critic):
+            first.step()
+        for _ in range(actor):
+            second.step()
+    assert counter.steps == warmup + 20 * critic
+
+
 def test_skipped_by_a_scaler(counter: Counter) -> None:
     """A step that is skipped for infinite gradients counts, the very first too."""
     parameters = weights(1)

@@ -16,7 +16,8 @@ from ..regions import live
 
 FEATURE = "following optimizers"
 _RANGE = "Optimizer.step#"  # torch's own, around a step
-_ALONE = 50  # steps of another optimizer, none of the first in between; the critic of a GAN makes 5
+_PHASE = 6  # steps of the first optimizer in a row, as in a phase of its own; the critic of a GAN makes 5
+_ALONE = 50  # steps of another optimizer, none of the first in between
 
 
 class _Here(threading.local):
@@ -29,8 +30,9 @@ class _Here(threading.local):
 class OptimizerSteps:
     """Calls ``stepped()`` after each step of the first optimizer that steps, until `remove`.
 
-    Another one takes its place that updates some of the same parameters, as where each epoch makes one anew, or
-    that goes on alone. A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes in the
+    Another one takes its place when it steps twice in a row, if it updates some of the same parameters, as where
+    each epoch makes one anew, or follows a phase of the first alone, as where layers are trained one after the
+    other; else once it goes on alone. A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes in the
     backward pass, as where each parameter has its own, ends with that pass. One around another makes one step.
 
     A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` tells of one.
@@ -47,6 +49,7 @@ class OptimizerSteps:
         self._apart = IdentitySet()  # optimizers that share no parameter with it
         self._rival: weakref.ref[Any] | None = None  # the first other one since its last step
         self._rival_steps = 0
+        self._in_a_row = 0  # steps of the first one since another one stepped
         self._uncounted = False  # a step that was not told
         self._before = len(_compiled)
         self._count = 0
@@ -150,10 +153,12 @@ class OptimizerSteps:
     def _is_first(self, optimizer: Any) -> bool:
         first = self._first() if self._first is not None else None
         if first is optimizer:
+            self._in_a_row = 1 if self._rival is not None else self._in_a_row + 1
             self._rival = None
             return True
         if first is not None and not self._takes_over(first, optimizer):
             return False
+        self._in_a_row = self._rival_steps if first is not None else 1
         self._first, self._rival, self._apart = weakref.ref(optimizer), None, IdentitySet()
         return True
 
@@ -166,8 +171,8 @@ class OptimizerSteps:
         if rival is not optimizer:
             return False
         self._rival_steps += 1
-        shares = optimizer not in self._apart
-        self._uncounted = shares and self._rival_steps > 1  # its step before
+        follows = optimizer not in self._apart or self._in_a_row >= _PHASE
+        self._uncounted = follows and self._rival_steps > 1  # its step before
         return self._uncounted or self._rival_steps > _ALONE
 
     def _scaled(self, original: Callable[..., Any]) -> Callable[..., Any]:
