@@ -76,7 +76,7 @@ def test_where_nothing_was() -> None:
 
 
 def test_undo_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure that is over by the second attempt leaves nothing; one that lasts raises, and can be tried again."""
+    """A failure that is over by the second attempt leaves nothing; one that lasts raises."""
     owner = SimpleNamespace(call=Owner.call, other=Owner.call)
     patches = [Patch(owner, name, around(name)) for name in ("call", "other")]
     failures = 1

@@ -76,14 +76,16 @@ def recorded(script: Script, way: str, outcome: Outcome) -> list[str]:
     first, last = {"run": (2, 4), "run --steps A-B": middle(script)}.get(way, (0, script.updates - 1))
     windows = [window for window in outcome.windows if window["status"] != "not reached"]
     problems = []
+    to_the_end = way.endswith("all")
     expected = [(first, last, "recorded")] * script.processes
     if script.evaluations > first:
-        expected.append((first, min(last, script.evaluations - 1), "recorded" if way.endswith("all") else "partial"))
+        ends = min(last, script.evaluations - 1)
+        expected.append((first, ends, "recorded" if to_the_end else "partial"))
     if len(windows) != len(expected):
         problems.append(f"{len(windows)} windows, expected {len(expected)}")
     for window in windows:
         found = (*(window["steps"] or (None, None)), window["status"])
-        begun_late = way.endswith("all") and (first, *found[1:]) in expected  # what showed the steps passed by then
+        begun_late = to_the_end and (first, *found[1:]) in expected  # the first steps had passed unseen
         if found not in expected and not begun_late:
             planned = " or ".join(f"{first}-{last} {status}" for first, last, status in dict.fromkeys(expected))
             reason = f": {window['reason']}" if window["reason"] else ""

@@ -166,8 +166,8 @@ SCRIPTS = (
         args="--epochs 2 --batch-size 16 --test-batch-size 50 --log-interval 1",
         data=data.mnist,
         updates=10,
-        counted="80 pictures in batches of 16 are 5, in 2 epochs, in each process; the first process only evaluates"
-        " the 50 test pictures, in 4 batches, and so has 4 steps",
+        counted="80 pictures in batches of 16 are 5, in 2 epochs, in each process; the first process only "
+        "evaluates, 50 test pictures in 4 batches, and so has 4 steps",
         loss=r"\tLoss: ([\d.]+)",
         regions=("Net", "Net (backward)", "backward", "Optimizer.step#SGD.step"),
         times=(r"(?m)^\d+\t",),
