@@ -32,8 +32,9 @@ class OptimizerSteps:
 
     Another one takes its place when it steps twice in a row, if it updates some of the same parameters, as where
     each epoch makes one anew, or follows a phase of the first alone, as where layers are trained one after the
-    other; else once it goes on alone. A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes
-    in the backward pass, as where each parameter has its own, ends with that pass. One around another makes one step.
+    other; else once it goes on alone. A step that a `torch.amp.GradScaler` skips counts. One that an optimizer
+    makes in the backward pass, as where each parameter has its own, ends with that pass. One around another makes
+    one step.
 
     A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` tells of one.
 
