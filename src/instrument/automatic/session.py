@@ -194,7 +194,7 @@ class Session:
         if steps is None:
             return _NO_STEP
         if steps.missing:
-            return f"nothing was recorded: there is no function {self._loop.step_on}, or it was not called"
+            return f"nothing was recorded: the function {self._loop.step_on} was not found, or never called"
         return _COMPILED if steps.compiled else _WAITED if steps.waiting else _NO_STEP
 
     def _others(self) -> bool:

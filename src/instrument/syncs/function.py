@@ -24,8 +24,8 @@ def check(step_on: str | None) -> str | None:
     """Return what is to end the steps, with the whole path of a file.
 
     Raises:
-        ValueError: it is neither "optimizer", "backward" nor "forward", nor a function as `FunctionCalls` takes
-            it; or there is no such file.
+        ValueError: it is not "optimizer", "backward", "forward" or a function as `FunctionCalls` takes it, or it
+            names a file that does not exist.
     """
     if step_on is None or step_on in SIGNS[:-1]:
         return step_on
@@ -33,7 +33,7 @@ def check(step_on: str | None) -> str | None:
     if not place.endswith(".py"):
         return step_on
     if not Path(place).is_file():
-        raise ValueError(f"--step-on names a file that is not there: {place}")
+        raise ValueError(f"--step-on names a file that does not exist: {place}")
     return f"{os.path.realpath(place)}:{function}"
 
 
