@@ -507,13 +507,18 @@ def clipping() -> Callable[[FrameType], str | None] | None:
     return name
 
 
-def optimizer_in(frame: FrameType) -> Any:
-    """Return the optimizer whose ``step`` or ``zero_grad`` torch names from ``frame``, or just below it."""
+def index_sampler(loader: Any) -> Any:
+    """Return what a DataLoader takes the indices of a batch from, and so does each iterator over it."""
+    return getattr(loader, "_index_sampler", None)
+
+
+def caller_in(frame: FrameType, module: str) -> Any:
+    """Return the object with a method in torch's ``module`` that runs in ``frame``, or just below it."""
     below: FrameType | None = frame
     for _ in range(_PATCHES):
         if below is None:
             return None
-        if below.f_globals.get("__name__") == "torch.optim.optimizer":
+        if below.f_globals.get("__name__") == module:
             return below.f_locals.get("self")
         below = below.f_back
     return None

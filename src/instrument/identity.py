@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -21,6 +22,10 @@ class IdentitySet:
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()
+
+    def __iter__(self) -> Iterator[Any]:
+        found = [reference() for reference in list(self._known.values())]
+        return (item for item in found if item is not None)
 
     def __contains__(self, item: object) -> bool:
         return id(item) in self._known

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import instrument
+from instrument.modules.instances import loaders, optimizers
 from instrument.modules.labels import Labels
-from instrument.modules.optimizers import optimizers
 from tests.modules.conftest import Listening
 
 
@@ -103,6 +105,14 @@ def test_a_dictionary_of_variables_stays_as_it_is() -> None:
     number += 1
     tell_apart(Thing(), Thing())
     assert held == before
+
+
+def load(data: Any, evaluation: dict[str, Any]) -> None:
+    for _ in range(2):
+        list(data)
+        list(evaluation["loader"])
+    for _ in DataLoader(range(1)):  # which no variable holds
+        pass
 
 
 def train(agent: Any, a_optimizer: Any, c_optimizer: Any) -> None:
@@ -215,6 +225,34 @@ def test_one_made_in_a_window(recorded: Callable[..., list[dict[str, Any]]]) -> 
     with instrument.annotate_step("optimizer"):
         names = [event["name"] for event in recorded(step)]
     assert names == ["Optimizer.step#Adadelta.step", "Optimizer.step#Adadelta.step[late]"]
+
+
+def test_data_loaders(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """The ranges that torch draws around two loaders' batches have the names of their variables."""
+
+    def run() -> list[str]:
+        data, evaluation = DataLoader(range(4), 2), {"loader": DataLoader(range(4), 4)}
+        with instrument.annotate_step("data"):
+            return [event["name"] for event in recorded(lambda: load(data, evaluation))]
+
+    gc.collect()
+    loaders._complete = False
+    names = Counter(run())
+    batches = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    assert names == {f"{batches}[data]": 6, f"{batches}[evaluation[loader]]": 4, batches: 2}
+
+
+def test_one_data_loader(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """A loader that is alone, with another one that was left over, keeps torch's name."""
+    gc.collect()
+    kept = DataLoader(range(4), 4)
+    kept.attribute = kept  # type: ignore[attr-defined]
+    del kept
+    loaders._complete = False
+    loader = DataLoader(range(4), 2)
+    with instrument.annotate_step("data"):
+        names = {event["name"] for event in recorded(lambda: list(loader))}
+    assert names == {"enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"}
 
 
 @pytest.mark.parametrize("modes", [True, False])

@@ -166,3 +166,17 @@ def test_the_model_can_be_copied_and_compiled() -> None:
     calls(fast)
     assert len(graphs) == 1
     assert not model._forward_hooks
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "data"])
+def test_a_range_of_the_program_begins_no_step(name: str) -> None:
+    """Step 0 begins with torch's own ranges of data loading and ``zero_grad``, whatever other ranges are called."""
+    begun: list[bool] = []
+    follower = StepFollower(int, int, begun=lambda: begun.append(True))
+    try:
+        with torch.profiler.record_function(name):
+            assert not begun
+        next(iter(torch.utils.data.DataLoader([0])))
+        assert begun == [True]
+    finally:
+        follower.remove()

@@ -48,9 +48,10 @@ class Labels:
             if not label or label in taken:
                 label = next(str(number) for number in range(len(things) + 1) if str(number) not in taken)
             taken.add(label)
-            self._keep(thing, label)
+            self.keep(thing, label)
 
-    def _keep(self, thing: Any, label: str) -> None:
+    def keep(self, thing: Any, label: str) -> None:
+        """Give ``thing`` the label ``label`` until it is gone."""
         key, known = id(thing), self._known
         known[key] = weakref.ref(thing, lambda _: known.pop(key, None)), label
 

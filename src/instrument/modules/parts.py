@@ -21,7 +21,7 @@ from ..guard import guard
 from ..patch import Patch, leave_no_frame
 from ..regions import live, region
 from ..regions.region import Region
-from .optimizers import optimizers
+from .instances import loaders, optimizers
 
 FEATURE = "the regions of a step"
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
@@ -120,15 +120,19 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
 
 
 def _data(switch: Switch) -> Iterator[Patch]:
-    """Show ranges that torch opens itself in the other profilers too.
+    """Show the ranges of data loaders, under names that tell several apart, in torch's own as well.
 
-    They are there however the method was reached, as through what a learning rate scheduler bound to the
+    Torch's ranges are there however the method was reached, as through what a learning rate scheduler bound to an
     optimizer, which no patch on its class would see, and they are closed on exceptions, unlike a pair of hooks.
     """
+    with guard.contained("telling data loaders apart"):
+        loaders.look()
 
     def begin(context: Any) -> live.Token | None:
         if not context.name.startswith(DATA):
             return None
+        with guard.contained("naming a data loader"):
+            context.name += loaders.suffix(compat.caller_in(sys._getframe(2), "torch.utils.data.dataloader"))
         return live.enter_beside_torch(region.make(context.name, None, None, None, None))
 
     return contexts(torch.autograd.profiler.record_function, begin, switch)
@@ -143,7 +147,7 @@ def _optimizer(switch: Switch) -> Iterator[Patch]:
         if not context.name.startswith(OPTIMIZER):
             return None
         with guard.contained("naming an optimizer"):
-            context.name += optimizers.suffix(compat.optimizer_in(sys._getframe(2)))
+            context.name += optimizers.suffix(compat.caller_in(sys._getframe(2), "torch.optim.optimizer"))
         return live.enter_beside_torch(region.make(context.name, None, None, None, None))
 
     return contexts(torch.autograd.profiler.record_function, begin, switch)

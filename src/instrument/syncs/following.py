@@ -18,7 +18,7 @@ from .program_steps import program_steps
 from .stepping import FEATURE, OptimizerSteps
 
 _ALONE = 100  # calls of a model that may be followed by a backward pass; fewer may be the calls of one step
-_BEGINNING = (*parts.DATA, "Optimizer.zero_grad#")
+_BEGINNING = (parts.DATA, "Optimizer.zero_grad#")
 
 
 class StepFollower:

@@ -1,0 +1,106 @@
+"""The optimizers and data loaders of the program, told apart where several are of one class."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import defaultdict
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from .. import compat
+from ..identity import IdentitySet
+from .labels import Labels
+
+
+class Instances:
+    """Knows the instances of a class, and what follows the name of each.
+
+    Args:
+        base: the class; those of its subclasses are known too.
+        attribute: what an instance has once it is made.
+    """
+
+    def __init__(self, base: type, attribute: str) -> None:
+        self._base = base
+        self._attribute = attribute
+        self._known = IdentitySet()
+        self._labels = Labels()
+        self._complete = False  # no other one was seen since the last look
+        self._unheld: dict[str, list[weakref.ref[Any]]] = {}  # by class: those without a label that were named
+
+    def look(self) -> None:
+        """Find the instances that there are, as a recording begins."""
+        self._unheld.clear()
+        if not self._complete:
+            self._find()
+
+    def _find(self) -> None:
+        """Look among all objects of the process: 10 ms for a million."""
+        self._complete = True
+        kinds, pending = set[type](), [self._base]
+        while pending:
+            kind = pending.pop()
+            if kind not in kinds:
+                kinds.add(kind)
+                pending += kind.__subclasses__()
+        named: dict[str, list[Any]] = defaultdict(list)
+        for found in gc.get_objects():
+            if type(found) in kinds and hasattr(found, self._attribute):
+                named[type(found).__name__].append(found)
+                self._known.add(found)
+        for same in named.values():
+            self._labels.tell_apart(same, numbers=False)
+
+    def suffix(self, instance: Any) -> str:
+        """Return ``[actor_optimizer]`` if several instances are of this class, else ""."""
+        if instance is None:
+            return ""
+        if instance not in self._known:  # made since
+            self._find()
+        label = self._labels.of(instance) or self._number(instance)
+        return f"[{label}]" if label else ""
+
+    def _number(self, instance: Any) -> str:
+        """Return ``1`` for the second of a class that this recording names and that has no label, and so on."""
+        same = self._unheld.setdefault(type(instance).__name__, [])
+        at = next((at for at, known in enumerate(same) if known() is instance), len(same))
+        if at == len(same):
+            same.append(weakref.ref(instance))
+        return str(at or "")
+
+
+class Loaders(Instances):
+    """Names data loaders by their iterators, which do not keep them alive."""
+
+    def __init__(self) -> None:
+        super().__init__(DataLoader, "sampler")
+        self._iterators = IdentitySet()  # whose loader was looked for
+
+    def suffix(self, iterator: Any) -> str:
+        """Return ``[train_loader]`` if several loaders are of the class of the one iterated over, else "".
+
+        A loader that nothing holds by a name, as in ``for batch in DataLoader(...)``, has none.
+        """
+        if iterator is None:
+            return ""
+        if iterator not in self._iterators:
+            self._iterators.add(iterator)
+            loader = self._loader(iterator)
+            if loader is None:  # made since, or gone
+                self._find()
+                loader = self._loader(iterator)
+            if loader is not None:
+                self._labels.keep(iterator, self._labels.of(loader))
+        label = self._labels.of(iterator)
+        return f"[{label}]" if label else ""
+
+    def _loader(self, iterator: Any) -> Any:
+        sampler = compat.index_sampler(iterator)
+        return next((loader for loader in self._known if compat.index_sampler(loader) is sampler), None)
+
+
+optimizers = Instances(Optimizer, "param_groups")
+loaders = Loaders()
