@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import instrument
+from instrument.cli import app
 from instrument.traces.trace import Trace
 
 GPU_TRACE = Path(__file__).parent / "data" / "gpu_two_steps.json"
@@ -157,6 +159,14 @@ def test_no_torch() -> None:
         "from instrument.cli import app; app(standalone_mode=False); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(GPU_TRACE)], check=True, capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["summarize"], ["syncs"], ["doctor"]])
+def test_flags_show_no_type(command: list[str]) -> None:
+    """Flags, --help too, are shown by their names alone."""
+    shown = CliRunner().invoke(app, [*command, "--help"]).stdout
+    assert "--help" in shown
+    assert "bool" not in shown
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

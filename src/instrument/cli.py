@@ -10,17 +10,22 @@ import typer
 
 from . import __version__
 from .commands.doctor import doctor
+from .commands.parsing import Command, Group
 from .commands.run import BeforeProgram, run
 from .commands.summarize import summarize
 from .commands.syncs import WithArguments, syncs
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    cls=Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 app.command(cls=BeforeProgram, context_settings={"allow_interspersed_args": False})(run)
-app.command()(summarize)
+app.command(cls=Command)(summarize)
 app.command(cls=WithArguments)(syncs)
-app.command()(doctor)
+app.command(cls=Command)(doctor)
 
 
 def _version(wanted: bool) -> None:
@@ -31,9 +36,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def command(
-    version: Annotated[
-        bool, typer.Option("--version", metavar="", callback=_version, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, help="Print the version.")] = False,
 ) -> None:
     """Record the steps of a program, read what profilers wrote, and find what makes the CPU wait for the GPU."""
 

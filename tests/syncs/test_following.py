@@ -170,7 +170,7 @@ def test_the_model_can_be_copied_and_compiled() -> None:
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "data"])
 def test_a_range_of_the_program_begins_no_step(name: str) -> None:
-    """Step 0 begins with torch's own ranges of data loading and ``zero_grad``, whatever other ranges are called."""
+    """Step 0 begins with torch's own ranges of data loading and ``zero_grad``, whatever ranges there are."""
     begun: list[bool] = []
     follower = StepFollower(int, int, begun=lambda: begun.append(True))
     try:

@@ -15,7 +15,7 @@ from ..launch.doctor.page import failed, numbers, render
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print everything as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     out: Annotated[Path, typer.Option(help="The folder that traces are to go to.", metavar="FOLDER")] = Path(
         "runs"
     ),

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from ..automatic.program import PROCESS, command, environment
 from ..config import RUN, settings
@@ -23,6 +22,7 @@ from ..syncs.function import check
 from ..windows.schedule import Schedule
 from ..windows.steps import PLAN, planned
 from .budgets import budgets
+from .parsing import Command
 from .sentence import unusable
 
 _PROGRAM = f"{__name__}.program"
@@ -49,7 +49,7 @@ class Names(str, Enum):
     both = "both"
 
 
-class BeforeProgram(TyperCommand):
+class BeforeProgram(Command):
     """A command whose options end where the program begins: at ``--``, at ``-m``, or at the first word."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
@@ -88,9 +88,7 @@ def run(
         str, typer.Option(help="Levels of modules that are regions: a number, 'all' or 'none'.", metavar="LEVELS")
     ] = "4",
     names: Annotated[Names, typer.Option(help="What the regions of modules are called.")] = Names.class_,
-    syncs: Annotated[
-        bool, typer.Option("--syncs", metavar="", help="Find the lines that wait for the GPU.")
-    ] = False,
+    syncs: Annotated[bool, typer.Option("--syncs", help="Find the lines that wait for the GPU.")] = False,
     budget: Annotated[
         list[str] | None, typer.Option(help="How often a step may wait in a region.", metavar="REGION=N")
     ] = None,
@@ -104,12 +102,10 @@ def run(
     ] = None,
     ranks: Annotated[str | None, typer.Option(help="The ranks that record: '0,8'.", metavar="RANKS")] = None,
     shapes: Annotated[
-        bool, typer.Option("--shapes", metavar="", help="Record the shapes of inputs (torch.profiler).")
+        bool, typer.Option("--shapes", help="Record the shapes of inputs (torch.profiler).")
     ] = False,
-    memory: Annotated[
-        bool, typer.Option("--memory", metavar="", help="Record allocations (torch.profiler).")
-    ] = False,
-    stacks: Annotated[bool, typer.Option("--stacks", metavar="", help="Record stacks (torch.profiler).")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Record allocations (torch.profiler).")] = False,
+    stacks: Annotated[bool, typer.Option("--stacks", help="Record stacks (torch.profiler).")] = False,
     region: Annotated[
         list[str] | None, typer.Option(help="Measure the kernels in this region only (ncu).", metavar="REGION")
     ] = None,
@@ -120,7 +116,7 @@ def run(
         list[str] | None, typer.Option(help="An option for the vendor's tool, as it is.", metavar="OPTION")
     ] = None,
     print_command: Annotated[
-        bool, typer.Option("--print-command", metavar="", help="Print what would be run, and do not run it.")
+        bool, typer.Option("--print-command", help="Print what would be run, and do not run it.")
     ] = False,
 ) -> None:
     """Run a program with its steps recorded and summed up; no line of it changes.

@@ -26,9 +26,7 @@ def summarize(
     traces: Annotated[
         list[str], typer.Argument(metavar="TRACE...", help="Files, '-', or folders and patterns of ranks.")
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print all numbers, exact, as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers, exact, as JSON.")] = False,
     collectives: Annotated[
         str, typer.Option(help="Which kernels communicate: 'auto', or a regular expression of their names.")
     ] = "auto",

@@ -12,7 +12,6 @@ from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
 
 from ..report.plain import line
 from ..syncs.allowlist import Known
@@ -24,6 +23,7 @@ from ..syncs.written import as_dict
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace
 from .budgets import budgets
+from .parsing import Command
 from .sentence import say, unusable
 
 Reports = list[tuple[str, SyncReport]]
@@ -31,7 +31,7 @@ _ARGUMENTS = f"{__name__}.arguments"
 _NAMED = "a function is named as FILE.py::FUNCTION: {}"
 
 
-class WithArguments(TyperCommand):
+class WithArguments(Command):
     """A command that takes what follows ``--`` for the script, as it is."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
@@ -48,9 +48,7 @@ def syncs(
     time_limit: Annotated[
         float | None, typer.Option(min=0.001, help="End each script after so many seconds.", metavar="SECONDS")
     ] = None,
-    fake: Annotated[
-        bool, typer.Option("--fake", metavar="", help="Shapes only, for models too large to run.")
-    ] = False,
+    fake: Annotated[bool, typer.Option("--fake", help="Shapes only, for models too large to run.")] = False,
     most: Annotated[
         int | None,
         typer.Option(
@@ -64,7 +62,7 @@ def syncs(
         str | None,
         typer.Option(help="What ends a step of a script, as for instrument run.", metavar="SIGN"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print everything, exact, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything, exact, as JSON.")] = False,
     sarif: Annotated[Path | None, typer.Option(help="Write SARIF, for code scanning.", metavar="FILE")] = None,
     baseline: Annotated[
         Path | None, typer.Option(help="Fail only for what is not in FILE.", metavar="FILE")
