@@ -50,7 +50,8 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     live.compiled_away.clear()
     live._told.clear()
     yield
-    Profile._running.clear()  # loops of `steps` that may go on until the process ends
+    for profile in list(Profile._running):  # loops of `steps` that may go on until the process ends
+        profile.abandon("the test is over")
     assert not torch.autograd._profiler_enabled()
     assert not live.recording
 
