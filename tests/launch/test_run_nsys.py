@@ -75,7 +75,9 @@ def launched(
 ) -> subprocess.CompletedProcess[str]:
     out = script.parent / "out"
     command = [*python, script, out, how, str(value)]
-    return run(launching("nsys", out, command, **others), environment({"COLUMNS": "100"}), check=False)
+    return run(
+        launching("nsys", out, command, **others), environment({"COLUMNS": "100"}), check=False, timeout=120
+    )
 
 
 def reports(script: Path) -> list[str]:

@@ -89,7 +89,7 @@ def profile(
     fixed: list[str | Path] = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "-o", folder / "report"]
     command = [nsys(), "profile", *fixed, *options, *python(program(script, folder), args)]
     with alone():
-        done = run(command, environment(env), check=check)
+        done = run(command, environment(env), check=check, timeout=120)
     files = sorted(folder.glob("*.nsys-rep"), key=lambda path: (len(path.name), path.name))
     return Report(done.returncode, done.stdout, done.stderr, files)
 
