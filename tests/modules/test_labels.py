@@ -142,6 +142,29 @@ def test_models(listening: Listening) -> None:
     ]
 
 
+def test_a_model_that_comes_later(listening: Listening) -> None:
+    """A model keeps the name that it has in a recording; from the next one on it has its label too."""
+
+    def run() -> list[Any]:
+        actor, critic = nn.Linear(2, 2), nn.Linear(2, 2)
+        x = torch.ones(1, 2)
+        with instrument.annotate_modules(actor, backward=False), listening() as first:
+            actor(x)
+            with instrument.annotate_modules(critic, backward=False):
+                critic(x)
+                actor(x)
+        with (
+            instrument.annotate_modules(actor, backward=False),
+            instrument.annotate_modules(critic, backward=False),
+            listening() as second,
+        ):
+            critic(x)
+            actor(x)
+        return [first.tree(), second.tree()]
+
+    assert run() == [[["Linear"], ["Linear[critic]"], ["Linear"]], [["Linear[critic]"], ["Linear[actor]"]]]
+
+
 class Both(nn.Module):
     def __init__(self) -> None:
         super().__init__()

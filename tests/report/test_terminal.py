@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -17,24 +18,24 @@ GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 GPU_TEXT = """\
 Where the step went: 1.00 ms, GPU work 110 us (mean of steps 5-6)
 Steps 5-6: 1.00, 1.00 ms
-region                       calls      CPU  CPU self  % step      GPU  % GPU
-─────────────────────────────────────────────────────────────────────────────
-forward                          1   240 us    160 us    24.0  52.8 us   48.2
-  attention                      1  80.0 us   80.0 us     8.0  50.3 us   45.9
-backward                    1 in 2   300 us    300 us    15.0   100 us   45.9
-Optimizer.step#SGD.step     1 in 2   100 us    100 us     5.0   900 ns    0.4
-(in no region)                       560 us              56.0  6.00 us    5.5
-(outside the steps, total)           200 us                    4.00 us
-"1 in 2" means 1 call in 2 steps; such rows show totals, not means.
+region                          calls      CPU  CPU self  % step      GPU  % GPU
+────────────────────────────────────────────────────────────────────────────────
+forward                             1   240 us    160 us    24.0  52.8 us   48.2
+  attention                         1  80.0 us   80.0 us     8.0  50.3 us   45.9
+backward                  1 in 1 of 2   300 us    300 us    15.0   100 us   45.9
+Optimizer.step#SGD.step   1 in 1 of 2   100 us    100 us     5.0   900 ns    0.4
+(in no region)                          560 us              56.0  6.00 us    5.5
+(outside the ste… total)                200 us                    4.00 us
+"1 in 1 of 2" means 1 call in 1 of 2 steps; such rows show totals, not means.
 
-operator           calls  CPU self  % step      GPU  % GPU
-──────────────────────────────────────────────────────────
-aten::mm             1.5   50.0 us     5.0   101 us   91.8
-MmBackward0       1 in 2    110 us     5.5        0    0.0
-aten::copy_       1 in 2   20.0 us     1.0  7.01 us    3.2
-aten::relu        1 in 2   20.0 us     1.0  5.00 us    2.3
-aten::empty       1 in 2         0     0.0        0    0.0
-(in no operator)                            2.95 us    2.7
+operator                calls  CPU self  % step      GPU  % GPU
+───────────────────────────────────────────────────────────────
+aten::mm                  1.5   50.0 us     5.0   101 us   91.8
+MmBackward0       1 in 1 of 2    110 us     5.5        0    0.0
+aten::copy_       1 in 1 of 2   20.0 us     1.0  7.01 us    3.2
+aten::relu        1 in 1 of 2   20.0 us     1.0  5.00 us    2.3
+aten::empty       1 in 1 of 2         0     0.0        0    0.0
+(in no operator)                                 2.95 us    2.7
 
 Files
   runs/bert/1.json
@@ -89,6 +90,24 @@ a           1  100 us    100 us    10.0  #
 """
     assert expected in text
     assert "GPU" not in text
+
+
+def test_calls_that_not_every_step_has() -> None:
+    """The calls of a burst and those of nearly every step differ by the steps that they are in."""
+    step = RegionStat(("forward",), 26, 1_000, 1_000, None, 13)
+    often = RegionStat(("zero_grad",), 1_200, 900, 900, None, 12)
+    burst = RegionStat(("evaluate",), 1_200, 800, 800, None, 3)
+    rare = RegionStat(("save",), 1, 700, 700, None, 1)
+    lines = rendered(Summary(13, 10_000, (rare, step, often, burst), (), None, None)).splitlines()
+    rows = dict(re.split(" {2,}", line)[:2] for line in lines if line.startswith(("f", "z", "e", "s")))
+    assert rows == {
+        "forward": "2",
+        "zero_grad": "1,200 in 12 of 13",
+        "evaluate": "1,200 in 3 of 13",
+        "save": "1 in 1 of 13",
+    }
+    legend = '"1,200 in 12 of 13" means 1,200 calls in 12 of 13 steps; such rows show totals'
+    assert legend in " ".join(lines)
 
 
 @pytest.mark.parametrize("name", ["[/]", "[bold]x[/bold]", "layer[0] :smile:", "https://x.y", "'q' 1.5 None"])

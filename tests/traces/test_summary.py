@@ -362,15 +362,50 @@ def test_work_of_other_processes_is_not_of_the_steps(tmp_path: Path) -> None:
     assert paths(summarize(write(tmp_path, [*events, other]))) == ["forward"]
 
 
-def test_a_backward_that_the_first_step_lacks(tmp_path: Path) -> None:
-    """Without a warm-up it is called partial; with one, or where the first step has it, it is not."""
-    steps = [region(f"ProfilerStep#{number}", 10 * number, 10) for number in range(1, 4)]
-    late = [region("G (backward)", start, 2) for start in (21, 31)]
-    every = [region("D (backward)", start, 2) for start in (15, 25, 35)]
-    for warmup, partial in (("0", ["G (backward)"]), ("1", [])):
-        path = tmp_path / "trace.json"
-        path.write_text(json.dumps({"instrument_warmup": warmup, "traceEvents": [*steps, *late, *every]}))
-        assert partial == [stat.path[-1] for stat in summarize(path).regions if stat.partial]
+def node(number: int, start_us: float, thread: object = 1, kind: str = "AddmmBackward0") -> list[Event]:
+    """An autograd node as torch records it, with the number that it got in the forward."""
+    engine = region(f"autograd::engine::evaluate_function: {kind}", start_us, 1, thread, "cpu_op")
+    args = {"Sequence number": number, "Fwd thread id": 1}
+    return [engine, region(kind, start_us, 1, thread, "cpu_op") | {"args": args}]
+
+
+def addmm(number: int, start_us: float, thread: object = 1) -> Event:
+    """An operator of a forward, with the number of the autograd node that it makes."""
+    return region("aten::addmm", start_us, 1, thread, "cpu_op") | {"args": {"Sequence number": number}}
+
+
+LACKS_G = ["G (backward)", "G (backward)/Linear (backward)"]
+
+
+@pytest.mark.parametrize("thread", [1, 2], ids=["CPU", "thread of autograd"])
+@pytest.mark.parametrize(
+    ("first_step", "partial"),
+    [
+        ([], []),  # G does not run in it
+        (node(3, 12), LACKS_G),
+        (node(3, 12, kind="MseLossBackward0"), []),  # the loss, which is in no module
+        ([*node(3, 12), *node(25, 27)], []),  # of a function, which has no region in later steps either
+        ([addmm(9, 11), *node(9, 12)], LACKS_G),  # of one in the trace, before G had hooks
+        ([addmm(4, 11, thread=7), *node(4, 12)], []),  # the same on another thread, whose numbers are its own
+        ([region("F (backward)", 12, 2), *node(3, 12)], []),  # a warm-up had hooks for it
+    ],
+)
+def test_a_backward_that_a_step_lacks(
+    tmp_path: Path, first_step: list[Event], partial: list[str], thread: int
+) -> None:
+    """It is partial where autograd nodes of its kind run in no region, and their forward ran before the window."""
+    events = [region(f"ProfilerStep#{number}", 10 * number, 10) for number in range(1, 4)]
+    events += [addmm(number, start) for number, start in ((10, 11), (20, 21), (30, 31))]
+    for number, start in ((10, 15), (20, 25), (30, 35)):
+        events += [region("D (backward)", start, 2, thread), region("Linear (backward)", start, 1, thread)]
+        events += node(number, start, thread)
+    for number, start in ((21, 22), (31, 32)):
+        events += [region("G", start - 1, 0.5), addmm(number, start - 1)]
+        events += [region("G (backward)", start, 2, thread), region("Linear (backward)", start, 1, thread)]
+        events += node(number, start, thread)
+    first_step = [event if event["name"] == "aten::addmm" else event | {"tid": thread} for event in first_step]
+    summary = summarize(write(tmp_path, [*events, *first_step]))
+    assert partial == ["/".join(stat.path) for stat in summary.regions if stat.partial]
 
 
 def test_what_is_outside_the_steps(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Which models does an optimizer train?"""
+"""Finds the models whose parameters optimizers update."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -10,19 +11,27 @@ from torch import nn
 MOST = 16  # models; a population of thousands would be no summary
 
 
-def trained(optimizer: Any) -> list[nn.Module]:
-    """Return the modules that hold the parameters of ``optimizer``, the outermost around them, `MOST` at most.
+def outermost(optimizers: Iterable[Any], models: Iterable[nn.Module] = ()) -> list[nn.Module]:
+    """Return the outermost modules around the parameters of each optimizer and around each of ``models``.
 
-    Looks at all objects of the process: 50 ms for a million.
+    `MOST` for each at most. Looks at all objects of the process once: 50 ms for a million.
     """
-    parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     modules = [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]
     modules = [module for module in modules if "_modules" in vars(module)]  # else it is being made
     around: dict[int, list[nn.Module]] = {}
     for module in modules:
         for child in module._modules.values():
             around.setdefault(id(child), []).append(module)
-    climbing = [m for m in modules if any(id(own) in parameters for own in m._parameters.values())]
+    starts = [[model] for model in models]
+    for optimizer in optimizers:
+        parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        starts.append([m for m in modules if any(id(own) in parameters for own in m._parameters.values())])
+    roots = {id(root): root for start in starts for root in _roots(start, around)[:MOST]}
+    return list(roots.values())
+
+
+def _roots(climbing: list[nn.Module], around: dict[int, list[nn.Module]]) -> list[nn.Module]:
+    """Return what is around ``climbing`` and in no other module."""
     seen: set[int] = set()
     roots: list[nn.Module] = []
     while climbing:
@@ -34,4 +43,4 @@ def trained(optimizer: Any) -> list[nn.Module]:
         climbing += outer
         if not outer:
             roots.append(module)
-    return roots[:MOST]
+    return roots

@@ -16,13 +16,13 @@ from ..integrations.loop import Loop
 from ..regions import live
 from ..syncs.following import StepFollower
 from ..syncs.program_steps import program_steps
-from .models import trained
+from .models import outermost
 from .program import PROCESS
 from .termination import Termination
 
 _LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
 FEATURE = "following optimizers"
-_MOST = 16  # optimizers whose models are looked for, which may take 50 ms each
+_MOST = 16  # optimizers whose models are looked for, which may take 50 ms
 _ELSE = "choose what a step is with --step-on backward, forward or FUNCTION (train.py:train_step)"
 _NO_STEP = f"nothing was recorded: no optimizer stepped, and nothing else showed steps; {_ELSE}"
 _COMPILED = f"nothing was recorded: a compiled optimizer's steps cannot be seen; {_ELSE}"
@@ -38,9 +38,9 @@ class Session:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         loop.modes = True
-        self._seen = IdentitySet()  # optimizers that stepped
+        self._made = IdentitySet()  # optimizers that were made
+        self._seen = IdentitySet()  # those that stepped
         self._new: list[weakref.ref[Any]] = []  # those whose models are to be named
-        self._made: list[weakref.ref[Any]] = []  # all of them
         self._process = os.getpid()
         self._since = time.time()
         self._steps: StepFollower | None = None
@@ -73,21 +73,23 @@ class Session:
 
     def _optimizer_made(self, optimizer: Any) -> None:
         if len(self._made) < _MOST:
-            self._made.append(weakref.ref(optimizer))
-            if self._begun and not self._left and self._steps is not None and self._steps.by is None:
-                self._loop.name(*self._models(self._made[-1:]))
+            self._made.add(optimizer)
+            self._new.append(weakref.ref(optimizer))
+        if self._begun and not self._left and self._steps is not None and self._steps.by is None:
+            self._name()
 
     def _model_found(self, model: Any) -> None:
         if self._loop.records(0) and not self._left and Loop.current() in (None, self._loop):
-            self._loop.name(model)
+            self._name(model)
 
     def _after(self, optimizer: Any, *_: Any) -> None:
-        """Take note of an optimizer that steps for the first time."""
+        """Take note of an optimizer that steps, if it was not when it was made: a copy is not made."""
         try:
             if live.tracing() or self._left or optimizer in self._seen or len(self._seen) >= _MOST:
                 return
             self._seen.add(optimizer)
-            self._new.append(weakref.ref(optimizer))
+            if optimizer not in self._made:
+                self._new.append(weakref.ref(optimizer))
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -95,11 +97,19 @@ class Session:
                 if raised is error:
                     raise
 
+    def _name(self, *models: Any) -> None:
+        """Make regions of ``models`` and of those that new optimizers train, each with the modules around it."""
+        new, self._new = [optimizer() for optimizer in self._new], []
+        optimizers = [optimizer for optimizer in new if optimizer is not None]
+        if optimizers or models:
+            self._loop.name(*outermost(optimizers, models))
+
     @guard.contained(FEATURE)
     def _step_0(self) -> None:
         """Step 0, which is to be recorded, begins."""
         if Loop.current() is None and not self._left:
-            self._start(0, *self._models(self._made))
+            self._name()
+            self._start(0)
 
     @guard.contained(FEATURE)
     def _stepped(self) -> None:
@@ -128,9 +138,8 @@ class Session:
         if self._steps.by == "program":
             self._loop.give_way()
         with guard.contained(FEATURE):
-            new, self._new = self._new, []
             if not (self._loop.record and self._loop.over):
-                self._loop.name(*self._models(new))
+                self._name()
             self._explain()
         return True
 
@@ -141,9 +150,8 @@ class Session:
             self._explained = True
             if explanation and not program_steps.followed:
                 log.warning(explanation)
-            self._loop.name(*self._models(self._made))
-            if self._steps is not None and self._steps.model is not None:
-                self._loop.name(self._steps.model)
+            if self._steps is not None and self._steps.model is not None and not self._loop.records(0):
+                self._name(self._steps.model)  # else it is named since it was found
 
     def _restarted(self) -> None:
         """The steps so far were a part of step 0: what is recorded from here on is counted anew."""
@@ -152,12 +160,6 @@ class Session:
             self._missed = self._loop.records(0)
             reason = f"the plan started over: steps are now counted by the {self._steps.by}"
             self._loop.restart(int(self._missed), reason)
-
-    @staticmethod
-    def _models(optimizers: list[weakref.ref[Any]]) -> list[Any]:
-        """The models that ``optimizers`` train."""
-        found = [optimizer() for optimizer in optimizers]
-        return [model for optimizer in found if optimizer is not None for model in trained(optimizer)]
 
     def _drives(self) -> bool:
         """Begin if nothing runs yet; False where something else counts the steps."""
@@ -168,9 +170,9 @@ class Session:
             self._start(int(self._missed))
         return not self._left
 
-    def _start(self, first_step: int, *models: Any) -> None:
+    def _start(self, first_step: int) -> None:
         self._begun = True
-        self._loop.start(*models, first_step=first_step)
+        self._loop.start(first_step=first_step)
         self._loop.until_told = self.leave
 
     @guard.contained(FEATURE)

@@ -92,7 +92,8 @@ class Installer(Service[Fitter]):
         for models in named.values():
             self._labels.tell_apart(list(models.values()))
         for fitter, model in known:
-            fitter.namer.label = self._labels.of(model)
+            if not fitter.seen:  # else it keeps the name that it has in this recording
+                fitter.namer.label = self._labels.of(model)
 
     def _fit(self, fitter: Fitter, model: nn.Module, taken: dict[int, Layer]) -> None:
         planned = plan(model, fitter.namer, taken)

@@ -25,8 +25,8 @@ def render(
 ) -> None:
     """Print where the step went: the steps, regions, operators, then the files and how to open them.
 
-    Times and calls are the mean of a step. Of what does not run in every step they are the totals, marked as
-    "1 in 3"; of the whole trace where it marks no steps.
+    Times and calls are the mean of a step. Of what does not run in every step they are the totals, and the calls
+    are "4 in 2 of 3": 4 calls, in 2 of the 3 steps. Without marked steps they are those of the whole trace.
 
     Args:
         summary: What to print.
@@ -83,13 +83,14 @@ def _print_regions(summary: Summary, console: Console) -> None:
         line(console, f"... and {hidden} smaller region{'s' * (hidden > 1)}")
     some = [region for region in shown if _only_in_some(summary, region)]
     if some:
-        in_words = f"{count(some[0].calls)} call{'s' * (some[0].calls > 1)} in {count(summary.steps)} steps"
-        sentence(console, f'"{_calls(summary, some[0])}" means {in_words}; such rows show totals, not means.')
+        example = next((region for region in some if region.calls != region.steps), some[0])
+        in_words = f"{count(example.calls)} call{'s' * (example.calls > 1)} in {_of_steps(summary, example)} steps"
+        sentence(console, f'"{_calls(summary, example)}" means {in_words}; such rows show totals, not means.')
     if any(region.partial for region in shown):
         sentence(
             console,
-            "(partial): not complete in the first step, since part of its forward ran before the window opened; "
-            "warmup=1 records all of it.",
+            "(partial): some calls are missing, since their forward ran before the modules had hooks; "
+            "a longer warm-up or a later window has them.",
         )
 
 
@@ -117,10 +118,14 @@ def _only_in_some(summary: Summary, row: RegionStat | OperatorStat) -> bool:
 
 
 def _calls(summary: Summary, row: RegionStat | OperatorStat) -> str:
-    """The calls in a step, or, where not every step has some, how many there are in how many steps."""
+    """The calls in a step, or, where not every step has some, all calls and how many steps have some."""
     if _only_in_some(summary, row):
-        return f"{count(row.calls)} in {count(summary.steps)}"
+        return f"{count(row.calls)} in {_of_steps(summary, row)}"
     return count(row.calls / max(summary.steps, 1))
+
+
+def _of_steps(summary: Summary, row: RegionStat | OperatorStat) -> str:
+    return f"{count(row.steps)} of {count(summary.steps)}"
 
 
 def _means(summary: Summary, row: RegionStat | OperatorStat, *times_ns: int) -> list[str]:

@@ -18,7 +18,7 @@ from .program_steps import program_steps
 from .stepping import FEATURE, OptimizerSteps
 
 _ALONE = 100  # calls of a model that may be followed by a backward pass; fewer may be the calls of one step
-_BEGINNING = (parts.DATA, "Optimizer.zero_grad#")
+_BEGINNING = (parts.DATA, "Optimizer.zero_grad#", "Optimizer.step#")
 
 
 class StepFollower:
@@ -35,7 +35,7 @@ class StepFollower:
         step_on: "optimizer", "backward" or "forward" to count these alone; or a function, whose calls are steps.
         weakest: the weakest of `SIGNS` that counts.
         begun: called once, when step 0 begins: where a DataLoader loads a batch, gradients are zeroed, a model is
-            called or a backward pass starts.
+            called, a backward pass starts or, as with a closure, an optimizer's step.
         missed: called with N in place of ``stepped`` where the first N steps ended before it was known what a step
             is, the last of them now; without it, ``stepped`` is called N times.
         made: called with each optimizer when it is made.

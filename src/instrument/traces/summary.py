@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .links import main_thread
+from .missing_backward import MissingBackward
 from .step_content import Steps, counted_work, in_no_region_ns, outside_ns, steps_ns
 from .table import Array, Table
 from .trace import Trace
 
 _DEEPEST = 100
-_BACKWARD = " (backward)"
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -32,7 +32,7 @@ class RegionStat:
         self_ns: The part of it that no region inside covers.
         gpu_ns: The GPU work launched in it, regions inside included; None where the trace has no GPU work.
         steps: In how many of the steps it ran; 0 where the trace marks none.
-        partial: Whether calls of the first step are missing, since the window opened after their forward.
+        partial: Whether some calls are missing, since their forward ran before the modules had hooks.
     """
 
     path: tuple[str, ...]
@@ -171,9 +171,11 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
     for path, step, *values in _tree(regions, gpu_ns, main_thread(trace.steps, regions), within):
         _add(by_path.setdefault(path, _Total()), 1, *values)
         by_path[path].by_step[step] += 1
+    missing = MissingBackward(trace, steps)
     for path, total in by_path.items():
         total.steps = len(total.by_step) if trace.steps else 0
-        total.partial = path[-1].endswith(_BACKWARD) and _lacks_first(trace, total.by_step)
+        around = by_path.get(path[:-1])  # which comes first, and lacks what is inside as well
+        total.partial = (around is not None and around.partial) or missing.lacks(path[-1], total.by_step)
 
     gpu_total_ns = int(gpu.duration_ns.sum())
     attributed_ns = sum(total.gpu_ns for path, total in by_path.items() if len(path) == 1)
@@ -273,14 +275,6 @@ def _by_name(trace: Trace, gpu: Table, steps: Steps) -> dict[str, _Total]:
         trace.words[code]: _Total(int(calls), 0, int(self_ns), int(gpu_ns), int(count))
         for code, calls, self_ns, gpu_ns, count in zip(codes.tolist(), calls, *sums, in_steps, strict=True)
     }
-
-
-def _lacks_first(trace: Trace, by_step: Counter[int]) -> bool:
-    """Tell whether a backward that runs in every other step was missed in the first one, without a warm-up."""
-    if trace.metadata.get("instrument_warmup") != "0" or len(trace.steps) < 2:
-        return False
-    first = int(np.argmin(trace.steps.start_ns))
-    return by_step[first] < min(by_step[step] for step in range(len(trace.steps)) if step != first)
 
 
 def _charged(gpu: Table, link: str, rows: int) -> Array:

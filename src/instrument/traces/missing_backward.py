@@ -1,0 +1,107 @@
+"""Finds backward passes that have no region, since their forward ran before the modules had hooks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from .links import by_thread, main_thread
+from .nest import Nest
+from .step_content import Steps
+from .table import Array, Table
+from .trace import Trace
+
+BACKWARD = " (backward)"
+_EVALUATION = " (eval)"
+_ENGINE = "autograd::engine::evaluate_function: "  # around each autograd node
+_LAST = np.iinfo(np.int64).max
+
+
+class MissingBackward:
+    """Says which backward regions lack calls in the steps of a trace.
+
+    Torch numbers autograd nodes as the forward makes them. A node in no backward region, with a lower number than
+    the first forward region of a module has, may be of a forward of that module before it had hooks. Traces
+    without these numbers, as of other profilers than torch's, show no node as missing.
+    """
+
+    def __init__(self, trace: Trace, steps: Steps) -> None:
+        self._words = trace.words
+        self._main = main_thread(trace.steps, trace.regions)
+        self._inside: dict[str, set[int]] = defaultdict(set)  # by backward region: the names of nodes in it
+        self._outside: dict[int, dict[int, list[int]]] = {}  # by step and name: the numbers of nodes in no region
+        nodes, forward = _autograd(trace)
+        within = steps.of(nodes.start_ns, nodes.thread)
+        outside = ~self._in_regions(nodes, trace.regions) & (within >= 0)
+        # Threads number their nodes apart: one that another thread made is not compared.
+        outside &= ~np.isin(nodes.sequence, forward.sequence[forward.thread != self._main])
+        columns = (column[outside].tolist() for column in (within, nodes.name, nodes.sequence))
+        for step, name, number in zip(*columns, strict=True):
+            self._outside.setdefault(step, {}).setdefault(name, []).append(number)
+        self._first = self._first_numbers(forward.where(forward.thread == self._main), trace.regions)
+
+    def lacks(self, region: str, calls: Mapping[int, int]) -> bool:
+        """Tell whether ``region`` lacks calls in a step, of which ``calls`` has the number in each.
+
+        It does where nodes of its kind are missing in a step that has fewer of its calls than any other step
+        which has some. A kind that runs in no region later on, too, is not missing: functions have none.
+        """
+        if not region.endswith(BACKWARD):
+            return False
+        names, first = self._inside[region], self._first.get(region, self._first[""])
+        later = {
+            name for found in self._outside.values() for name, numbers in found.items() if max(numbers) >= first
+        }
+        lacking = [
+            step
+            for step, found in self._outside.items()
+            if any(min(numbers) < first for name, numbers in found.items() if name in names - later)
+        ]
+        others = [count for step, count in calls.items() if step not in lacking]
+        return bool(others) and any(calls.get(step, 0) < min(others) for step in lacking)
+
+    def _in_regions(self, nodes: Table, regions: Table) -> Array:
+        """Note the names of nodes in each backward region, and return a mask of the nodes that are in one."""
+        regions = regions.where(np.array([name.endswith(BACKWARD) for name in regions.text("name")], bool))
+        of_thread = dict(by_thread(regions))
+        shown = np.zeros(len(nodes), bool)
+        for thread, rows in by_thread(nodes):
+            if thread not in of_thread:
+                continue
+            around = of_thread[thread]
+            nest = Nest(regions.start_ns[around], regions.end_ns[around])
+            at = nest.at(nodes.start_ns[rows])
+            shown[rows] = at >= 0
+            while (at >= 0).any():
+                rows, at = rows[at >= 0], at[at >= 0]
+                pairs = np.stack((regions.name[around[at]], nodes.name[rows]), 1)
+                for region, name in np.unique(pairs, axis=0).tolist():
+                    self._inside[self._words[region]].add(name)
+                at = nest.parents[at]
+        return shown
+
+    def _first_numbers(self, forward: Table, regions: Table) -> dict[str, int]:
+        """The lowest number of a node in the forwards of each backward region; under "", that of any forward."""
+        regions = regions.where(regions.thread == self._main)
+        names, rows = np.unique(regions.name, return_index=True)
+        ahead = np.searchsorted(forward.start_ns, regions.start_ns[rows])
+        numbers = [*forward.sequence.tolist(), _LAST]
+        first = {"": numbers[0]}
+        for name, number in zip(names.tolist(), ahead.tolist(), strict=True):
+            backward = self._words[name].removesuffix(_EVALUATION) + BACKWARD
+            first[backward] = min(numbers[number], first.get(backward, _LAST))
+        return first
+
+
+def _autograd(trace: Trace) -> tuple[Table, Table]:
+    """Return the autograd nodes that ran, and the operators of forwards that made nodes."""
+    operators = trace.operators.where(trace.operators.sequence >= 0)
+    engine = {word for word in trace.words if word.startswith(_ENGINE)}
+    kinds = {word.removeprefix(_ENGINE) for word in engine}
+    is_node, is_engine = (
+        np.isin(operators.name, [code for code, word in enumerate(trace.words) if word in words])
+        for words in (kinds, engine)
+    )
+    return operators.where(is_node), operators.where(~is_node & ~is_engine)
