@@ -118,3 +118,39 @@ def test_under_instrument_run(tmp_path: Path) -> None:
     assert plain.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
     (entry,) = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
     assert ("partial", 1) == (entry["status"], len(entry["files"]))
+
+
+ABANDONED = """
+import gc, sys, torch, instrument
+
+def work(prof):
+    for _ in range(2):
+        with instrument.annotate("region"), torch.profiler.record_function("range"):
+            torch.ones(3).sum()
+        prof.step()
+
+for how in ("abandon", "failure"):
+    prof = instrument.profile(f"{sys.argv[1]}/{how}", schedule="0-5,8")
+    prof.start()
+    work(prof)
+    if how == "abandon":
+        prof.abandon("another plan")
+    else:
+        prof._give_up(prof._recording.window, RuntimeError("on purpose"))
+        prof.stop()
+    del prof
+    with instrument.profile(sys.argv[1], schedule="0-3") as prof:
+        work(prof)
+        gc.collect()
+        work(prof)
+    assert prof.windows[-1]["status"] == "recorded", prof.windows
+print("done")
+"""
+
+
+def test_a_window_that_is_given_up_leaves_no_range(tmp_path: Path) -> None:
+    """The range of its last step is closed, not freed in the next recording."""
+    extra = {"LD_PRELOAD": str(native.build("quarantine")), "INSTRUMENT_SUMMARY": "0"}
+    script = programs.program(ABANDONED, tmp_path)
+    done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment(extra))
+    assert "done\n" == done.stdout

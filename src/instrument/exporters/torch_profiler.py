@@ -144,11 +144,14 @@ class TorchProfilerCapture:
     def step(self, number: int | None) -> None:
         """End the step that is recorded, and begin ``number`` under the name that trace viewers know."""
         self._check()
-        if self._step is not None:
-            self._exit(self._step)
-            self._step = None
+        self._end_step()
         if number is not None and not self.cut:
             self._step = self._enter(f"ProfilerStep#{number}")
+
+    def _end_step(self) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            self._exit(step)
 
     def add_metadata(self, key: str, value: str) -> None:
         """Put a text into the trace."""
@@ -196,6 +199,7 @@ class TorchProfilerCapture:
 
     def _stop(self) -> None:
         try:
+            self._end_step()  # a range that is freed in the next recording crashes torch
             self.profiler.stop_trace()
         except BaseException as error:
             self._take_off(error)
