@@ -120,37 +120,28 @@ def test_under_instrument_run(tmp_path: Path) -> None:
     assert ("partial", 1) == (entry["status"], len(entry["files"]))
 
 
-ABANDONED = """
-import gc, sys, torch, instrument
+STARTED_OVER = """
+import torch
+from torch import nn
 
-def work(prof):
-    for _ in range(2):
-        with instrument.annotate("region"), torch.profiler.record_function("range"):
-            torch.ones(3).sum()
-        prof.step()
-
-for how in ("abandon", "failure"):
-    prof = instrument.profile(f"{sys.argv[1]}/{how}", schedule="0-5,8")
-    prof.start()
-    work(prof)
-    if how == "abandon":
-        prof.abandon("another plan")
-    else:
-        prof._give_up(prof._recording.window, RuntimeError("on purpose"))
-        prof.stop()
-    del prof
-    with instrument.profile(sys.argv[1], schedule="0-3") as prof:
-        work(prof)
-        gc.collect()
-        work(prof)
-    assert prof.windows[-1]["status"] == "recorded", prof.windows
+actor, critic = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+for rollout in range(4):
+    with torch.no_grad():
+        actor(torch.ones(1, 2))
+    if rollout == 0:
+        optimizers = [torch.optim.SGD(model.parameters()) for model in (critic, actor)]
+    for model, optimizer in zip((critic, actor), optimizers):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
 print("done")
 """
 
 
 def test_a_window_that_is_given_up_leaves_no_range(tmp_path: Path) -> None:
-    """The range of its last step is closed, not freed in the next recording."""
+    """Where a plan starts over, the range of the last step is closed, not freed in the next recording."""
+    script = programs.program(STARTED_OVER, tmp_path)
     extra = {"LD_PRELOAD": str(native.build("quarantine")), "INSTRUMENT_SUMMARY": "0"}
-    script = programs.program(ABANDONED, tmp_path)
-    done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment(extra))
-    assert "done\n" == done.stdout
+    options = ["-m", "instrument", "run", "--steps", "0-2", "--out", str(tmp_path / "out"), "--", str(script)]
+    done = programs.run([sys.executable, *options], programs.environment(extra))
+    assert "done" == done.stdout.splitlines()[-1]
+    assert "the plan started over" in done.stderr
