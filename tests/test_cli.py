@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -167,6 +168,15 @@ def test_flags_show_no_type(command: list[str]) -> None:
     shown = CliRunner().invoke(app, [*command, "--help"]).stdout
     assert "--help" in shown
     assert "bool" not in shown
+
+
+@pytest.mark.parametrize("command", ["run", "summarize", "syncs", "doctor"])
+def test_values_are_words(command: str) -> None:
+    """The value of an option is shown as a word or its choices, not as a type of Python's."""
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "160"}).stdout
+    types = re.findall(r"<[^>|]*>", shown)
+    assert "--help" in shown
+    assert not types
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

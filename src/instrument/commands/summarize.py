@@ -28,7 +28,10 @@ def summarize(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers, exact, as JSON.")] = False,
     collectives: Annotated[
-        str, typer.Option(help="Which kernels communicate: 'auto', or a regular expression of their names.")
+        str,
+        typer.Option(
+            help="Which kernels communicate: 'auto', or a regular expression of their names.", metavar="REGEX"
+        ),
     ] = "auto",
 ) -> None:
     """Say where the time of the recorded steps went, by region and by operator.
