@@ -315,6 +315,24 @@ def test_nobody_records(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """It is said before the program starts, and in a line for each window; the program is as without."""
+    write(tmp_path, 'import sys; print("begun", file=sys.stderr)\n' + TRAIN)
+    (tmp_path / "taken").write_text("")
+    done = run(
+        tmp_path, [*RUN, "--repeat", "2", "--wait", "0", "--active", "1", "-o", "taken/x", "--", "train.py"]
+    )
+    first, begun, *rest = done.stderr.splitlines()
+    windows = [line for line in rest if line.startswith("instrument")]
+    assert first.startswith(f"instrument: cannot write to {tmp_path / 'taken' / 'x'}: nothing can be created in ")
+    assert begun == "begun"
+    assert [line.partition(",")[0] for line in windows] == [
+        f"instrument: window not recorded (window={window}" for window in (1, 2)
+    ]
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
+
+
 def test_empty_entries_of_the_path(tmp_path: Path) -> None:
     """An empty entry of PYTHONPATH, which is the current folder, stays where it is."""
     write(tmp_path, "value = 5", "here.py")

@@ -18,6 +18,7 @@ from ..errors import LaunchError
 from ..launch.vendor import VENDORS, Request, command_line, launch
 from ..printable import shell_line
 from ..syncs.function import check
+from ..windows.manifest import unwritable
 from ..windows.steps import PLAN
 from . import options
 from .budgets import budgets
@@ -173,6 +174,8 @@ def run(
         count = options.windows(loop)
         request = Request(line, out.absolute(), count, started, region or (), launches, option or ())
         raise typer.Exit(_under(profiler.value, request, print_command))
+    if profiler is not Profiler.none and (reason := unwritable(out.absolute())):
+        say(f"{reason}; the program goes on, but its windows will not be saved")
     if profiler is Profiler.auto and (sentence := options.ignored(given)):
         say(sentence)
     if print_command:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from .. import log
+from ..config import settings
 from ..guard import guard
 
 _NUMBERS = count(1)  # of the runs of this process
@@ -40,6 +43,7 @@ class Manifest:
         self._lines: list[bytes] = []  # a quarter of the memory that the entries would take
         self._unwritten: list[bytes] = []
         self._lock = threading.Lock()
+        self._warned = False
         self._run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
 
     @property
@@ -92,8 +96,43 @@ class Manifest:
         """Write the lines that could not be written so far."""
         with self._lock, guard.contained("writing the manifest"):
             if self._unwritten:
-                append(self.folder, b"".join(self._unwritten))
-                self._unwritten.clear()
+                try:
+                    append(self.folder, b"".join(self._unwritten))
+                except OSError as error:
+                    if settings.strict:
+                        raise
+                    self._warn(unwritable(self.folder) or f"cannot write the manifest: {error}")
+                else:
+                    self._unwritten.clear()
+
+    @guard.contained("checking the folder")
+    def check(self, *, warned: bool = False) -> None:
+        """Warn if nothing can be written to the folder, unless that was done, as ``warned`` says."""
+        reason = unwritable(self.folder)
+        if reason is not None:
+            self._warned = self._warned or warned
+            self._warn(f"{reason}; the program goes on, but its windows will not be saved")
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(text)
+
+
+def unwritable(folder: Path) -> str | None:
+    """Return in a sentence why nothing can be written to ``folder``, which need not exist; None if it can be.
+
+    Nothing of the attempt is left.
+    """
+    place = folder
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    try:
+        tempfile.TemporaryFile(dir=place).close()  # os.access says yes to root, also in /proc
+    except OSError as error:
+        where = "" if place == folder else f"nothing can be created in {place}: "
+        return f"cannot write to {folder}: {where}{error.strerror}"
+    return None
 
 
 def entry_of(trace: Path) -> dict[str, Any] | None:
