@@ -8,7 +8,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -135,17 +135,24 @@ def unwritable(folder: Path) -> str | None:
     return None
 
 
+def entries_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the manifest in ``folder`` that can be read; none where there is no manifest."""
+    with suppress(OSError), (folder / _NAME).open("rb") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    yield entry
+
+
 def entry_of(trace: Path) -> dict[str, Any] | None:
     """Return the last line of the manifest of a trace that a window left; None where there is none."""
     folder = trace.absolute().parent.parent
     name = f"{trace.absolute().parent.name}/{trace.name}"
     found = None
-    with suppress(OSError), (folder / _NAME).open("rb") as lines:
-        for line in lines:
-            with suppress(ValueError):
-                entry = json.loads(line) if name.encode() in line else None
-                if isinstance(entry, dict) and any(file.get("path") == name for file in _files(entry)):
-                    found = entry
+    for entry in entries_of(folder):
+        if any(file.get("path") == name for file in _files(entry)):
+            found = entry
     return found
 
 
