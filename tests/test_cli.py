@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -169,9 +170,87 @@ def test_flags_show_no_type(command: list[str]) -> None:
     assert "bool" not in shown
 
 
+@pytest.mark.parametrize("command", ["run", "summarize", "syncs", "doctor"])
+def test_values_are_words(command: str) -> None:
+    """The value of an option is shown as a word or its choices, not as a type of Python's."""
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "160"}).stdout
+    types = re.findall(r"<[^>|]*>", shown)
+    assert "--help" in shown
+    assert not types
+
+
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_help(option: str) -> None:
     """It says what it can do, and which version it is."""
     result = command(option)
     assert result.returncode == 0
     assert (b"summarize" if option == "--help" else instrument.__version__.encode()) in result.stdout
+
+
+def window(folder: Path, run: str, number: int, start: int, hidden: list[str]) -> None:
+    """Leave a window of a run, whose steps begin with ``start``."""
+    content = json.loads(GPU_TRACE.read_text())
+    for event in content["traceEvents"]:
+        event["ts"] = event.get("ts", 0) + start * 1_000_000
+        if event["name"].startswith("ProfilerStep#"):
+            event["name"] = f"ProfilerStep#{int(event['name'].partition('#')[2]) - 5 + start}"
+    name = f"window-{number:04d}/rank0.{run}.pt.trace.json"
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(content))
+    entry = {
+        "run": run, "rank": 0, "window": number, "steps": [start, start + 1], "end_ns": start,
+        "files": [{"path": name, "bytes": 1}], "hidden_regions": hidden,
+        "timing": {"recorded_ns": 1, "around_ns": None, "around_steps": 0, "run_steps": 90, "run_ns": 10**9},
+    }  # fmt: skip
+    with (folder / "manifest.jsonl").open("a") as manifest:
+        manifest.write(f"{json.dumps(entry)}\n")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two runs into one folder: three windows, then two."""
+    for run, start, windows in ("first", 10, 3), ("second", 50, 2):
+        for number in range(1, windows + 1):
+            window(tmp_path, run, number, start + 10 * number, ["attention"])
+    with (tmp_path / "manifest.jsonl").open("a") as manifest:
+        manifest.write('{"files": [{"path": "../x"}, 3, {"path": 4}], "steps": 1, "end_ns": 9e9}\n[1]\nno json\n')
+    return tmp_path
+
+
+def test_the_folder_of_a_run(runs: Path) -> None:
+    """The windows of the last run are summed up, as at the end of the run; those of other runs are named."""
+    text = command("summarize", runs).stdout.decode()
+    assert text.startswith(f"The 2 windows of the last run in {runs}\n")
+    assert "(mean of steps 60-61, 70-71)" in text
+    assert "Recorded: 4 of the 90 steps" in text
+    assert "Not shown, because inside compiled code: attention" in text
+    for number, steps in (1, "20-21"), (2, "30-31"), (3, "40-41"):
+        assert (
+            f"Left out: {runs}/window-{number:04d}/rank0.first.pt.trace.json (steps {steps}, another run)\n"
+            in text
+        )
+    assert all(f"  {runs}/window-{number:04d}/rank0.second.pt.trace.json\n" in text for number in (1, 2))
+    assert text.count("rank0.second") == 2
+
+
+def test_one_window_of_a_run(runs: Path) -> None:
+    """The folder of a window is that window alone."""
+    text = command("summarize", runs / "window-0001").stdout.decode()
+    assert "(mean of steps 60-61)" in text
+
+
+def test_the_numbers_of_a_run(runs: Path) -> None:
+    """With --json there are those of the last window; all other traces are left out, and named."""
+    printed = json.loads(command("summarize", "--json", runs).stdout)
+    assert printed["ranks"][0]["path"] == f"{runs}/window-0002/rank0.second.pt.trace.json"
+    assert len(printed["left_out"]) == 4
+    assert printed["left_out"][f"{runs}/window-0001/rank0.second.pt.trace.json"] == "rank 0, steps 60-61"
+
+
+def test_a_window_of_a_run_that_cannot_be_read(runs: Path) -> None:
+    """The others are summed up, and the exit code tells."""
+    (runs / "window-0001" / "rank0.second.pt.trace.json").write_text("no trace")
+    result = command("summarize", runs)
+    assert result.returncode == 1
+    assert b"cannot read the trace" in result.stderr
+    assert b"(mean of steps 70-71)" in result.stdout

@@ -265,7 +265,15 @@ def test_what_a_step_holds(tmp_path: Path) -> None:
         (["--steps", "3", "--every", "9", "--", "train.py"], "--every cannot be combined with --steps"),
         (["--every", "9", "--wait", "2", "--", "train.py"], "--wait cannot be combined with --every"),
         (["--steps", "3 at 4", "--", "train.py"], "--steps must be steps such as \"10-12,100\": '3 at 4'"),
-        (["--steps", "all", "--wait", "2", "--", "train.py"], '"--steps all" is the whole run'),
+        (
+            ["--steps", "all", "--wait", "2", "--", "train.py"],
+            '"--steps all" is the whole run, so these cannot be: --wait',
+        ),
+        (
+            ["--every", "2", "--warmup", "1", "--active", "3", "--", "train.py"],
+            "--every must be an integer >= 4 (--warmup 1 + --active 3), got 2",
+        ),
+        (["--steps", "3,4", "--active", "2", "--", "train.py"], "from '3,4' with --active 2"),
         (["--modules", "x", "--", "train.py"], '"--modules" must be'),
         (["--ranks", "a", "--", "train.py"], '"--ranks" must be'),
         (["--budget", "x", "--", "train.py"], "a budget is written as REGION=N"),
@@ -305,6 +313,24 @@ def test_nobody_records(tmp_path: Path) -> None:
     done = run(tmp_path, [*RUN, "--profiler", "none", "--", "train.py"])
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """It is said before the program starts, and in a line for each window; the program is as without."""
+    write(tmp_path, 'import sys; print("begun", file=sys.stderr)\n' + TRAIN)
+    (tmp_path / "taken").write_text("")
+    done = run(
+        tmp_path, [*RUN, "--repeat", "2", "--wait", "0", "--active", "1", "-o", "taken/x", "--", "train.py"]
+    )
+    first, begun, *rest = done.stderr.splitlines()
+    windows = [line for line in rest if line.startswith("instrument")]
+    assert first.startswith(f"instrument: cannot write to {tmp_path / 'taken' / 'x'}: nothing can be created in ")
+    assert begun == "begun"
+    assert [line.partition(",")[0] for line in windows] == [
+        f"instrument: window not recorded (window={window}" for window in (1, 2)
+    ]
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
 
 
 def test_empty_entries_of_the_path(tmp_path: Path) -> None:
@@ -624,7 +650,7 @@ def test_sigterm_after_the_last_window(tmp_path: Path) -> None:
     print(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, wakeup != -1, threads if _ < 2 else "")
 """
     write(tmp_path, TRAIN + text)
-    for options in (["--steps", "2"], ["--steps", "2", "--profiler", "none"]):
+    for options in (["--steps", "2"], ["--profiler", "none"]):
         done = run(tmp_path, [*RUN, *options, "--", "train.py"])
         ahead = ["False", "False", "0"] if "none" in options else ["True", "True", "1"]
         window = [*2 * [ahead], *3 * [["False", "False"]]]

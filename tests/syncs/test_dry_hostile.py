@@ -482,6 +482,54 @@ def test_moved_tensors_of_before() -> None:
     assert "would not run on a GPU" in str(finished(step, on_gpu=[model, optimizer]).over(9))
 
 
+OPTIMIZERS: list[Callable[[Any], Any]] = [
+    torch.optim.AdamW,
+    lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
+    torch.optim.Adagrad,
+    torch.optim.LBFGS,
+]
+
+
+@both
+@pytest.mark.parametrize("make", OPTIMIZERS, ids=["AdamW", "SGD", "Adagrad", "LBFGS"])
+def test_an_optimizer_that_stepped_before(fake: bool, make: Callable[[Any], Any]) -> None:
+    """The state of an optimizer is where the parameters are, though ``on_gpu`` names the model alone."""
+    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    optimizer, unnamed = make(model.parameters()), torch.optim.AdamW(other.parameters())
+
+    def loss(where: str = "cuda") -> torch.Tensor:
+        optimizer.zero_grad()
+        out = model(torch.ones(2, 3, device=where)).sum()
+        out.backward()
+        return out
+
+    optimizer.step(lambda: loss("cpu"))
+    other(torch.ones(3)).sum().backward()
+    unnamed.step()
+
+    def step() -> None:
+        held = unnamed.state[other.weight]["exp_avg"]
+        assert not held.is_cuda
+        optimizer.step(loss)
+
+    assert [] == finished(step, fake=fake, on_gpu=[model]).not_covered
+
+
+def test_a_copy_that_existed_before() -> None:
+    """A copy of the model, as for an average of its weights, has to be named, and the message says so."""
+    model = nn.Linear(3, 1)
+    average = copy.deepcopy(model)
+
+    def step() -> None:
+        with torch.no_grad():
+            torch._foreach_lerp_([*average.parameters()], [*model.parameters()], 0.1)
+
+    reason = str(finished(step, on_gpu=[model]).over(9))
+    assert reason.startswith("would not run on a GPU: _foreach_lerp_ takes tensors of the CPU and of the GPU")
+    assert "is on the CPU unless on_gpu names it: on_gpu=[model, optimizer, copy]" in reason
+    finished(step, on_gpu=[model, average]).assert_max(0)
+
+
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -225,7 +225,7 @@ def test_what_repeats_comes_first(source: Any) -> None:
     assert (1, 0, "in 1 of 7 steps, 61 times") == tuple(
         written["save"][name] for name in ("in_steps", "outside", "pattern")
     )
-    assert "4 of 7 steps wait for the GPU up to 67 times; allowed in a step: 6" == made.over(6)
+    assert "4 of 7 steps wait for the GPU 7 to 67 times; allowed in a step: 6" == made.over(6)
 
 
 def test_rare_or_short() -> None:
@@ -364,7 +364,11 @@ def test_headline() -> None:
     seldom = report(finding(steps=(0,) * 9), steps=20)
     text = " ".join(str(seldom).split())
     assert "no waits in most steps, up to 9 in others (dry run without a GPU, no timings; 20 steps)" in text
-    assert "every step waits for the GPU up to 4 times; allowed in a step: 0" == uneven.over(0)
+    assert "every step waits for the GPU once to 4 times; allowed in a step: 0" == uneven.over(0)
+    often = report(finding("item", 33, steps=(0,) * 5 + (1,) * 4 + (2,) * 24), steps=3)
+    assert "every step waits for the GPU 4 to 24 times; allowed in a step: 0" == often.over()
+    often = report(finding("item", 32, steps=(0,) * 4 + (1,) * 4 + (2,) * 24), steps=3)
+    assert "every step waits for the GPU 4 to 24 times (4 in most); allowed in a step: 0" == often.over()
     assert "1 of 2 steps wait for the GPU 4 times; allowed in a step: 3" == uneven.over(3)
 
 

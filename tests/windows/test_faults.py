@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -208,13 +209,59 @@ def test_an_on_trace_ready_that_raises(out: Path) -> None:
     assert [[2, 3], [6, 7]] == recorded(out)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """Where not even a manifest can be written, the profile object has the reason."""
-    (tmp_path / "file").write_text("")
-    prof = run(tmp_path / "file" / "runs")
+def unwritable(kind: str, folder: Path) -> Path:
+    """A folder that cannot be written, for the reason in question."""
+    if kind == "in no folder":
+        return Path("/proc/x") if Path("/proc").is_dir() else pytest.skip("there is no /proc")
+    if kind == "read-only":
+        folder.mkdir(mode=0o500)
+        return pytest.skip("root may write everywhere") if os.access(folder, os.W_OK) else folder / "runs"
+    folder.write_text("")
+    return folder if kind == "a file" else folder / "runs"
+
+
+@pytest.mark.parametrize("kind", ["a file", "in a file", "in no folder", "read-only"])
+def test_a_folder_that_cannot_be_written(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning comes at the start, and a line for each window; the profile object has the reason."""
+    out = unwritable(kind, tmp_path / "taken")
+    begun: list[str] = []
+    prof = run(out, lambda _: begun or begun.extend(caplog.messages))
     assert [(1, "failed"), (2, "failed")] == statuses(prof.windows)
-    assert all("NotADirectoryError: " in entry["reason"] for entry in prof.windows)
-    assert "" == (tmp_path / "file").read_text()
+    assert all("Error: [Errno" in entry["reason"] for entry in prof.windows)
+    assert begun == caplog.messages[:1]
+    assert f"cannot write to {out}: " in begun[0]
+    assert ["window not recorded" in message for message in caplog.messages] == [False, True, True]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_folder_that_is_lost(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file takes the place of the folder in mid-run: a warning, and a line for each window from then on."""
+
+    def lose(step: int) -> None:
+        if step == 1:
+            out.parent.mkdir()
+            out.write_text("")
+
+    prof = run(out, lose)
+    assert [(1, "failed"), (2, "failed")] == statuses(prof.windows)
+    said = sorted(message.partition(" (")[0] for message in caplog.messages)
+    assert [
+        f"instrument: cannot write to {out}: Not a directory",
+        *["instrument: window not recorded"] * 2,
+    ] == said
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_folder_that_is_removed(out: Path) -> None:
+    """It is made again for the next window."""
+    run(out, lambda step: shutil.rmtree(out) if step == 5 else None)
+    assert (2, "recorded") == statuses(manifest(out))[-1]
+
+
+def test_looking_leaves_nothing(tmp_path: Path) -> None:
+    """The folder is made for the first window, not at the start."""
+    with instrument.profile(tmp_path / "runs" / "x", schedule=instrument.schedule("5")):
+        assert [] == list(tmp_path.iterdir())
 
 
 LIMITED = """
@@ -247,6 +294,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert same
     assert [(1, "failed"), (2, "failed")] == statuses(entries)
     assert all("torch could not write the trace to " in entry["reason"] for entry in entries)
+    assert "Traceback" not in done.stderr
     assert [] == left
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 
-def _flags_without_a_type(parameters: list[Any]) -> list[Any]:
-    """Have flags shown by their names alone, which typer follows by ``<bool>``."""
+def _without_types(parameters: list[Any]) -> list[Any]:
+    """Have flags and arguments shown by their names alone, which typer follows by a type such as ``<bool>``."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        elif isinstance(parameter, TyperArgument):
+            parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign, attr-defined, unused-ignore]
     return parameters
 
 
@@ -20,7 +22,7 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its parameters, with ``--help``."""
-        return _flags_without_a_type(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
 
 class Group(TyperGroup):
@@ -28,4 +30,4 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its parameters, with ``--help``."""
-        return _flags_without_a_type(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))

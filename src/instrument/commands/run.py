@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,14 +18,14 @@ from ..errors import LaunchError
 from ..launch.vendor import VENDORS, Request, command_line, launch
 from ..printable import shell_line
 from ..syncs.function import check
-from ..windows.schedule import Schedule
-from ..windows.steps import PLAN, planned
+from ..windows.manifest import unwritable
+from ..windows.steps import PLAN
+from . import options
 from .budgets import budgets
 from .parsing import Command
-from .sentence import unusable
+from .sentence import say, unusable
 
 _PROGRAM = f"{__name__}.program"
-_WINDOWS = ("steps", *PLAN, "out", "ranks", "shapes", "memory", "stacks")
 
 
 class Profiler(str, Enum):
@@ -75,15 +74,35 @@ def run(
         str | None, typer.Option(help="Which steps: '10-12,100', or 'all' for the whole run.", metavar="STEPS")
     ] = None,
     wait: Annotated[
-        int | None, typer.Option(min=0, help="Steps before each window's warm-up (default 1).")
+        int | None,
+        typer.Option(
+            min=0, help="Steps before each window's warm-up (default 1; not with --steps, --every).", metavar="N"
+        ),
     ] = None,
-    warmup: Annotated[int | None, typer.Option(min=0, help="Warm-up steps of each window (default 1).")] = None,
-    active: Annotated[int | None, typer.Option(min=1, help="Recorded steps of each window (default 3).")] = None,
-    repeat: Annotated[int | None, typer.Option(min=0, help="How many windows (default 1; 0 for no end).")] = None,
-    every: Annotated[int | None, typer.Option(min=1, help="Record a window every N steps.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for what is recorded.")] = Path(
-        "runs/instrument"
-    ),
+    warmup: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Warm-up steps of each window (default 1; with --steps or --every 0).", metavar="N"
+        ),
+    ] = None,
+    active: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Recorded steps of each window (default 3; with --steps or --every 1).", metavar="N"
+        ),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How many windows, 0 for no end (default 1; with --every 0; not with --steps).",
+            metavar="N",
+        ),
+    ] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="Record a window every N steps.", metavar="N")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder for what is recorded.", metavar="FOLDER")
+    ] = Path("runs/instrument"),
     modules: Annotated[
         str, typer.Option(help="Levels of modules that are regions: a number, 'all' or 'none'.", metavar="LEVELS")
     ] = "4",
@@ -110,10 +129,11 @@ def run(
         list[str] | None, typer.Option(help="Measure the kernels in this region only (ncu).", metavar="REGION")
     ] = None,
     launches: Annotated[
-        int | None, typer.Option(min=1, help="Measure at most N kernels (ncu; default 100).")
+        int | None, typer.Option(min=1, help="Measure at most N kernels (ncu; default 100).", metavar="N")
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="An option for the vendor's tool, as it is.", metavar="OPTION")
+        list[str] | None,
+        typer.Option(help="An option for the tool that --profiler starts, as it is.", metavar="OPTION"),
     ] = None,
     print_command: Annotated[
         bool, typer.Option("--print-command", help="Print what would be run, and do not run it.")
@@ -131,41 +151,37 @@ def run(
             typer.echo(shell_line(line))
             return
         raise typer.Exit(_become(line, dict(os.environ)))
-    plan = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "every": every}
-    options = {"record_shapes": shapes, "profile_memory": memory, "with_stack": stacks}
+    given = options.given(ctx)
     try:
-        loop: dict[str, Any] = {"out": str(out.absolute()), "names": names.value, "modules": _levels(modules)}
-        loop |= _plan(steps, {name: value for name, value in plan.items() if value is not None})
-        loop |= {name: True for name, wanted in options.items() if wanted}
+        options.refuse_useless(given, profiler.value)
+        loop: dict[str, Any] = {"out": str(out.absolute()), "names": names.value}
+        loop["modules"] = options.levels(modules)
+        loop |= options.plan(steps, {name: given[name] for name in PLAN if name in given})
+        loop |= {argument: True for name, argument in options.TORCH_OPTIONS.items() if name in given}
         if syncs or budget:
             loop |= {"syncs": True, "budget": budgets(budget or [])}
         if ranks is not None:
-            loop["ranks"] = _ranks(ranks)
+            loop["ranks"] = options.numbers(ranks)
         if step_on is not None:
             loop["step_on"] = check(step_on)
-        loop["typed"] = _typed(ctx)
+        loop["typed"] = options.typed(given)
     except ValueError as error:
         raise unusable(error) from None
     if profiler in (Profiler.torch, Profiler.none):
         loop |= {"exporter": "torch_profiler"} if profiler is Profiler.torch else {"record": False}
-    given = environment(loop)
+    started = environment(loop)
     if profiler.value in VENDORS:
-        request = Request(line, out.absolute(), _windows(loop), given, region or (), launches, option or ())
+        count = options.windows(loop)
+        request = Request(line, out.absolute(), count, started, region or (), launches, option or ())
         raise typer.Exit(_under(profiler.value, request, print_command))
+    if profiler is not Profiler.none and (reason := unwritable(out.absolute())):
+        say(f"{reason}; the program goes on, but its windows will not be saved")
+    if profiler is Profiler.auto and (sentence := options.ignored(given)):
+        say(sentence)
     if print_command:
-        typer.echo(_shown(line, given))
+        typer.echo(_shown(line, started))
         return
-    raise typer.Exit(_become(line, given))
-
-
-def _typed(ctx: typer.Context) -> list[str]:
-    """The options that choose windows, as far as they were given."""
-    given = {name: ctx.get_parameter_source(name) for name in _WINDOWS}
-    return [
-        f"--{name} {ctx.params[name]}" if ctx.params[name] is not True else f"--{name}"
-        for name, source in given.items()
-        if source is not None and source.name == "COMMANDLINE"
-    ]
+    raise typer.Exit(_become(line, started))
 
 
 def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
@@ -176,53 +192,6 @@ def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
         return command([*(program or []), *rest])
     except ValueError as error:
         raise unusable(error) from None
-
-
-def _plan(steps: str | None, plan: dict[str, int]) -> dict[str, Any]:
-    if steps == "all":
-        whole = {"at": 0, "active": sys.maxsize}
-        if plan:
-            raise ValueError(f'"--steps all" is the whole run, so these cannot be: {", ".join(plan)}')
-        return whole
-    chosen: dict[str, tuple[str, ...]] = {"--every": ("wait",)} if "every" in plan else {}
-    if steps is not None:
-        chosen = {"--steps": ("wait", "repeat", "every")}
-        if "-" in steps and "active" in plan:
-            raise ValueError("--active cannot be combined with a range in --steps")
-    for option, refused in chosen.items():
-        for name in refused:
-            if plan.get(name):
-                raise ValueError(f"--{name} cannot be combined with {option}")
-    given = plan | ({} if steps is None else {"at": steps})
-    try:
-        planned(None, given)
-    except ValueError as error:
-        if steps is None:
-            raise
-        raise ValueError(re.sub("^at ", "--steps ", str(error))) from None
-    return given
-
-
-def _levels(modules: str) -> int | bool | None:
-    if modules in ("all", "none"):
-        return None if modules == "all" else False
-    if not modules.isdecimal():
-        raise ValueError(f'"--modules" must be a number of levels, "all" or "none": {modules}')
-    return int(modules)
-
-
-def _ranks(ranks: str) -> list[int]:
-    if not all(rank.strip().isdecimal() for rank in ranks.split(",")):
-        raise ValueError(f'"--ranks" must be numbers such as 0,8: {ranks}')
-    return [int(rank) for rank in ranks.split(",")]
-
-
-def _windows(loop: Mapping[str, Any]) -> int | None:
-    """How many windows there will be; None for no end, and 0 for the whole run."""
-    if loop.get("active") == sys.maxsize:
-        return 0
-    plan = planned(None, {name: loop[name] for name in PLAN if name in loop})
-    return plan.count if isinstance(plan, Schedule) else None
 
 
 def _under(profiler: str, request: Request, only_print: bool) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,13 +15,16 @@ from ..diagnosis.metrics import metrics
 from ..errors import TraceError
 from ..report.plain import line
 from ..report.terminal import render_files
-from ..report.whole import render_set, render_trace
+from ..report.whole import render_set, render_windows
 from ..traces.ranks import TraceSet
-from ..traces.read import read_trace
+from ..traces.read import read_file, read_trace
 from ..traces.summary import Timing
 from ..traces.trace import Trace
 from ..windows.manifest import entry_of
+from .recorded import Recorded, last_window, recorded
 from .sentence import say, sentence
+
+Windows = Iterable[tuple[Trace, Timing | None]]
 
 
 def summarize(
@@ -28,13 +33,17 @@ def summarize(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers, exact, as JSON.")] = False,
     collectives: Annotated[
-        str, typer.Option(help="Which kernels communicate: 'auto', or a regular expression of their names.")
+        str,
+        typer.Option(
+            help="Which kernels communicate: 'auto', or a regular expression of their names.", metavar="REGEX"
+        ),
     ] = "auto",
 ) -> None:
     """Say where the time of the recorded steps went, by region and by operator.
 
     TRACE is a trace of torch.profiler (.json, .json.gz), a report of Nsight Systems (.sqlite, .nsys-rep) or of
-    rocprofv3 (.json, .db). A folder or a pattern holds the traces of the ranks of one job.
+    rocprofv3 (.json, .db). A folder or a pattern holds the traces of the ranks of one job; of the folder of a run
+    all windows of the last run are summed up.
     """
     try:
         pattern = compiled(collectives)
@@ -43,18 +52,21 @@ def summarize(
     console, failed, numbers = Console(), False, []
     for path in traces:
         try:
-            trace = read_trace(path)
+            trace = read_trace(last_window(path))
         except (TraceError, OSError) as error:
             say(sentence(error))
             failed = True
             continue
+        run = recorded(path, trace) if isinstance(trace, TraceSet) else None
         failed = failed or (isinstance(trace, TraceSet) and bool(trace.failed))
         if as_json:
+            if run is not None and isinstance(trace, TraceSet):
+                trace.left_out.update(run.before_last())
             numbers.append(_numbers(trace, pattern))
             continue
         if len(traces) > 1:
             line(console, path, bold=True, space=True)
-        _print(trace, path, pattern, console)
+        failed = not _print(trace, path, run, pattern, console) or failed
     if numbers:
         typer.echo(json.dumps(numbers if len(traces) > 1 else numbers[0], indent=2))
     if failed:
@@ -78,13 +90,31 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
     }
 
 
-def _print(trace: Trace | TraceSet, path: str, collectives: Collectives, console: Console) -> None:
+def _print(
+    trace: Trace | TraceSet, path: str, run: Recorded | None, collectives: Collectives, console: Console
+) -> bool:
+    """Print what there is to say of a trace, a set, or a run; return whether all of it could be read."""
     first = next(iter(trace.values())) if isinstance(trace, TraceSet) else trace
-    timing = Timing.of(entry_of(first.path))
-    if isinstance(trace, TraceSet):
-        render_set(trace, collectives, timing=timing, console=console)
-        trace = first
+    last: Windows = [(first, Timing.of(entry_of(first.path)))]
+    files, folder, unread = [first.path], first.path.parent, list[Path]()
+    if not isinstance(trace, TraceSet):
+        render_windows(last, collectives, console=console)
+    elif run is None or len(run.windows) < 2:
+        render_set(trace, collectives, windows=last, hidden=run.hidden if run else (), console=console)
     else:
-        render_trace(trace, collectives, timing=timing, console=console)
-    if trace.format == "kineto" and path != "-":
-        render_files([trace.path], trace.path.parent, console=console)
+        files, folder = [file for file, _ in run.windows], run.folder
+        windows = _read(run, unread)
+        render_set(trace, collectives, windows=windows, title=run.title, hidden=run.hidden, console=console)
+    if first.format == "kineto" and path != "-":
+        render_files(files, folder, console=console)
+    return not unread
+
+
+def _read(run: Recorded, unread: list[Path]) -> Windows:
+    """Read the windows of a run one by one; say which cannot be read, and add these to ``unread``."""
+    for file, entry in run.windows:
+        try:
+            yield read_file(file), Timing.of(entry)
+        except (TraceError, OSError) as error:
+            say(sentence(error))
+            unread.append(file)

@@ -52,7 +52,10 @@ def syncs(
     most: Annotated[
         int | None,
         typer.Option(
-            "--max", min=0, help="How many waits a step may have (default 0; no limit if --budget is given)."
+            "--max",
+            min=0,
+            help="How many waits a step may have (default 0; no limit if --budget is given).",
+            metavar="N",
         ),
     ] = None,
     budget: Annotated[

@@ -17,6 +17,11 @@ _UNDER: Mapping[str, Callable[[], bool]] = {
 EXPORTERS = ("torch_profiler", *_UNDER)
 
 
+def under() -> str | None:
+    """Return the exporter of the vendor's tool that this process runs under; None where there is none."""
+    return next((name for name, found in _UNDER.items() if found()), None)
+
+
 def choose(exporter: str | Exporter, options: Mapping[str, Any]) -> Exporter:
     """Return the exporter called for.
 
@@ -31,7 +36,7 @@ def choose(exporter: str | Exporter, options: Mapping[str, Any]) -> Exporter:
         ImportError: what the exporter needs is missing.
     """
     if exporter == "auto":
-        exporter = next((name for name, found in _UNDER.items() if found()), "torch_profiler")
+        exporter = under() or "torch_profiler"
         try:
             return _made(exporter, options)
         except ImportError as error:  # nobody asked for it by name, so the program is not to stop for it

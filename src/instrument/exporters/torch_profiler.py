@@ -6,6 +6,7 @@ A profiler object serves one window only: a scheduled one that is started again 
 from __future__ import annotations
 
 import difflib
+import errno
 import gzip
 import inspect
 import json
@@ -230,10 +231,10 @@ class TorchProfilerCapture:
         raw = folder / f"{stem}{SUFFIX}"
         self.profiler.export_chrome_trace(str(raw))
         if not _whole(raw):  # torch does not raise
-            reason = _write_error(raw)
+            error = _write_error(raw)
             for path in (raw, raw.with_name(f"{raw.name}.tmp")):
                 path.unlink(missing_ok=True)
-            raise OSError(f"torch could not write the trace to {folder}: {reason}")
+            raise OSError(error.errno, f"torch could not write the trace to {folder}: {error.strerror}")
         self.raw = raw
         return [raw]
 
@@ -304,15 +305,15 @@ def _whole(path: Path) -> bool:
         return file.read().rstrip().endswith(b"}")
 
 
-def _write_error(path: Path) -> str:
+def _write_error(path: Path) -> OSError:
     """Return why a file cannot be written, as the system says when more is written beside what torch left."""
     try:
         with path.open("ab", buffering=0) as file:
             for _ in range(16):
                 file.write(bytes(1 << 20))
     except OSError as error:
-        return str(error)
-    return "the reason is not known"
+        return error
+    return OSError(errno.EIO, "the reason is not known")
 
 
 def _read(raw: Path) -> IO[bytes]:

@@ -48,7 +48,7 @@ def show_traces(reports: Sequence[Path], console: Console) -> None:
     if not windows:
         line(console, f"Nothing was recorded in {', '.join(map(str, reports))}")
         return
-    render_windows(windows, "auto", console=console)
+    render_windows([(trace, None) for trace in windows], "auto", console=console)
     if len(reports) > _MOST:
         line(console, f"... and {len(reports) - _MOST} more windows: instrument summarize {reports[-1]}")
     processes = {trace.threads[thread].process for trace in windows for thread in trace.steps.thread.tolist()}

@@ -16,18 +16,19 @@ _MOST = 20  # ranks in one line
 _NUMBERS = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 
 
-def render_ranks(traces: TraceSet, collectives: Collectives, *, console: Console) -> None:
+def render_ranks(traces: TraceSet, collectives: Collectives, *, title: str = "", console: Console) -> None:
     """Print which ranks there are, and how each spent the time of its GPU; then what is missing or not sure.
 
     The four shares add up to the time from the first start to the last end of work on the GPU. Of a job with one
-    rank it prints the file alone.
+    rank it prints the ``title`` alone, which is the file by default.
     """
     several = traces.world_size > 1
     folders = sorted({str(trace.path.parent) for trace in traces.values()})
     if several:
         line(console, f"{len(traces)} of {traces.world_size} ranks, in {', '.join(folders[:3])}", bold=True)
     else:
-        line(console, ", ".join(str(trace.path) for trace in traces.values()), bold=True)
+        paths = ", ".join(str(trace.path) for trace in traces.values())
+        line(console, title[:1].upper() + title[1:] or paths, bold=True)
     if several and any(trace.gpu for trace in traces.values()):
         columns = ["rank", "GPU span", "compute %", "exposed comm %", "exposed copies %", "idle %", "clock"]
         rows = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
@@ -28,31 +28,62 @@ def render_trace(
         timing: What the loop that recorded it knows of the run.
         console: Where to print.
     """
-    render(summarize(trace, timing), files=[], folder=trace.path.parent, console=console)
-    render_gpu(metrics(trace, collectives), console=console)
-    render_lost(trace.lost, console=console)
+    render_windows([(trace, timing)], collectives, console=console)
+
+
+def render_windows(
+    windows: Iterable[tuple[Trace, Timing | None]],
+    collectives: Collectives,
+    *,
+    hidden: Sequence[str] = (),
+    console: Console,
+) -> None:
+    """Print several windows of one process as if they were one; the GPU's time is that of the last.
+
+    Args:
+        windows: The trace of each, one at least, with what the loop that recorded it knows of the run. Only one
+            trace is held at a time.
+        collectives: Which kernels communicate.
+        hidden: Regions that were not recorded because they are inside compiled code.
+        console: Where to print.
+    """
+    summaries, lost = [], []
+    for trace, timing in windows:
+        summaries.append(summarize(trace, timing))
+        lost.append(trace.lost)
+    several = len(summaries) > 1
+    summary = merge(summaries) if several else summaries[0]
+    render(summary, files=[], folder=trace.path.parent, hidden=hidden, console=console)
+    numbers = metrics(trace, collectives)
+    if several and numbers["gpu_events"]:
+        line(console, f"The last of {len(summaries)} windows", bold=True, space=True)
+    render_gpu(numbers, console=console)
+    for one in lost:
+        render_lost(one, console=console)
 
 
 def render_set(
-    traces: TraceSet, collectives: Collectives, *, timing: Timing | None = None, console: Console
+    traces: TraceSet,
+    collectives: Collectives,
+    *,
+    windows: Iterable[tuple[Trace, Timing | None]] = (),
+    title: str = "",
+    hidden: Sequence[str] = (),
+    console: Console,
 ) -> None:
-    """Print the ranks of a job side by side, then the trace of the lowest, whose loop knows the ``timing``."""
-    render_ranks(traces, collectives, console=console)
+    """Print the ranks of a job side by side, then the lowest: its trace, or all of its ``windows`` if given.
+
+    Args:
+        traces: One window of each rank.
+        collectives: Which kernels communicate.
+        windows: As `render_windows` takes them.
+        title: What the windows are; by default the trace of the rank.
+        hidden: As `render_windows` takes them.
+        console: Where to print.
+    """
+    several = traces.world_size > 1
+    render_ranks(traces, collectives, title=title, console=console)
     rank, trace = next(iter(traces.items()))
-    line(console, f"Rank {rank}" if traces.world_size > 1 else "", bold=True, space=traces.world_size > 1)
-    render_trace(trace, collectives, timing=timing, console=console)
-
-
-def render_windows(windows: Sequence[Trace], collectives: Collectives, *, console: Console) -> None:
-    """Print several windows of one process as if they were one; the GPU's time is that of the last."""
-    if len(windows) == 1:
-        render_trace(windows[0], collectives, console=console)
-        return
-    summary = merge([summarize(trace) for trace in windows])
-    render(summary, files=[], folder=windows[0].path.parent, console=console)
-    numbers = metrics(windows[-1], collectives)
-    if numbers["gpu_events"]:
-        line(console, f"The last of {len(windows)} windows", bold=True, space=True)
-        render_gpu(numbers, console=console)
-    for trace in windows:
-        render_lost(trace.lost, console=console)
+    heading = f"Rank {rank}{', ' * bool(title)}{title}" if several else ""
+    line(console, heading, bold=True, space=several)
+    render_windows(windows or [(trace, None)], collectives, hidden=hidden, console=console)

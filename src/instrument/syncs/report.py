@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..imports import import_rich
+from ..report.plain import count
 from . import sarif, written
 from .finding import CHOSEN
 from .pattern import times
@@ -43,7 +45,7 @@ class SyncReport(Results):
     def over(self, most: int | None = None) -> str | None:
         """Return why `assert_max` would fail, in a sentence; None where it would not.
 
-        Of several steps with too many waits, the sentence says how many they are.
+        Of several steps with too many waits, the sentence says how many they are, and how often each waits.
         """
         unlimited = most is None and self.budgeted
         most = most or 0
@@ -68,11 +70,21 @@ class SyncReport(Results):
         return None if self.finished else "the run ended early"
 
     def _too_many(self, waits: int, most: int) -> str:
-        over = sum(number > most for number in self.each_step(*self.syncs))
+        over = sorted(number for number in self.each_step(*self.syncs) if number > most)
         if self.steps < 2 or not over:
             return f"the {'step' if self.steps else 'run'} waits for the GPU {times(waits)}; allowed: {most}"
-        who = "every step waits" if over == self.steps else f"{over} of {self.steps} steps wait"
-        return f"{who} for the GPU {'up to ' * (over > 1 and waits > 1)}{times(waits)}; allowed in a step: {most}"
+        over[-1] = waits
+        who = "every step waits" if len(over) == self.steps else f"{len(over)} of {self.steps} steps wait"
+        return f"{who} for the GPU {self._range(over)}; allowed in a step: {most}"
+
+    def _range(self, waits: list[int]) -> str:
+        """Say how often steps wait, from the least to the most, and how often most of them do."""
+        least, most = waits[0], waits[-1]
+        if least == most:
+            return times(most)
+        usual, steps = Counter(waits).most_common(1)[0]
+        in_most = f" ({count(usual)} in most)" if 2 * steps > len(waits) else ""
+        return f"{'once' if least == 1 else count(least)} to {times(most)}{in_most}"
 
     def to_json(self) -> str:
         """Return everything, exact, as JSON; `instrument.syncs.written.as_dict` says what is in it."""

@@ -102,7 +102,7 @@ class Finalize:
     def _line(self, job: Job) -> dict[str, Any]:
         """Write the line of a window."""
         written = False
-        with self._noted("writing the manifest"):
+        with self._noted("writing the manifest"), suppress(OSError):  # the training process tries again, and warns
             append(Path(job["folder"]), json.dumps(job["entry"]).encode() + b"\n")
             written = True
         return {"entry": job["entry"], "written": written}

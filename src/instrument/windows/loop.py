@@ -161,6 +161,7 @@ class Profile(LikeTorch):
             # Also less than before: a window that the loop ended in goes on.
             self._over = following.index - 1 if following is not None else self._plan.count or 0
             if following is not None:
+                self._manifest.check(warned=self.yields)  # by the command
                 self._exporter.prepare()
         self._times.start(self.step_num)
         for call in Profile.started:
@@ -476,7 +477,8 @@ class Profile(LikeTorch):
                 recording.abandon()
             elif recording is not None:
                 self._left_on, self._change = recording, self.step_num
-        if status == "failed" and isinstance(error, Exception):
+        refused = isinstance(error, OSError) and error.errno is not None and not settings.strict
+        if status == "failed" and isinstance(error, Exception) and not refused:  # by the system, as the line says
             guard.failed(f"exporter {self._exporter.name}", error)
 
     def _unreached(self) -> Iterable[Window]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from .. import log
+from ..config import settings
 from ..guard import guard
 
 _NUMBERS = count(1)  # of the runs of this process
@@ -40,6 +43,7 @@ class Manifest:
         self._lines: list[bytes] = []  # a quarter of the memory that the entries would take
         self._unwritten: list[bytes] = []
         self._lock = threading.Lock()
+        self._warned = False
         self._run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
 
     @property
@@ -92,8 +96,53 @@ class Manifest:
         """Write the lines that could not be written so far."""
         with self._lock, guard.contained("writing the manifest"):
             if self._unwritten:
-                append(self.folder, b"".join(self._unwritten))
-                self._unwritten.clear()
+                try:
+                    append(self.folder, b"".join(self._unwritten))
+                except OSError as error:
+                    if settings.strict:
+                        raise
+                    self._warn(unwritable(self.folder) or f"cannot write the manifest: {error}")
+                else:
+                    self._unwritten.clear()
+
+    @guard.contained("checking the folder")
+    def check(self, *, warned: bool = False) -> None:
+        """Warn if nothing can be written to the folder, unless that was done, as ``warned`` says."""
+        reason = unwritable(self.folder)
+        if reason is not None:
+            self._warned = self._warned or warned
+            self._warn(f"{reason}; the program goes on, but its windows will not be saved")
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(text)
+
+
+def unwritable(folder: Path) -> str | None:
+    """Return in a sentence why nothing can be written to ``folder``, which need not exist; None if it can be.
+
+    Nothing of the attempt is left.
+    """
+    place = folder
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    try:
+        tempfile.TemporaryFile(dir=place).close()  # os.access says yes to root, also in /proc
+    except OSError as error:
+        where = "" if place == folder else f"nothing can be created in {place}: "
+        return f"cannot write to {folder}: {where}{error.strerror}"
+    return None
+
+
+def entries_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the manifest in ``folder`` that can be read; none where there is no manifest."""
+    with suppress(OSError), (folder / _NAME).open("rb") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    yield entry
 
 
 def entry_of(trace: Path) -> dict[str, Any] | None:
@@ -101,12 +150,9 @@ def entry_of(trace: Path) -> dict[str, Any] | None:
     folder = trace.absolute().parent.parent
     name = f"{trace.absolute().parent.name}/{trace.name}"
     found = None
-    with suppress(OSError), (folder / _NAME).open("rb") as lines:
-        for line in lines:
-            with suppress(ValueError):
-                entry = json.loads(line) if name.encode() in line else None
-                if isinstance(entry, dict) and any(file.get("path") == name for file in _files(entry)):
-                    found = entry
+    for entry in entries_of(folder):
+        if any(file.get("path") == name for file in _files(entry)):
+            found = entry
     return found
 
 

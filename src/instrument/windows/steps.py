@@ -20,6 +20,8 @@ from .schedule import schedule as make_schedule
 T = TypeVar("T")
 PLAN = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
 """The arguments of a plan that a loop takes itself."""
+CYCLE = {"wait": 1, "warmup": 1, "active": 3}
+"""The plan where none is given."""
 
 
 class Count:
@@ -266,7 +268,7 @@ def planned(
         if plan:
             raise ValueError(f'"schedule" was given, so these cannot be: {", ".join(plan)}')
         return schedule
-    plan = plan or {"wait": 1, "warmup": 1, "active": 3}
+    plan = plan or dict(CYCLE)
     if "at" not in plan and "every" not in plan:
         plan.setdefault("repeat", 1)
     return make_schedule(**plan)

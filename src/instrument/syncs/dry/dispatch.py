@@ -19,6 +19,10 @@ from .tags import tensors
 _OWN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 _RULES: dict[Any, Rule] = {}
 _KNOWN = ("aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims")
+_BEFORE = (
+    ". What existed before the dry run, such as an optimizer or a copy of the model, is on the CPU unless on_gpu "
+    "names it: on_gpu=[model, optimizer, copy]"
+)
 
 
 class Dispatch(TorchDispatchMode):  # type: ignore[misc]
@@ -85,6 +89,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]
         """Note an operator that would raise on a GPU, once for each run where an early choice may be the cause."""
         state = self._state
         why = f"{name} takes tensors of the CPU and of the GPU, which raises an error on a GPU"
+        if state.code_before:
+            why += _BEFORE
         if state.cpu_by_name is not None:
             if state.early:
                 return

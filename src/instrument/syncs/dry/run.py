@@ -37,7 +37,8 @@ def dry_run(
             into steps by the first optimizer that steps.
         fake: run without data, for models that are too large for this machine. What the step creates then has
             shapes only.
-        on_gpu: modules, optimizers and tensors that exist already and are to be taken for being on the GPU.
+        on_gpu: modules, optimizers and tensors that exist already and are to be on the GPU. A module takes the
+            state along that optimizers keep of its parameters. All else that exists is on the CPU.
         budget: waits that a step may make, in all or by regions, as in `detect_syncs`; a step lasts from a step
             of the optimizer to the next. `SyncReport.assert_max` then fails for what exceeds it.
 

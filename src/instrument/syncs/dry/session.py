@@ -24,12 +24,12 @@ from ..recorder import Recorder
 from ..report import SyncReport
 from ..stopped import Stopped
 from .cuda import PretendedCuda
+from .existing import existing
 from .fake import Fake
 from .limit import StepLimit
 from .modes import modes
 from .patches import patched
 from .state import State, as_cuda
-from .tags import tensors
 
 _COVERAGE = (
     "a dry run: tensors on the GPU were on the CPU, so waits have no times; what libraries do outside of torch, "
@@ -71,20 +71,8 @@ class Run:
 
     def place(self, on_gpu: Iterable[Any]) -> None:
         """Take tensors that exist already for being on the GPU."""
-        device = as_cuda("cuda")
-        single = isinstance(on_gpu, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor))
-        for value in [on_gpu] if single else on_gpu:
-            if isinstance(value, torch.nn.Module):
-                held: Any = [*value.parameters(), *value.buffers()]
-            elif isinstance(value, torch.optim.Optimizer):
-                held = [t for state in value.state.values() for t in tensors(state) if t.dim()]
-                held += [t for group in value.param_groups for t in group["params"]]
-            else:
-                held = value
-            found = list(tensors(held))
-            if not found and not isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
-                raise TypeError(f'"on_gpu" must hold modules, optimizers and tensors: {value!r}')
-            self.state.tags.put(found + [t.grad for t in found if t.is_leaf and t.grad is not None], device)
+        if found := existing(on_gpu):
+            self.state.tags.put(found, as_cuda("cuda"))
 
     def carry_out(self, step: Callable[[], Any]) -> Any:
         """Call ``step``; keep what ended it early."""

@@ -1,0 +1,148 @@
+"""The options of ``instrument run``: their values as the library takes them, and which go together."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+
+from ..exporters.choose import under
+from ..launch.vendor import VENDORS
+from ..windows.schedule import Schedule
+from ..windows.steps import CYCLE, PLAN, planned
+
+TORCH_OPTIONS = {"shapes": "record_shapes", "memory": "profile_memory", "stacks": "with_stack"}
+_WINDOWS = ("steps", *PLAN, "out", "ranks", *TORCH_OPTIONS)  # options that choose windows, and what these hold
+_NEEDS = {
+    "region": ("ncu",),
+    "launches": ("ncu",),
+    "option": tuple(VENDORS),
+    **dict.fromkeys(TORCH_OPTIONS, ("torch", "auto")),
+}
+
+
+def given(ctx: typer.Context) -> dict[str, Any]:
+    """Return the options that the command line has, by the names of their parameters."""
+    sources = ((name, ctx.get_parameter_source(name)) for name in ctx.params)
+    return {
+        name: ctx.params[name] for name, source in sources if source is not None and source.name == "COMMANDLINE"
+    }
+
+
+def typed(options: Mapping[str, Any]) -> list[str]:
+    """Return the options that choose windows, as they were typed."""
+    return [
+        f"--{name} {options[name]}" if options[name] is not True else f"--{name}"
+        for name in _WINDOWS
+        if name in options
+    ]
+
+
+def refuse_useless(options: Mapping[str, Any], profiler: str) -> None:
+    """Refuse options that have no effect with ``profiler``.
+
+    Raises:
+        ValueError: the first of them, and the profilers it needs.
+    """
+    for name in options:
+        needed = _NEEDS.get(name)
+        if needed is not None and profiler not in needed:
+            which = " or ".join(filter(None, (", ".join(needed[:-1]), needed[-1])))
+            raise ValueError(f"--{name} has no effect with --profiler {profiler}: it needs --profiler {which}")
+        if profiler == "none" and name in _WINDOWS:
+            raise ValueError(f"--{name} has no effect with --profiler none, which opens no window")
+    if profiler in VENDORS and "ranks" in options and options.get("steps") == "all":
+        raise ValueError(
+            f"--ranks has no effect with --steps all and --profiler {profiler}, which then records every rank"
+        )
+
+
+def ignored(options: Mapping[str, Any]) -> str | None:
+    """Return a sentence about options for torch.profiler alone where another tool records this process."""
+    names = [f"--{name}" for name in TORCH_OPTIONS if name in options]
+    tool = under() if names else None
+    if tool is None:
+        return None
+    return f"this runs under {tool.replace('_', ' ')}; only torch.profiler takes these: {', '.join(names)}"
+
+
+def plan(steps: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the plan that the options make, as `instrument.steps` takes them.
+
+    Without ``--steps`` and ``--every``, cycles have the defaults of `CYCLE` for what is not given.
+
+    Args:
+        steps: the value of ``--steps``.
+        options: those of `PLAN` that were given.
+
+    Raises:
+        ValueError: they do not go together; the message names the options.
+    """
+    if steps == "all":
+        if options:
+            names = ", ".join(f"--{name}" for name in options)
+            raise ValueError(f'"--steps all" is the whole run, so these cannot be: {names}')
+        return {"at": 0, "active": sys.maxsize}
+    for option, name in _contradictions(steps, options):
+        raise ValueError(f"--{name} cannot be combined with {option}")
+    if steps is not None:
+        made = {**options, "at": steps}
+    elif options and "every" not in options:
+        made = {**CYCLE, **options}
+    else:
+        made = dict(options)
+    try:
+        planned(None, made)
+    except ValueError as error:
+        raise ValueError(_as_options(str(error))) from None
+    return made
+
+
+def _contradictions(steps: str | None, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    refused: dict[str, tuple[str, ...]] = {"--every": ("wait",)} if "every" in options else {}
+    if steps is not None:
+        refused = {"--steps": ("wait", "repeat", "every")}
+        if "-" in steps and "active" in options:
+            yield "a range in --steps", "active"
+    yield from ((option, name) for option, names in refused.items() for name in names if options.get(name))
+
+
+def _as_options(message: str) -> str:
+    """Return an error of `instrument.schedule` in the words of the command line."""
+    message = re.sub(rf"\b({'|'.join(PLAN)})=(\d+)", r"--\1 \2", message)
+    return re.sub("^at ", "--steps ", re.sub(rf"^({'|'.join(set(PLAN) - {'at'})}) ", r"--\1 ", message))
+
+
+def levels(modules: str) -> int | bool | None:
+    """Return ``--modules`` as `instrument.annotate_modules` takes it: None for all, False for none.
+
+    Raises:
+        ValueError: it is neither a number nor one of these.
+    """
+    if modules in ("all", "none"):
+        return None if modules == "all" else False
+    if not modules.isdecimal():
+        raise ValueError(f'"--modules" must be a number of levels, "all" or "none": {modules}')
+    return int(modules)
+
+
+def numbers(ranks: str) -> list[int]:
+    """Return the ranks that ``--ranks`` lists.
+
+    Raises:
+        ValueError: it is no list of numbers.
+    """
+    if not all(rank.strip().isdecimal() for rank in ranks.split(",")):
+        raise ValueError(f'"--ranks" must be numbers such as 0,8: {ranks}')
+    return [int(rank) for rank in ranks.split(",")]
+
+
+def windows(loop: Mapping[str, Any]) -> int | None:
+    """Return how many windows there will be; None for no end, and 0 for the whole run."""
+    if loop.get("active") == sys.maxsize:
+        return 0
+    made = planned(None, {name: loop[name] for name in PLAN if name in loop})
+    return made.count if isinstance(made, Schedule) else None

@@ -1,0 +1,83 @@
+"""The windows that a run left in a folder, as its manifest lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..traces.ranks import TraceSet
+from ..windows.manifest import entries_of
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The windows of one rank in the last run in a folder.
+
+    Attributes:
+        folder: the folder.
+        rank: the rank.
+        windows: the trace of each window with its line of the manifest, in order.
+    """
+
+    folder: Path
+    rank: int
+    windows: list[tuple[Path, Mapping[str, Any]]]
+
+    @property
+    def hidden(self) -> list[str]:
+        """Regions that were not recorded because they are inside compiled code."""
+        names = self.windows[-1][1].get("hidden_regions")
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+    @property
+    def title(self) -> str:
+        """What the windows are, for a person."""
+        return f"the {len(self.windows)} windows of the last run in {self.folder}"
+
+    def before_last(self) -> dict[Path, str]:
+        """Return the traces of the windows before the last one, and what they hold."""
+        return {file: f"rank {self.rank}, {_steps(entry)}" for file, entry in self.windows[:-1]}
+
+
+def last_window(path: str) -> str:
+    """Return the folder of the window that ended last, where ``path`` is the folder of a run; else ``path``."""
+    ended = {file: entry["end_ns"] for file, entry in _traces(Path(path)) if isinstance(entry.get("end_ns"), int)}
+    return str(max(ended, key=lambda file: ended[file]).parent) if ended else path
+
+
+def recorded(path: str, traces: TraceSet) -> Recorded | None:
+    """Return the windows of the lowest rank's run; None where ``path`` is not the folder of a run.
+
+    What the folder holds of that rank's other runs is added to `TraceSet.left_out`.
+    """
+    rank, trace = next(iter(traces.items()))
+    files = dict(_traces(Path(path)))
+    own = files.get(trace.path)
+    if own is None:
+        return None
+    windows = []
+    for file, entry in files.items():
+        if entry.get("run") == own.get("run"):
+            windows.append((file, entry))
+        elif entry.get("rank") == own.get("rank"):
+            traces.left_out[file] = f"rank {rank}, {_steps(entry)}, another run"
+    return Recorded(Path(path), rank, windows)
+
+
+def _traces(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield the traces in a folder that hold steps, by the lines of its manifest."""
+    for entry in entries_of(folder) if folder.is_dir() else ():
+        files = entry.get("files")
+        for file in files if isinstance(files, list) else ():
+            name = file.get("path") if isinstance(file, dict) else None
+            if not isinstance(name, str) or ".." in Path(name).parts or Path(name).is_absolute():
+                continue
+            if entry.get("steps") and (folder / name).is_file():
+                yield folder / name, entry
+
+
+def _steps(entry: Mapping[str, Any]) -> str:
+    steps = entry["steps"]
+    return f"steps {'-'.join(map(str, steps))}" if isinstance(steps, list) else "steps"

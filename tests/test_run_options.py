@@ -1,0 +1,128 @@
+"""The options of ``instrument run``: their defaults, and which have an effect with which profiler."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from instrument.cli import app
+from instrument.commands.run import Profiler
+
+WINDOWS = {
+    "steps": "2",
+    "wait": "1",
+    "warmup": "1",
+    "active": "1",
+    "repeat": "1",
+    "every": "9",
+    "out": "o",
+    "ranks": "0",
+}
+TORCH = {"shapes": None, "memory": None, "stacks": None}
+NCU = {"region": "forward", "launches": "3"}
+VENDOR = {"option": "--x"}
+ALWAYS = {
+    "modules": "2", "names": "path", "syncs": None, "budget": "x=1", "step-on": "backward", "print-command": None,
+}  # fmt: skip
+OPTIONS = WINDOWS | TORCH | NCU | VENDOR | ALWAYS
+
+
+@pytest.fixture(autouse=True)
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has every tool, and a script."""
+    for name in ("nsys", "ncu", "rocprofv3", "vtune"):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("#!/bin/sh\necho 2024.1.0\n")
+        path.chmod(0o755)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*options: str) -> Result:
+    """Print the command line of a run."""
+    return CliRunner().invoke(app, ["run", *options, "--print-command", "--", "train.py"])
+
+
+def settings(*options: str) -> dict[str, object]:
+    """What the processes of a run are told."""
+    result = run(*options)
+    assert result.exit_code == 0, result.stderr
+    (text,) = [word for word in shlex.split(result.stdout) if word.startswith("INSTRUMENT_RUN=")]
+    found: dict[str, object] = json.loads(text.partition("=")[2])
+    return found
+
+
+def effective(option: str, profiler: Profiler) -> bool:
+    if option in NCU:
+        return profiler is Profiler.ncu
+    if option in VENDOR:
+        return profiler not in (Profiler.auto, Profiler.torch, Profiler.none)
+    if option in TORCH:
+        return profiler in (Profiler.auto, Profiler.torch)
+    return option in ALWAYS or profiler is not Profiler.none
+
+
+def test_every_option_is_known() -> None:
+    """The cases below hold all options."""
+    (command,) = [command for command in app.registered_commands if command.callback.__name__ == "run"]  # type: ignore[union-attr]
+    names = {name.replace("_", "-") for name in command.callback.__annotations__}  # type: ignore[union-attr]
+    assert names - {"ctx", "program", "return", "profiler"} == set(OPTIONS)
+
+
+@pytest.mark.parametrize("profiler", Profiler)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_without_effect_are_refused(option: str, profiler: Profiler) -> None:
+    """An option either has an effect with a profiler, or it is refused in a sentence that names both."""
+    value = OPTIONS[option]
+    words = [f"--{option}" if value is None else f"--{option}={value}"]
+    result = run("--profiler", profiler.value, *words)
+    if effective(option, profiler):
+        assert (result.exit_code, result.stderr) == (0, "")
+    else:
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"--{option} has no effect with --profiler {profiler.value}" in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("profiler", ["nsys", "ncu", "rocprof", "vtune"])
+def test_ranks_of_a_whole_run(profiler: str) -> None:
+    """A vendor's tool records every rank where it records the whole run."""
+    result = run("--profiler", profiler, "--steps", "all", "--ranks", "0")
+    assert result.exit_code == 2
+    assert "--ranks has no effect with --steps all" in result.stderr
+
+
+def test_options_of_torch_under_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a tool, which records instead of torch.profiler, the options of the latter are named."""
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+    assert (
+        run("--shapes").stderr
+        == "instrument: this runs under nsight systems; only torch.profiler takes these: --shapes\n"
+    )
+    assert run("--shapes", "--profiler", "torch").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "plan"),
+    [
+        (["--wait", "4"], (4, 1, 3, None)),
+        (["--wait", "1", "--warmup", "2"], (1, 2, 3, None)),
+        (["--repeat", "2"], (1, 1, 3, 2)),
+        (["--active", "5"], (1, 1, 5, None)),
+        (["--warmup", "0"], (1, 0, 3, None)),
+        ([], (None, None, None, None)),
+        (["--every", "9"], (None, None, None, None)),
+        (["--steps", "7"], (None, None, None, None)),
+    ],
+)
+def test_defaults(options: list[str], plan: tuple[int | None, ...]) -> None:
+    """What is not given of wait, warmup and active is what --help says."""
+    found = settings(*options)
+    assert plan == tuple(found.get(name) for name in ("wait", "warmup", "active", "repeat"))
