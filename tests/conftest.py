@@ -35,10 +35,7 @@ hypothesis.settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none, and run again what nsys 2022.4 failed or hung in by itself."""
-    for item in items:
-        if "nsys" in item.keywords:
-            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=["ToolFailed", "TimeoutExpired"]))
+    """Skip what needs a GPU where there is none."""
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

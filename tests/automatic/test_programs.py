@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from instrument.traces.read import read_trace
-from tests.support import nsys
+from tests.support import nsys, programs
 from tests.support.programs import environment
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -39,9 +40,7 @@ REGIONS = {
 
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in the folder of the programs."""
-    return subprocess.run(
-        command, cwd=PROGRAMS, env=environment(variables), check=True, capture_output=True, text=True, timeout=300
-    )
+    return programs.run(["env", "-C", PROGRAMS, *command], environment(variables), timeout=120)
 
 
 def without_log(output: str) -> str:
@@ -76,10 +75,16 @@ def test_steps_and_regions(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_under_nsight_systems(name: str, tmp_path: Path) -> None:
     """The report of nsys, started here, has the regions of the recorded step."""
+    attempts = itertools.count()
+
+    def record() -> tuple[Path, subprocess.CompletedProcess[str]]:
+        out = tmp_path / str(next(attempts))
+        return out, run(instrumented(name, "--profiler", "nsys", "--steps", "4", "-o", str(out)))
+
     with nsys.alone():
-        done = run(instrumented(name, "--profiler", "nsys", "--steps", "4", "-o", str(tmp_path)))
+        out, done = nsys.recorded(record)
     assert "Where the step went" in done.stderr
-    reports = list(tmp_path.glob("*.nsys-rep"))
+    reports = list(out.glob("*.nsys-rep"))
     ranks = 2 if name == "ddp" else 1
     assert len(reports) == ranks
     counts = Counter(found.name for report in reports for found in nsys.ranges(report, balanced=False))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import instrument
-from tests.support.nsys import alone, nsys
+from tests.support.nsys import alone, nsys, recorded
 from tests.support.programs import environment, run
 
 from .stubs import launching
@@ -75,9 +75,13 @@ def launched(
 ) -> subprocess.CompletedProcess[str]:
     out = script.parent / "out"
     command = [*python, script, out, how, str(value)]
-    return run(
-        launching("nsys", out, command, **others), environment({"COLUMNS": "100"}), check=False, timeout=120
-    )
+
+    def record() -> subprocess.CompletedProcess[str]:
+        shutil.rmtree(out, ignore_errors=True)
+        line = launching("nsys", out, command, **others)
+        return run(line, environment({"COLUMNS": "100"}), check=False, timeout=120)
+
+    return recorded(record)
 
 
 def reports(script: Path) -> list[str]:

@@ -25,7 +25,7 @@ _NUMBERS = itertools.count()
 
 
 class ToolFailed(AssertionError):
-    """A vendor's tool failed by itself: `tests/conftest.py` has the test run again."""
+    """Nsight Systems failed by itself: `tests.support.nsys.recorded` records once more."""
 
 
 def program(script: str | Path, folder: Path) -> Path:
