@@ -404,7 +404,7 @@ def test_all_steps(tmp_path: Path) -> None:
         assert re.search(r"^\(in no region\) +\d", text, re.MULTILINE)
         assert re.search(r"^\(outside the steps, total\) +\d", text, re.MULTILINE)
         shares = [
-            float(found) for found in re.findall(r"^[\w(].* (\d+\.\d) +#*$", text.split("\n\n")[0], re.MULTILINE)
+            float(found) for found in re.findall(r"^[\w(].* (\d+\.\d) +#* *$", text.split("\n\n")[0], re.MULTILINE)
         ]
         assert abs(sum(shares) - 100) < 1
     assert at_the_end.split("\nFiles")[0].endswith(of_the_file.split("\nFiles")[0])
@@ -504,6 +504,77 @@ def test_step_0(tmp_path: Path, program: str) -> None:
     (entry,) = entries_in(tmp_path / "runs/instrument")
     assert (entry["status"], entry["steps"]) == ("recorded", [0, 0])
     assert "Linear" in done.stderr
+
+
+ACTOR_CRITIC = f"""{MODEL}
+critic = torch.nn.Linear(2, 1)
+optimizers = [torch.optim.SGD(network.parameters(), 0.1) for network in (critic, model)]
+for number in range(9):
+    for network, optimizer in list(zip((critic, model), optimizers))[: 1 + (number > 2)]:
+        network(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+"""
+SEARCHES = """
+import gc, torch
+searches = []
+def counted(search):
+    def call(*given):
+        if torch.autograd._profiler_enabled():
+            searches.append(1)
+        return search(*given)
+    return call
+gc.get_objects, gc.get_referrers = counted(gc.get_objects), counted(gc.get_referrers)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        (ACTOR_CRITIC, []),
+        (LATE.replace("optimizer = None", "optimizer = torch.optim.SGD(model.parameters(), 0.1)"),
+         ["--step-on", "backward", "--steps", "0-4"]),
+        (TRAIN, ["--steps", "0"]),
+        (EVALUATION, ["--steps", "all"]),
+    ],
+)  # fmt: skip
+def test_no_search_is_recorded(tmp_path: Path, program: str, options: list[str]) -> None:
+    """All objects of the process are searched before a window opens, and not inside."""
+    write(tmp_path, f"{SEARCHES}{program}\nprint(len(searches))")
+    done = run(tmp_path, [*RUN, *options, "--", "train.py"])
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    assert "recorded" == entry["status"]
+    assert "0\n" == done.stdout
+    assert "Linear" in done.stderr
+
+
+@pytest.mark.parametrize(("steps", "inside"), [("2-6", False), ("0", True)])
+def test_an_optimizer_that_is_made_in_a_window(tmp_path: Path, steps: str, inside: bool) -> None:
+    """What it takes to find its model is between two steps, or in step 0 where that is recorded, and is said."""
+    program = f"""{MODEL}
+def train(network, count):
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    for _ in range(count):
+        network(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+if {inside}:
+    model(torch.ones(1, 2))
+else:
+    train(model, 4)
+train(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(2, 1)), 5)
+"""
+    write(tmp_path, program)
+    done = run(tmp_path, [*RUN, "--steps", steps, "--", "train.py"])
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    assert entry["timing"]["own_ns"] > 0
+    assert "While recording, the library itself worked for" in done.stderr
+    trace = read_trace(tmp_path / "runs/instrument" / entry["files"][0]["path"])
+    names = list(trace.regions.text("name"))
+    assert "Tanh" in names
+    own = [row for row, name in enumerate(names) if name == "instrument (own work)"]
+    assert own
+    for row in own:
+        start, end = trace.regions.start_ns[row], trace.regions.end_ns[row]
+        assert any((trace.steps.start_ns < end) & (start < trace.steps.end_ns)) == inside
 
 
 @pytest.mark.parametrize(

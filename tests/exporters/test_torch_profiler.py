@@ -15,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 import instrument
+from instrument import compat
 from instrument.config import settings
 from instrument.errors import CaptureError
 from instrument.exporters.choose import choose
@@ -154,6 +155,24 @@ def test_preparing_twice_costs_once() -> None:
     exporter.prepare()
     exporter.prepare()
     assert "torch._inductor" in sys.modules
+
+
+def test_only_anothers_recording_is_followed_by_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window searches all objects for open ranges after another profiler recorded, not after a window."""
+    searches = []
+    monkeypatch.setattr(compat, "record_functions", lambda: searches.append(1) or [])
+    exporter = TorchProfilerExporter({})
+    record(exporter, tmp_path)
+    searches.clear()
+    record(exporter, tmp_path)
+    exporter.capture().discard()
+    record(exporter, tmp_path)
+    assert not searches
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]):
+        torch.ones(3).sum()
+    record(exporter, tmp_path)
+    record(exporter, tmp_path)
+    assert 1 == len(searches)
 
 
 def load_for_tensorboard(folder: Path) -> dict[str, Any]:

@@ -68,6 +68,14 @@ def test_whether_they_are_typical(around_ms: float, said: str) -> None:
     assert typical.endswith(said)
 
 
+def test_own_work() -> None:
+    """The time that the library took inside windows is given, where it took some."""
+    windows = [summary(3, 3, timing=Timing(3 * MS, 20, 22, 66 * MS, own_ns)) for own_ns in (40 * MS, 0)]
+    said = "While recording, the library itself worked for 40.0 ms"
+    assert 1 == sum(said in text for text in step_times(merge(windows)))
+    assert not any("itself" in text for text in step_times(windows[1]))
+
+
 def test_too_few_steps_around_say_nothing() -> None:
     """Two steps, or none, are no measure."""
     for timing in (Timing(MS, 2, 5, 9 * MS), Timing(None, 0, 5, 9 * MS)):

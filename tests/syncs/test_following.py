@@ -16,6 +16,7 @@ from torch import nn
 import instrument
 from instrument.syncs import following
 from instrument.syncs.following import StepFollower
+from instrument.traces.read import read_trace
 
 BEFORE = vars(nn.Module)["_compiled_call_impl"], torch.autograd.backward, torch.optim.Optimizer.__init__
 
@@ -123,7 +124,7 @@ def test_steps_before_it_was_known(program: Callable[[Any], None], missed: list[
 @pytest.mark.parametrize("named", [True, False])
 def test_a_pass_counts_once(annotated_first: bool, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many patches are around it, in whatever order, and whether its region is drawn."""
-    monkeypatch.setattr(following, "_optimizers_of", lambda _: [])  # those of other tests
+    monkeypatch.setattr(following, "_optimizers", lambda: [])  # those of other tests
     seen: list[list[int]] = [[], []]
     handles: list[Any] = []
     followers = [
@@ -144,6 +145,47 @@ def test_a_pass_counts_once(annotated_first: bool, named: bool, monkeypatch: pyt
         handle.remove()
     assert [4, 4] == [len(steps) for steps in seen]
     assert torch.autograd.backward is BEFORE[1]
+
+
+def one_step(model: nn.Module) -> None:
+    with instrument.annotate("step"):
+        passes(model, 1)
+
+
+@pytest.mark.parametrize(
+    ("step_on", "model"),
+    [
+        ("forward", nn.Sequential(nn.Linear(2, 2), nn.Tanh())),
+        ("forward", nn.RNNCell(2, 2)),
+        ("forward", nn.GRU(2, 2)),
+        ("backward", nn.Sequential(nn.Linear(2, 2), nn.Tanh())),
+        (f"{__name__}:one_step", nn.Linear(2, 2)),
+    ],
+    ids=lambda given: given if isinstance(given, str) else type(given).__name__,
+)
+def test_a_step_ends_after_its_regions(step_on: str, model: nn.Module, tmp_path: Path) -> None:
+    """No region of a recorded step reaches into the next one."""
+    handles = [instrument.annotate_modules(model), instrument.annotate_step()]
+    prof = instrument.profile(tmp_path, schedule="2-4", activities=[torch.profiler.ProfilerActivity.CPU])
+    follower = StepFollower(prof.step, lambda: None, step_on)
+    with prof:
+        for _ in range(6):
+            if step_on == "forward":
+                calls(model, 1)
+            elif step_on == "backward":
+                passes(model, 1)
+            else:
+                one_step(model)
+    follower.remove()
+    for handle in handles:
+        handle.remove()
+    (path,) = tmp_path.glob("window-0001/*.json.gz")
+    trace = read_trace(path)
+    ends = trace.steps.end_ns
+    assert 3 == len(ends)
+    assert {"step", type(model).__name__} & set(trace.regions.text("name"))
+    for start, end in zip(trace.regions.start_ns, trace.regions.end_ns, strict=True):
+        assert (start < ends).tolist() == (end <= ends).tolist()
 
 
 def test_the_model_can_be_copied_and_compiled() -> None:

@@ -35,7 +35,8 @@ def test_a_recorded_window(out: Path) -> None:
     assert path.stat().st_size == file["bytes"]
     assert before < entry.pop("start_ns") < entry["end_ns"] < after
     timing = entry.pop("timing")
-    assert ["around_ns", "around_steps", "recorded_ns", "run_ns", "run_steps"] == sorted(timing)
+    assert ["around_ns", "around_steps", "own_ns", "recorded_ns", "run_ns", "run_steps"] == sorted(timing)
+    assert 0 == timing["own_ns"]
     assert [5, 3] == [timing["run_steps"], timing["around_steps"]]
     assert 0 < timing["recorded_ns"] < timing["run_ns"]
     assert 0 < timing["around_ns"] < timing["run_ns"]

@@ -46,6 +46,7 @@ def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyP
         "recorded_ns": 300,
         "around_ns": int(sorted(around)[AROUND - 1] + sorted(around)[AROUND]) // 2,
         "around_steps": 2 * AROUND,
+        "own_ns": 0,
         "run_steps": 53 + AROUND,
         "run_ns": sum(map(took, range(53 + AROUND))),
     }

@@ -16,13 +16,13 @@ from ..integrations.loop import Loop
 from ..regions import live
 from ..syncs.following import StepFollower
 from ..syncs.program_steps import program_steps
-from .models import outermost
+from .models import outermost, trains
 from .program import PROCESS
 from .termination import Termination
 
 _LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
 FEATURE = "following optimizers"
-_MOST = 16  # optimizers whose models are looked for, which may take 50 ms
+_MOST = 16  # optimizers whose models are looked for
 _ELSE = "choose what a step is with --step-on backward, forward or FUNCTION (train.py:train_step)"
 _NO_STEP = f"nothing was recorded: no optimizer stepped, and nothing else showed steps; {_ELSE}"
 _COMPILED = f"nothing was recorded: a compiled optimizer's steps cannot be seen; {_ELSE}"
@@ -38,9 +38,9 @@ class Session:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         loop.modes = True
-        self._made = IdentitySet()  # optimizers that were made
-        self._seen = IdentitySet()  # those that stepped
+        self._optimizers = IdentitySet()  # that were made, or stepped
         self._new: list[weakref.ref[Any]] = []  # those whose models are to be named
+        self._named = IdentitySet()  # models
         self._process = os.getpid()
         self._since = time.time()
         self._steps: StepFollower | None = None
@@ -72,24 +72,19 @@ class Session:
         self._left = True
 
     def _optimizer_made(self, optimizer: Any) -> None:
-        if len(self._made) < _MOST:
-            self._made.add(optimizer)
-            self._new.append(weakref.ref(optimizer))
+        self._note(optimizer)
         if self._begun and not self._left and self._steps is not None and self._steps.by is None:
-            self._name()
+            self._name_trained()  # step 0 is recorded, and may need the regions of the model
 
     def _model_found(self, model: Any) -> None:
         if self._loop.records(0) and not self._left and Loop.current() in (None, self._loop):
-            self._name(model)
+            self._name_trained(model)
 
     def _after(self, optimizer: Any, *_: Any) -> None:
-        """Take note of an optimizer that steps, if it was not when it was made: a copy is not made."""
+        """Take note of an optimizer that steps, in case it was not made but copied or loaded."""
         try:
-            if live.tracing() or self._left or optimizer in self._seen or len(self._seen) >= _MOST:
-                return
-            self._seen.add(optimizer)
-            if optimizer not in self._made:
-                self._new.append(weakref.ref(optimizer))
+            if not live.tracing():
+                self._note(optimizer)
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -97,18 +92,16 @@ class Session:
                 if raised is error:
                     raise
 
-    def _name(self, *models: Any) -> None:
-        """Make regions of ``models`` and of those that new optimizers train, each with the modules around it."""
-        new, self._new = [optimizer() for optimizer in self._new], []
-        optimizers = [optimizer for optimizer in new if optimizer is not None]
-        if optimizers or models:
-            self._loop.name(*outermost(optimizers, models))
+    def _note(self, optimizer: Any) -> None:
+        if not self._left and optimizer not in self._optimizers and len(self._optimizers) < _MOST:
+            self._optimizers.add(optimizer)
+            self._new.append(weakref.ref(optimizer))
 
     @guard.contained(FEATURE)
     def _step_0(self) -> None:
         """Step 0, which is to be recorded, begins."""
         if Loop.current() is None and not self._left:
-            self._name()
+            self._name_trained()
             self._start(0)
 
     @guard.contained(FEATURE)
@@ -132,42 +125,79 @@ class Session:
             self._loop.restart(count, reason)
 
     def _prepared(self) -> bool:
-        """Begin if nothing runs yet, and name the models of new optimizers; False where something else counts."""
+        """Name the models of new optimizers and begin if nothing runs yet; False where something else counts."""
         if self._left or self._steps is None or not self._drives():
             return False
         if self._steps.by == "program":
             self._loop.give_way()
-        with guard.contained(FEATURE):
-            if not (self._loop.record and self._loop.over):
-                self._name()
-            self._explain()
+        self._prepare()
+        if not self._begun:
+            self._missed = self._loop.records(0)
+            self._start(int(self._missed))
         return True
+
+    @guard.contained(FEATURE)
+    def _prepare(self) -> None:
+        """Do what is to be done before a window opens, or between two steps of one that is open."""
+        self._name_new()
+        self._explain()
+
+    def _name_new(self) -> None:
+        """Annotate the models of new optimizers; later, where a window ends with this step."""
+        if self._begun and self._loop.record and self._loop.over:
+            return
+        if self._unnamed() and self._loop.between_steps():
+            self._name_trained()
+
+    def _name_trained(self, *models: Any) -> None:
+        """Annotate the models of new optimizers, and ``models``, each with the modules around it."""
+        optimizers = self._unnamed()
+        self._new.clear()
+        if optimizers or models:
+            with self._loop.own_work():
+                found = outermost(optimizers, models)
+            self._name(*found)
+
+    def _unnamed(self) -> list[Any]:
+        """Return the new optimizers, but for those that update parameters of annotated models alone."""
+        known = [optimizer() for optimizer in self._new]
+        known = [optimizer for optimizer in known if optimizer is not None and not trains(optimizer, self._named)]
+        self._new = [weakref.ref(optimizer) for optimizer in known]
+        return known
+
+    def _name(self, *models: Any) -> None:
+        new = [model for model in models if model not in self._named]
+        if new:
+            with self._loop.own_work():
+                self._loop.name(*new)
+        for model in new:
+            self._named.add(model)
 
     def _explain(self) -> None:
         """Log once what counts as a step, unless an optimizer does, and annotate the model that shows it."""
         explanation = self._steps.explanation if self._steps is not None else None
         if (explanation or self._loop.step_on) and not self._explained:
             self._explained = True
+            self._loop.between_steps()
             if explanation and not program_steps.followed:
-                log.warning(explanation)
+                with self._loop.own_work():
+                    log.warning(explanation)
             if self._steps is not None and self._steps.model is not None and not self._loop.records(0):
-                self._name(self._steps.model)  # else it is named since it was found
+                self._name_trained(self._steps.model)  # else it is annotated since it was found
 
     def _restarted(self) -> None:
         """The steps so far were a part of step 0: what is recorded from here on is counted anew."""
         if self._begun and not self._left and self._steps is not None and self._steps.by != "program":
             self._explained = False
+            self._prepare()
             self._missed = self._loop.records(0)
             reason = f"the plan started over: steps are now counted by the {self._steps.by}"
             self._loop.restart(int(self._missed), reason)
 
     def _drives(self) -> bool:
-        """Begin if nothing runs yet; False where something else counts the steps."""
+        """Tell whether no other loop runs, to which the steps would be left."""
         if Loop.current() is not (self._loop if self._begun else None):
             self.leave()
-        elif not self._begun:
-            self._missed = self._loop.records(0)
-            self._start(int(self._missed))
         return not self._left
 
     def _start(self, first_step: int) -> None:

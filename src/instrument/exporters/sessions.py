@@ -104,6 +104,11 @@ class Sessions:
         self._ended = self._ended or self._capture is None
         self._owner = self._capture = None
 
+    def release(self, capture: SessionCapture) -> None:
+        """End the session of ``capture``, if torch did not call `left` when it stopped."""
+        if self._capture is capture:
+            self.left()
+
     def _step_aside(self) -> Any:
         result = None
         with guard.contained("stepping aside for another profiler"):

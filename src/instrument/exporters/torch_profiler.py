@@ -207,7 +207,7 @@ class TorchProfilerCapture:
             raise
         finally:
             self._end_ranges()
-            sessions.left()
+            sessions.release(self)
 
     def _end_ranges(self) -> None:
         ranges, self._ranges = self._ranges, None
@@ -222,7 +222,7 @@ class TorchProfilerCapture:
                 self.profiler.profiler.__exit__(None, None, None)
         if profiler_running():
             sessions.stuck = f"the recording of an earlier window could not be stopped: {error!r}"
-            sessions.left()
+            sessions.release(self)
             sessions.recover()
 
     def save(self, folder: Path, stem: str) -> list[Path]:
@@ -257,7 +257,7 @@ class TorchProfilerCapture:
                 self.profiler.start_trace()
                 self._stop()
         finally:
-            sessions.left()
+            sessions.release(self)
 
 
 def _job() -> dict[str, Any] | None:

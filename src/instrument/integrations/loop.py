@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -217,6 +217,14 @@ class Loop:
                     depth, names, modes = self._modules, self._names, self.modes
                     self._handles.append(instrument.annotate_modules(model, depth, names=names, modes=modes))
                     self._models.add(model)
+
+    def between_steps(self) -> bool:
+        """End the recorded step, as `Profile.between_steps` does."""
+        return not self.made or self._profile.between_steps()
+
+    def own_work(self) -> AbstractContextManager[None]:
+        """Mark the body as the library's own work, as `Profile.own_work` does."""
+        return self._profile.own_work() if self.made else nullcontext()
 
     @guard.contained(FEATURE)
     def step(self) -> None:

@@ -148,6 +148,10 @@ class After(Hook):
                     raise
         if self.then is not None:
             self.then()
+        stack = here.stack
+        if stack.then is not None and not stack:
+            then, stack.then = stack.then, None
+            then()
 
 
 class Around:

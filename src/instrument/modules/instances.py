@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import defaultdict
 from typing import Any
@@ -12,11 +11,11 @@ from torch.utils.data import DataLoader
 
 from .. import compat
 from ..identity import IdentitySet
-from .labels import Labels
+from .labels import Labels, held
 
 
 class Instances:
-    """Knows the instances of a class, and what follows the name of each.
+    """Knows the instances of a class that the program holds by a name, and what follows the name of each.
 
     Args:
         base: the class; those of its subclasses are known too.
@@ -28,29 +27,21 @@ class Instances:
         self._attribute = attribute
         self._known = IdentitySet()
         self._labels = Labels()
-        self._complete = False  # no other one was seen since the last look
         self._unheld: dict[str, list[weakref.ref[Any]]] = {}  # by class: those without a label that were named
 
     def look(self) -> None:
         """Find the instances that there are, as a recording begins."""
         self._unheld.clear()
-        if not self._complete:
-            self._find()
+        self._find()
 
     def _find(self) -> None:
-        """Look among all objects of the process: 10 ms for a million."""
-        self._complete = True
-        kinds, pending = set[type](), [self._base]
-        while pending:
-            kind = pending.pop()
-            if kind not in kinds:
-                kinds.add(kind)
-                pending += kind.__subclasses__()
+        """Search the variables of the running functions: 0.1 ms, or up to 15 ms where they hold very much."""
         named: dict[str, list[Any]] = defaultdict(list)
-        for found in gc.get_objects():
-            if type(found) in kinds and hasattr(found, self._attribute):
-                named[type(found).__name__].append(found)
+        for found in held(self._base):
+            if hasattr(found, self._attribute):
                 self._known.add(found)
+        for known in self._known:
+            named[type(known).__name__].append(known)
         for same in named.values():
             self._labels.tell_apart(same, numbers=False)
 
@@ -58,7 +49,8 @@ class Instances:
         """Return ``[actor_optimizer]`` if several instances are of this class, else ""."""
         if instance is None:
             return ""
-        if instance not in self._known:  # made since
+        if instance not in self._known:  # made since, or held by a function that runs only now
+            self._known.add(instance)
             self._find()
         label = self._labels.of(instance) or self._number(instance)
         return f"[{label}]" if label else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -14,12 +15,17 @@ from .layer import Layer
 
 
 class Stack(list[Any]):
-    """The calls (`Call`) that are open on one thread, outermost first."""
+    """The calls (`Call`) that are open on one thread, outermost first.
 
-    __slots__ = ("__weakref__", "thread")
+    Attributes:
+        then: called once when the outermost one is closed by its hook.
+    """
+
+    __slots__ = ("__weakref__", "then", "thread")
 
     def __init__(self) -> None:
         self.thread = get_ident()
+        self.then: Callable[[], None] | None = None
 
     def shed(self) -> Any:
         """Close the calls that are over, on their own thread, and return the innermost one that is not.
@@ -46,6 +52,14 @@ class _Here(threading.local):
 
 _stacks: list[weakref.ref[Stack]] = []
 here = _Here()
+
+
+def when_closed(call: Callable[[], None]) -> None:
+    """Call ``call()`` once no call is open on this thread: now, or when the outermost one is closed."""
+    if here.stack.shed() is None:
+        call()
+    else:
+        here.stack.then = call
 
 
 def busy() -> set[Layer]:

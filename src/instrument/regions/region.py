@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 DOMAIN = "instrument"
+OWN_WORK = "instrument (own work)"  # the region of what the library does where a step is recorded
 OPAQUE = 0xFF000000
 
 # The names that nvtx knows itself. It gives them no alpha, unlike those that it asks matplotlib for.

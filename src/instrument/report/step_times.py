@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from statistics import median
 
+from ..regions.region import OWN_WORK
 from ..traces.summary import Summary
 from .plain import duration, durations, percent
 
@@ -36,6 +37,7 @@ def step_times(summary: Summary) -> Iterator[str]:
     if summary.timing:
         yield from _share_of_run(summary)
         yield from _typical(summary)
+        yield from _own_work(summary)
 
 
 def _times(times: Sequence[int]) -> str:
@@ -86,6 +88,15 @@ def _typical(summary: Summary) -> Iterator[str]:
     else:
         said = f"the recorded ones took {100 * ratio:.0f} % of that, so they are not typical"
     yield f"The {steps} steps around them took {duration(around)} (median); {said}."
+
+
+def _own_work(summary: Summary) -> Iterator[str]:
+    own_ns = sum(timing.own_ns for timing in summary.timing)
+    if own_ns:
+        yield (
+            f"While recording, the library itself worked for {duration(own_ns)}, "
+            f'which the trace shows as "{OWN_WORK}".'
+        )
 
 
 def _which(numbers: Sequence[int], count: int) -> str:

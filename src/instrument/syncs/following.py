@@ -68,6 +68,7 @@ class StepFollower:
         self._made = made
         self._found = found
         self._optimizers = IdentitySet()
+        self._earlier = IdentitySet()  # that were made before, perhaps for another model
         self._looked = False  # for optimizers that were made before
         self._passes = 0  # backward passes that did not count so far
         self._calls = 0  # calls of the model that did not count so far
@@ -174,6 +175,8 @@ class StepFollower:
             self._function.look()
         if self._begun is not None:
             begun, self._begun = self._begun, None
+            if not len(self._optimizers):
+                self._look()  # now, as step 0 is going to be recorded
             self._leave_model()
             with guard.contained("beginning step 0"):
                 begun()
@@ -208,12 +211,21 @@ class StepFollower:
         if self._model is not None and self._begun is None and self._step_on is None and len(self._optimizers):
             self._model.remove()
 
-    def _waits_for_optimizer(self) -> bool:
-        """Whether an optimizer was made, so that its steps are to be expected."""
+    def _look(self) -> None:
+        """Find the optimizers that were made before this one follows them, or without their constructor."""
         if not self._looked:
             self._looked = True
-            for optimizer in _optimizers_of(self.model):
-                self._optimizers.add(optimizer)
+            for optimizer in _optimizers():
+                self._earlier.add(optimizer)
+
+    def _waits_for_optimizer(self) -> bool:
+        """Whether an optimizer was made, so that its steps are to be expected."""
+        if not len(self._optimizers):
+            self._look()
+            for optimizer in self._earlier:
+                if _updates(optimizer, self.model):
+                    self._optimizers.add(optimizer)
+            self._earlier.clear()
         return len(self._optimizers) > 0 and not self.compiled
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -277,20 +289,21 @@ def _grad_enabled() -> bool:
     return bool(torch.is_grad_enabled())
 
 
-def _optimizers_of(model: Any) -> list[Any]:
-    """Return the optimizers that there are, those of ``model`` where it is known; 50 ms for a million objects."""
+def _optimizers() -> list[Any]:
+    """Return the optimizers that there are; 50 ms for a million objects."""
     import torch
 
     kind = torch.optim.Optimizer
     found = [known for known in gc.get_objects() if issubclass(type(known), kind)]
+    return [optimizer for optimizer in found if hasattr(optimizer, "param_groups")]  # else it is being made
+
+
+def _updates(optimizer: Any, model: Any) -> bool:
+    """Tell whether ``optimizer`` updates a parameter of ``model``; any one does where that is not known."""
     if model is None:
-        return found
+        return True
     held = {id(parameter) for parameter in model.parameters()}
-    return [
-        optimizer
-        for optimizer in found
-        if any(id(parameter) in held for group in optimizer.param_groups for parameter in group["params"])
-    ]
+    return any(id(parameter) in held for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _nothing() -> None:

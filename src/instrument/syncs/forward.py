@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from ..guard import guard
 from ..modules.compiling import compiling
 from ..modules.fitting import copied, copier
 from ..modules.hooks import Hook
+from ..modules.stack import when_closed
 from ..patch import Patch, leave_no_frame, undo
 from ..regions import live
 
@@ -29,8 +31,11 @@ class _Called(Hook):
 
     def __call__(self, module: nn.Module, *_: object) -> None:
         if not live.tracing():
-            with guard.contained("following the calls of the model"):
-                self._called(module)
+            when_closed(functools.partial(self._ended, module))
+
+    @guard.contained("following the calls of the model")
+    def _ended(self, module: nn.Module) -> None:
+        self._called(module)
 
 
 class OutermostModel:
@@ -41,7 +46,7 @@ class OutermostModel:
 
     Args:
         found: called with the model before its first call.
-        called: called with the model after each call that did not fail.
+        called: called with the model after each call that did not fail, once its region is closed.
     """
 
     def __init__(self, found: Callable[[nn.Module], None], called: Callable[[nn.Module], None]) -> None:

@@ -96,9 +96,10 @@ class FunctionCalls:
                 yield main
             return
         wanted = os.path.realpath(self._place)
+        name = Path(wanted).name
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
-            if isinstance(file, str) and Path(file).name == Path(wanted).name and os.path.realpath(file) == wanted:
+            if isinstance(file, str) and file.endswith(name) and os.path.realpath(file) == wanted:
                 yield module
 
     @guard.contained(FEATURE)

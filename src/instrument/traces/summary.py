@@ -72,12 +72,14 @@ class Timing:
         around_steps: How many those are.
         run_steps: How many steps the run had made when the window was written down.
         run_ns: The wall time that they took.
+        own_ns: How long the library itself worked while the window was open.
     """
 
     around_ns: int | None
     around_steps: int
     run_steps: int
     run_ns: int
+    own_ns: int = 0
 
     @classmethod
     def of(cls, entry: Mapping[str, Any] | None) -> Timing | None:
@@ -85,6 +87,7 @@ class Timing:
         known = entry.get("timing") if entry else None
         if not isinstance(known, Mapping):
             return None
+        known = {"own_ns": 0, **known}
         values: list[Any] = [known.get(key) for key in cls.__dataclass_fields__]
         if not all(isinstance(value, int) for value in values[1:]):
             return None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +19,7 @@ from ..errors import CaptureError
 from ..exporters.capture import Exporter
 from ..exporters.choose import choose
 from ..guard import exiting, guard
-from ..regions import live
+from ..regions import live, region
 from ..syncs.program_steps import program_steps
 from .finalizer import WindowFinalizer
 from .like_torch import LikeTorch
@@ -29,6 +31,7 @@ from .torch_schedule import FromTorch
 
 FEATURE = "recording windows"
 NEVER = sys.maxsize
+_OWN_WORK = region.make(region.OWN_WORK, None, None, None, None)
 
 
 class Profile(LikeTorch):
@@ -120,6 +123,36 @@ class Profile(LikeTorch):
             except Exception as raised:
                 if raised is error:
                     raise
+
+    @guard.contained(FEATURE)
+    def between_steps(self) -> bool:
+        """End the step that is recorded, so that what is done before `step` belongs to none.
+
+        Returns:
+            False where the window ends with that step, and what can wait should.
+        """
+        recording = self._recording
+        if recording is None or recording.steps is None or not recording.here():
+            return True
+        self._times.end()
+        with suppress(CaptureError):  # `step` finds out as well
+            recording.end_step()
+        window = self._plan.at(self.step_num + 1)[1]
+        return window is not None and window.index == recording.window.index
+
+    @contextmanager
+    def own_work(self) -> Iterator[None]:
+        """Show the body as the library's own work where it is recorded, and leave its time out of the step's."""
+        recording = self._recording
+        if recording is None or recording.steps is None:
+            yield
+            return
+        began_ns, token = time.perf_counter_ns(), live.enter(_OWN_WORK)
+        try:
+            yield
+        finally:
+            live.leave(token)
+            self._times.leave_out(time.perf_counter_ns() - began_ns)
 
     def _step_for_daemon(self) -> None:
         """Do what `step` does, and tell Kineto, whose daemon may have asked for so many iterations."""

@@ -76,6 +76,10 @@ class Recording:
             self.capture.step(number)
         self.steps = (self.steps[0] if self.steps else number, number)
 
+    def end_step(self) -> None:
+        """The step that is recorded ends, and the next one has not begun."""
+        self.capture.step(None)
+
     def stop(self, metadata: Mapping[str, str]) -> None:
         """Stop recording, with ``metadata`` in the trace.
 

@@ -18,6 +18,7 @@ class StepTimes:
         self._before: list[int] = []  # the window that is over
         self._after: list[int] = []
         self._recorded: list[int] = []
+        self._own_ns = 0  # of the library's own work while the window was open
         self._until = 0  # the first step after a window that is not timed any more
         self._began_ns = 0
         self._recording: bool | None = None  # of the step that is timed; None where none is
@@ -47,9 +48,15 @@ class StepTimes:
                 self._after.append(took_ns)
         self._recording = None
 
+    def leave_out(self, ns: int) -> None:
+        """Work of the library itself took ``ns``, perhaps in the step that is timed."""
+        self._began_ns += ns
+        self._own_ns += ns
+
     def open(self) -> None:
         """A window opens: the steps so far were those before it."""
         self._before, self._recorded, self._until = list(self._off), [], 0
+        self._own_ns = 0
 
     def close(self, step: int) -> None:
         """A window ended before ``step``."""
@@ -67,8 +74,9 @@ class StepTimes:
         """Return what the manifest says of the window that is over, at the beginning of ``step``.
 
         That is ``recorded_ns`` and ``around_ns``, the median durations of recorded steps and of those timed around
-        them, ``around_steps``, how many these are, ``run_steps``, how many steps the run has made so far, and
-        ``run_ns``, the wall time since it began.
+        them, ``around_steps``, how many these are, ``own_ns``, how long the library itself worked while the window
+        was open, ``run_steps``, how many steps the run has made so far, and ``run_ns``, the wall time since it
+        began.
         """
         first, since_ns = self._run or (step, time.perf_counter_ns())
         around = self._before + self._after
@@ -76,6 +84,7 @@ class StepTimes:
             "recorded_ns": int(median(self._recorded)) if self._recorded else None,
             "around_ns": int(median(around)) if around else None,
             "around_steps": len(around),
+            "own_ns": self._own_ns,
             "run_steps": step - first,
             "run_ns": time.perf_counter_ns() - since_ns,
         }
