@@ -228,7 +228,7 @@ class Profile(LikeTorch):
                 recording.abandon()
         elif recording is not None:
             self._close(recording, begun=begun)
-        self._times.begin(None)
+        self._times.cancel()
         self._hand_over(self.step_num + (not begun))
         with guard.contained("ending"):
             self._report()
@@ -368,7 +368,8 @@ class Profile(LikeTorch):
                 self._change = self._times.next(step, due)
                 if (due == step + 1 and self._plan.foreseen) or not self._times.waits(step):
                     self._hand_over(step)
-                self._times.begin(False if self._change == step + 1 else None)
+                if self._change == step + 1:
+                    self._times.begin(step, recording=False)
                 if self._all_begun:
                     self._tell_idle()
             elif window.index <= self._over:  # the rest of a window that failed
@@ -389,7 +390,7 @@ class Profile(LikeTorch):
             self._recording.window = window
             if phase is Phase.ACTIVE:
                 self._recording.step(self.step_num, self._metadata, self._planned or self.step_num > self._first)
-                self._times.begin(True)
+                self._times.begin(self.step_num, recording=True)
             else:
                 self._recording.warm_up()
                 self._change = window.active
@@ -404,7 +405,7 @@ class Profile(LikeTorch):
     def _close(self, recording: Recording, *, begun: bool = False, complete: bool = False) -> None:
         """End the window: on time, or early because the loop ended (see `end`)."""
         window = recording.window
-        self._times.begin(None) if begun else self._times.end()
+        self._times.cancel() if begun else self._times.end()
         try:
             if recording.start_ns is None or recording.steps is None:
                 raise CaptureError(f"{self._ended}, in warm-up")
