@@ -16,6 +16,7 @@ import torch
 
 import instrument
 import instrument.windows.steps
+from instrument.config import settings
 from instrument.integrations.loop import Loop
 from instrument.integrations.server import Server
 from tests.support.programs import environment
@@ -357,6 +358,74 @@ def test_a_window_that_begins_between_epochs(out: Path, warmup: int) -> None:
     list(batches)
     batches.profile.stop()
     assert [("recorded", [4, 7])] == [(entry["status"], entry["steps"]) for entry in manifest(out)]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{"at": "3-6,9"}, {"wait": 2, "warmup": 1, "active": 4}, {"schedule": lambda step: 2 * (2 < step < 7)}],
+)
+@pytest.mark.parametrize("items", [1, 2, 5, 6])
+def test_a_window_goes_on_in_the_next_epoch(out: Path, plan: dict[str, Any], items: int) -> None:
+    """The end of an epoch saves what was recorded; the next epoch records the rest, into a trace of its own."""
+    for _ in range(12 // items):
+        batches = instrument.steps(range(items), out, exporter=Recorder(), **plan)
+        list(batches)
+        assert len([entry for entry in batches.profile.windows if entry["files"]]) == len(traces(out))
+    entries = [entry for entry in batches.profile.windows if entry["window"] == 1]
+    held = [range(entry["steps"][0], entry["steps"][1] + 1) for entry in entries]
+    assert [3, 4, 5, 6] == [step for steps in held for step in steps]
+    assert "recorded" == entries[-1]["status"]
+    if "schedule" not in plan:
+        reasons = [f"the loop ended before step {steps[-1] + 1}" for steps in held[:-1]]
+        assert reasons == [entry["reason"] for entry in entries[:-1]]
+    assert ("at" in plan) == any(entry["window"] == 2 for entry in batches.profile.windows)
+
+
+def test_a_window_goes_on_after_a_break(out: Path) -> None:
+    """The item in which the loop was left is a step, which is recorded once; outside of the loop nothing is."""
+    for _ in range(3):
+        for number in instrument.steps(range(4), out, at="1-4"):
+            with instrument.annotate(f"item {number}"):
+                pass
+            if number == 2:
+                break
+        gc.collect()
+        with instrument.annotate("validate"):
+            pass
+    assert [["item 1", "item 2"], ["item 0", "item 1"]] == [
+        [name for name in names(path) if not name.startswith("ProfilerStep")] for path in traces(out)
+    ]
+    assert [("partial", [1, 2]), ("recorded", [3, 4])] == [
+        (entry["status"], entry["steps"]) for entry in manifest(out)
+    ]
+    first, rest = (instrument.read_trace(path) for path in traces(out))
+    assert ([1, 2], [3, 4]) == (first.steps.number.tolist(), rest.steps.number.tolist())
+
+
+def test_a_window_that_no_epoch_completes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The summary at the end of the loop says what is missing; so does the window's one line in the manifest."""
+    monkeypatch.setattr(settings, "summary", True)
+    said: list[str] = []
+    batches = instrument.steps(range(4), out, at="3-5")
+    batches.profile.tell = said.append
+    train(batches)
+    assert ["Recorded so far: 1 of the 3 steps 3-5, as the loop ended before step 4."] == [
+        line for line in said[0].splitlines() if "so far:" in line
+    ]
+    batches.profile.stop()
+    assert [(1, "partial")] == statuses(manifest(out))
+
+
+def test_a_window_that_fails_in_its_second_part(out: Path) -> None:
+    """It is given up; a later epoch does not try again."""
+    exporter = Recorder()
+    for epoch in range(4):
+        exporter.failing = ("start",) if epoch == 1 else ()
+        with contextlib.suppress(OSError):  # raised in tests
+            list(instrument.steps(range(2), out, at="1-6", exporter=exporter))
+    assert [("partial", [1, 1]), ("failed", None)] == [
+        (entry["status"], entry["steps"]) for entry in manifest(out)
+    ]
 
 
 def test_cycles_are_recorded_once_unless_told_otherwise(out: Path) -> None:

@@ -66,13 +66,13 @@ def _far(summary: Summary) -> Iterator[str]:
 
 
 def _cut(summary: Summary) -> Iterator[str]:
-    """Say which windows lack steps that were asked for, and why."""
+    """Say which windows lack some of the steps that were asked for, and why."""
     recorded = set(summary.step_numbers)
     for (first, last), reason in {
         timing.planned_steps: timing.cut for timing in summary.timing if timing.planned_steps and timing.cut
     }.items():
         inside = sum(first <= number <= last for number in recorded)
-        if inside < last - first + 1:
+        if 0 < inside < last - first + 1:
             yield f"Recorded so far: {inside:,} of the {last - first + 1:,} steps {first}-{last}, as {reason}."
 
 

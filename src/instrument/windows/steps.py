@@ -132,12 +132,12 @@ class Steps(Generic[T]):
                 self._count = self._again()
         count = self._count
         profile = count.profile
+        count.end_step()  # of the last item, where the loop before was left inside of it
         profile.start()
         count.enter()
         count.busy = True
         step = profile.step
         try:
-            count.end_step()
             for item in self._iterable:
                 if profile.near or count.attentive:
                     count.begin_step()
