@@ -226,17 +226,37 @@ def test_a_step_ends_with_its_update(out: Path) -> None:
     assert [["validate 1", "train 2"], ["validate 3", "train 4"]] == found
 
 
-def test_several_updates_for_an_item(out: Path) -> None:
-    """The last update ends the step, as far as the item before shows how many there are."""
-    optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1)
-    for number in instrument.steps(range(6), out, at=4):
-        for update in range(3):
-            optimizer.step()
-            with instrument.annotate(f"after {update} of {number}"):
-                pass
-    assert ["after 2 of 3", "after 0 of 4", "after 1 of 4"] == [
-        name for path in traces(out) for name in names(path) if name.startswith("after")
-    ]
+def _updates(out: Path, at: int, updates: Callable[[int], int], optimizers: int) -> list[str]:
+    """The regions in the trace of step ``at``: one after each update, of an optimizer in turn."""
+    made = [torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1) for _ in range(optimizers)]
+    for number in instrument.steps(range(at + 2), out, at=at):
+        for update in range(updates(number)):
+            with instrument.annotate(f"update {update} of {number}"):
+                made[update % optimizers].step()
+        with instrument.annotate(f"log {number}"):
+            pass
+    (trace,) = traces(out)
+    read = instrument.read_trace(trace)
+    (step,) = read.steps.where(read.steps.number == at).start_ns
+    regions = read.regions.where(read.regions.start_ns >= step)
+    found = [name for name in regions.text("name") if name.startswith(("update", "log"))]
+    return found[: found.index(f"log {at}")] if f"log {at}" in found else found
+
+
+@pytest.mark.parametrize("optimizers", [1, 2, 3])
+@pytest.mark.parametrize("at", [0, 1, 4, 40])
+def test_several_updates_for_an_item(out: Path, at: int, optimizers: int) -> None:
+    """The last update ends the step, whichever optimizer makes it; no item is split."""
+    before = [f"log {at - 1}"] if at > 1 else []  # how many updates the first item has is not known in it
+    expected = [*before, *(f"update {update} of {at}" for update in range(3))]
+    assert expected == _updates(out, at, lambda number: 3, optimizers)
+
+
+def test_items_with_more_updates_than_others(out: Path) -> None:
+    """As in a GAN whose generator is trained with every third item: no item is split."""
+    for at, log in ((7, []), (8, []), (9, ["log 8"])):
+        expected = [*log, *(f"update {update} of {at}" for update in range(1 + (at % 3 == 2)))]
+        assert expected == _updates(out / str(at), at, lambda number: 1 + (number % 3 == 2), 2)
 
 
 def _steps(out: Path, epochs: int, items: int, **arguments: Any) -> None:
