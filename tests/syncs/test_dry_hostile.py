@@ -888,6 +888,30 @@ def test_steps_of_a_loop(steps: int, before: int, after: int, prepared: int, eva
     assert ({None: prepared} if prepared and not exists else {}) == found.get("cpu", {})
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_the_last_evaluation_is_in_no_step(epochs: int) -> None:
+    """However many epochs there are, what follows the last update is outside, but for what comes in every step."""
+
+    def step() -> None:
+        weight = nn.Parameter(gpu(2))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(epochs):
+            for number in range(4):
+                weight.sum().backward()
+                optimizer.step()
+                if torch.isnan(weight).any():
+                    raise ValueError
+                if number % 2:
+                    weight.sum().item()
+            for _ in range(5):
+                weight.sum().tolist()
+
+    found = {one.op: dict(one.steps) for one in finished(step).syncs}
+    assert dict.fromkeys(range(4 * epochs), 1) == found["bool"]
+    assert {None: 1, **dict.fromkeys(range(2, 4 * epochs, 2), 1)} == found["item"]
+    assert {None: 5, **{4 * epoch: 5 for epoch in range(1, epochs)}} == found["tolist"]
+
+
 def test_a_copy_of_a_model() -> None:
     """A deep copy is where its model is, and has no gradients."""
 

@@ -16,7 +16,7 @@ class Pattern:
         counts: the number of waits of each step that has any.
         steps: the number of steps that were looked at; 0 where none is known, and all is one.
         outside: the number of waits outside of the steps: set-up, an evaluation before the first step, what
-            follows the last one. All of them where no step is known.
+            follows the last update. All of them where no step is known.
     """
 
     counts: tuple[int, ...]

@@ -146,18 +146,23 @@ class Run:
     def _settled(self, seen: Counter[int | None], steps: int) -> Counter[int | None]:
         """Return where waits were.
 
-        The first optimizer tells the steps, which begin before it and end after it. So what came before its first
-        step and what came after its last one make one step together, as far as the others have as many waits:
-        the rest is not of a step, but of preparations, or of an evaluation at the end. Without an optimizer all
-        is one step.
+        A step ends with the update of the first optimizer. What comes before the first update is step 0, but for
+        what no other step has as often: preparations. What follows the last update is outside of the steps, such
+        as an evaluation at the end. A line that waits in all other steps waits in step 0 too, where it comes
+        after the update in the loop: its waits after the last update count there. Without an optimizer all is one
+        step.
         """
         settled = Counter({step: waits for step, waits in seen.items() if step is None or 0 < step < steps})
-        ends = seen[0] + seen[steps] if steps > 1 else seen.total() - seen[None]
+        before, after = seen[0], seen[steps]
+        if steps == 1:
+            before, after = seen.total() - seen[None], 0
         if not self._built:
-            ends += settled.pop(None, 0)
-        usual = max((waits for step, waits in settled.items() if step is not None), default=0)
-        first = ends if steps == 1 else min(ends, usual)
-        settled.update({0: first, None: ends - first})
+            before += settled.pop(None, 0)
+        others = [waits for step, waits in settled.items() if step is not None]
+        first = before if steps == 1 else min(before, max(others, default=0))
+        if others and len(others) == steps - 1:
+            first += min(after, max(min(others) - first, 0))
+        settled.update({0: first, None: before + after - first})
         return +settled
 
     def _nowhere(self) -> str:
