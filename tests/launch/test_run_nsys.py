@@ -75,9 +75,11 @@ def launched(
 ) -> subprocess.CompletedProcess[str]:
     out = script.parent / "out"
     command = [*python, script, out, how, str(value)]
+    before = {*out.glob("*")}
 
     def record() -> subprocess.CompletedProcess[str]:
-        shutil.rmtree(out, ignore_errors=True)
+        for path in {*out.glob("*")} - before:  # of an attempt that failed
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         line = launching("nsys", out, command, **others)
         return run(line, environment({"COLUMNS": "100"}), check=False, timeout=120)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from torch.optim import Optimizer
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from .. import compat
 from ..identity import IdentitySet
-from .labels import Labels, held
+from .labels import Labels
 
 
 class Instances:
@@ -20,13 +21,14 @@ class Instances:
     Args:
         base: the class; those of its subclasses are known too.
         attribute: what an instance has once it is made.
+        labels: how they are labelled.
     """
 
-    def __init__(self, base: type, attribute: str) -> None:
+    def __init__(self, base: type, attribute: str, labels: Labels) -> None:
         self._base = base
         self._attribute = attribute
         self._known = IdentitySet()
-        self._labels = Labels()
+        self._labels = labels
         self._unheld: dict[str, list[weakref.ref[Any]]] = {}  # by class: those without a label that were named
 
     def look(self) -> None:
@@ -37,13 +39,17 @@ class Instances:
     def _find(self) -> None:
         """Search the variables of the running functions: 0.1 ms, or up to 15 ms where they hold very much."""
         named: dict[str, list[Any]] = defaultdict(list)
-        for found in held(self._base):
+        for found in self._labels.held(self._base):
             if hasattr(found, self._attribute):
                 self._known.add(found)
-        for known in self._known:
+        for known in self._apart():
             named[type(known).__name__].append(known)
         for same in named.values():
             self._labels.tell_apart(same, numbers=False)
+
+    def _apart(self) -> Iterable[Any]:
+        """Return those that are to be told apart."""
+        return self._known
 
     def suffix(self, instance: Any) -> str:
         """Return ``[actor_optimizer]`` if several instances are of this class, else ""."""
@@ -65,10 +71,13 @@ class Instances:
 
 
 class Loaders(Instances):
-    """Names data loaders by their iterators, which do not keep them alive."""
+    """Names data loaders by their iterators, which do not keep them alive.
+
+    Only those that the program itself holds: frameworks have regions around their loops over data.
+    """
 
     def __init__(self) -> None:
-        super().__init__(DataLoader, "sampler")
+        super().__init__(DataLoader, "sampler", Labels(2, frameworks=False))
         self._iterators = IdentitySet()  # whose loader was looked for
 
     def suffix(self, iterator: Any) -> str:
@@ -89,10 +98,14 @@ class Loaders(Instances):
         label = self._labels.of(iterator)
         return f"[{label}]" if label else ""
 
+    def _apart(self) -> Iterable[Any]:
+        """Return one loader for each sampler: frameworks put loaders of their own around those of the program."""
+        return {id(compat.index_sampler(loader)): loader for loader in reversed([*self._known])}.values()
+
     def _loader(self, iterator: Any) -> Any:
         sampler = compat.index_sampler(iterator)
-        return next((loader for loader in self._known if compat.index_sampler(loader) is sampler), None)
+        return next((loader for loader in self._apart() if compat.index_sampler(loader) is sampler), None)
 
 
-optimizers = Instances(Optimizer, "param_groups")
+optimizers = Instances(Optimizer, "param_groups", Labels())
 loaders = Loaders()

@@ -12,6 +12,7 @@ from typing import Any
 _FRAMES = 100
 _LOOKED_AT = 20_000  # values
 _DEPTH = 3  # agent.policy.actor
+_INSTALLED = ("site-packages", "dist-packages")  # in the path of what is no part of the program itself
 _OURS = __name__.partition(".")[0]
 _CONTAINERS = (list, tuple)
 
@@ -20,9 +21,15 @@ class Labels:
     """Gives objects that go by one name labels to follow it: ``actor``, ``agent.critic``, else ``0`` and ``1``.
 
     A label is looked up once; it stays the object's own for as long as that lives.
+
+    Args:
+        depth: how many names a label has at most.
+        frameworks: whether the names that a framework has for its own count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = _DEPTH, *, frameworks: bool = True) -> None:
+        self._depth = depth
+        self._frameworks = frameworks
         self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     def of(self, thing: object) -> str:
@@ -38,7 +45,7 @@ class Labels:
         if len(things) < 2 or not missing:
             return
         taken = {self.of(thing) for thing in things}
-        found = _paths(missing)
+        found = self._paths(missing)
         if not numbers:
             missing = [thing for thing in missing if id(thing) in found]
             if len(missing) + sum(bool(self.of(thing)) for thing in things) < 2:
@@ -55,42 +62,40 @@ class Labels:
         key, known = id(thing), self._known
         known[key] = weakref.ref(thing, lambda _: known.pop(key, None)), label
 
+    def held(self, kind: type) -> list[Any]:
+        """Return the instances of ``kind`` that variables of the running functions lead to; at most 15 ms."""
+        found = self._search(lambda value: issubclass(type(value), kind), _LOOKED_AT)
+        return [value for _, value in found.values()]
 
-def held(kind: type) -> list[Any]:
-    """Return the instances of ``kind`` that variables of the running functions lead to; at most 15 ms."""
-    return [value for _, value in _search(lambda value: issubclass(type(value), kind), _LOOKED_AT).values()]
+    def _paths(self, things: Sequence[object]) -> dict[int, str]:
+        """Return the shortest path to each of ``things`` from a variable of a function that runs, by its id."""
+        wanted = {id(thing) for thing in things}
+        found = self._search(lambda value: id(value) in wanted, len(wanted))
+        return {key: path.removeprefix("self.") for key, (path, _) in found.items()}
 
-
-def _paths(things: Sequence[object]) -> dict[int, str]:
-    """Return the shortest path to each of ``things`` from a variable of a function that runs, by its id."""
-    wanted = {id(thing) for thing in things}
-    found = _search(lambda value: id(value) in wanted, len(wanted))
-    return {key: path.removeprefix("self.") for key, (path, _) in found.items()}
-
-
-def _search(wanted: Callable[[object], bool], most: int) -> dict[int, tuple[str, object]]:
-    """Return what is ``wanted``, up to ``most`` objects, with the shortest path to each, by its id."""
-    found, seen = dict[int, tuple[str, object]](), set[int]()
-    level = [
-        (name, value)
-        for variables in _namespaces()
-        for name, value in variables.items()
-        if not name.startswith("__")
-    ]
-    looked_at = 0
-    for _ in range(_DEPTH):
-        below = []
-        for path, value in level:
-            looked_at += 1
-            if wanted(value):
-                found.setdefault(id(value), (path, value))
-            elif id(value) not in seen:
-                seen.add(id(value))
-                below.append((path, value))
-            if len(found) == most or looked_at > _LOOKED_AT:
-                return found
-        level = [(path, held) for above, value in below for path, held in _inside(above, value)]
-    return found
+    def _search(self, wanted: Callable[[object], bool], most: int) -> dict[int, tuple[str, object]]:
+        """Return what is ``wanted``, up to ``most`` objects, with the shortest path to each, by its id."""
+        found, seen = dict[int, tuple[str, object]](), set[int]()
+        level = [
+            (name, value)
+            for variables in _namespaces(self._frameworks)
+            for name, value in variables.items()
+            if not name.startswith("__")
+        ]
+        looked_at = 0
+        for _ in range(self._depth):
+            below = []
+            for path, value in level:
+                looked_at += 1
+                if wanted(value):
+                    found.setdefault(id(value), (path, value))
+                elif id(value) not in seen:
+                    seen.add(id(value))
+                    below.append((path, value))
+                if len(found) == most or looked_at > _LOOKED_AT:
+                    return found
+            level = [(path, held) for above, value in below for path, held in _inside(above, value)]
+        return found
 
 
 def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
@@ -109,15 +114,19 @@ def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
             yield f"{path}.{name}", held
 
 
-def _namespaces() -> Iterator[dict[str, Any]]:
-    """Yield the variables of the functions that run, the innermost first, and those of their modules."""
+def _namespaces(frameworks: bool) -> Iterator[dict[str, Any]]:
+    """Yield the variables of the functions that run, the innermost first, and those of their modules.
+
+    Without ``frameworks``, only of those that are not installed.
+    """
     frame: FrameType | None = sys._getframe(1)
     seen = set[int]()
     for _ in range(_FRAMES):
         if frame is None:
             return
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in (_OURS, "torch"):
+        installed = any(part in frame.f_code.co_filename for part in _INSTALLED)
+        if package not in (_OURS, "torch") and (frameworks or not installed):
             yield _variables(frame)
             if id(frame.f_globals) not in seen:
                 seen.add(id(frame.f_globals))
