@@ -90,6 +90,8 @@ def test_no_fault_changes_a_training(campaigns: dict[str, Any], scenario: str) -
         verdicts[verdict].append(case)
     print(scenario, {verdict: len(cases) for verdict, cases in verdicts.items()})
     right = {"contained", "import", "listed", "not reached"}
-    wrong = {verdict: verdicts[verdict] for verdict in verdicts.keys() - right}
-    assert wrong == {}
+    wrong = [case for verdict in verdicts.keys() - right for case in verdicts[verdict]]
+    for case in wrong:
+        print(*case.values())
+    assert [(case["verdict"], case["function"], case["call"], case["error"]) for case in wrong] == []
     assert len(verdicts["contained"]) > len(found["cases"]) / 2

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
+from ..guard import guard
+
+FEATURE = "timing steps"
 AROUND = 20  # steps timed before a window, and after it
 _ENOUGH_NS, _LEAST = 1_000_000_000, 3  # of those after it: that much time, once there are so many
 
@@ -27,12 +30,14 @@ class StepTimes:
         self._recording: bool | None = None  # of the step that is timed; None where none is
         self._run: tuple[int, int] | None = None  # the first step of the run, and when it began
 
+    @guard.contained(FEATURE)
     def start(self, step: int) -> None:
         """Begin the run, or go on with it: ``step`` is the next one."""
         self._recording = None
         if self._run is None:
             self._run = step, time.perf_counter_ns()
 
+    @guard.contained(FEATURE)
     def begin(self, step: int, *, recording: bool) -> None:
         """Time ``step``, which begins and is recorded or not."""
         self._step, self._recording = step, recording
@@ -42,6 +47,7 @@ class StepTimes:
         """Leave out the step that is timed, if one is."""
         self._recording = None
 
+    @guard.contained(FEATURE)
     def end(self) -> None:
         """End the step that is timed, if one is."""
         if self._recording is None:
@@ -55,16 +61,19 @@ class StepTimes:
                 self._after.append((self._step, took_ns))
         self._recording = None
 
+    @guard.contained(FEATURE)
     def leave_out(self, ns: int) -> None:
         """Work of the library itself took ``ns``, perhaps in the step that is timed."""
         self._began_ns += ns
         self._own_ns += ns
 
+    @guard.contained(FEATURE)
     def open(self) -> None:
         """A window opens: the steps so far were those before it."""
         self._before, self._recorded, self._until = list(self._off), [], 0
         self._own_ns = 0
 
+    @guard.contained(FEATURE)
     def close(self, step: int) -> None:
         """A window ended before ``step``."""
         self._after, self._until = [], step + AROUND
@@ -79,6 +88,7 @@ class StepTimes:
         """Return the step at which the loop comes back, from ``step`` on, where it has to at ``due``."""
         return step + 1 if self.waits(step) else max(step + 1, due - AROUND)
 
+    @guard.contained(FEATURE)
     def timing(self, step: int) -> dict[str, Any]:
         """Return what the manifest says of the window that is over, at the beginning of ``step``.
 
