@@ -127,7 +127,13 @@ def test_the_manifest_says_what_is_typical(tmp_path: Path) -> None:
     path = tmp_path / "window-0001" / "rank0.1.pt.trace.json"
     path.parent.mkdir()
     path.write_text(GPU_TRACE.read_text())
-    timing = {"recorded_ns": 1, "around_ns": 1_000_000, "around_steps": 40, "run_steps": 50, "run_ns": 80_000_000}
+    timing = {
+        "recorded_ns": 1,
+        "around_ns": 1_000_000,
+        "around_steps": [[0, 39]],
+        "run_steps": 50,
+        "run_ns": 80_000_000,
+    }
     entry = {"files": [{"path": f"window-0001/{path.name}", "bytes": 1}], "timing": timing}
     (tmp_path / "manifest.jsonl").write_text(f"{json.dumps(entry)}\n")
     text = command("summarize", path).stdout.decode()

@@ -61,7 +61,7 @@ def test_a_step_that_is_far_from_the_others() -> None:
 )
 def test_whether_they_are_typical(around_ms: float, said: str) -> None:
     """The steps around them, which were not recorded, are what they are compared with."""
-    timing = Timing(int(around_ms * MS), 40, 240, 2_400 * MS)
+    timing = Timing(int(around_ms * MS), ((0, 19), (23, 42)), 240, 2_400 * MS)
     *_, share, typical = step_times(summary(3.6, 3.6, 3.6, timing=timing))
     assert share == "Recorded: 3 of the 240 steps run so far, 0.5 % of 2.40 s"
     assert typical.startswith("The 40 steps around them took ")
@@ -70,18 +70,28 @@ def test_whether_they_are_typical(around_ms: float, said: str) -> None:
 
 def test_too_few_steps_around_say_nothing() -> None:
     """Two steps, or none, are no measure."""
-    for timing in (Timing(MS, 2, 5, 9 * MS), Timing(None, 0, 5, 9 * MS)):
+    for timing in (Timing(MS, ((0, 1),), 5, 9 * MS), Timing(None, (), 5, 9 * MS)):
         assert not any("around" in text for text in step_times(summary(3, 3, timing=timing)))
 
 
 def test_several_windows() -> None:
-    """Their steps are named one by one, and the run is as long as the last of them says."""
-    first = summary(3, 3, timing=Timing(3 * MS, 20, 22, 66 * MS))
-    second = summary(3, 3, first=8, timing=Timing(3 * MS, 20, 30, 90 * MS))
+    """Their steps are named, the run is as long as the last says, and a step around both counts once."""
+    first = summary(3, 3, timing=Timing(3 * MS, ((0, 1), (4, 7)), 8, 66 * MS))
+    second = summary(3, 3, first=8, timing=Timing(3 * MS, ((1, 1), (4, 7), (10, 19)), 30, 90 * MS))
     said = list(step_times(merge([first, second])))
     assert said[0] == "Steps 2-3, 8-9: 3.00, 3.00, 3.00, 3.00 ms (median 3.00 ms)"
     assert said[1] == "Recorded: 4 of the 30 steps run so far, 13.3 % of 90.0 ms"
-    assert said[2].startswith("The 40 steps around them took 3.00 ms")
+    assert said[2].startswith("The 16 steps around them took 3.00 ms")
+
+
+def test_a_window_that_was_cut() -> None:
+    """It is said how many of its steps are missing and why, until a later part of the window has them."""
+    cut = {"planned_steps": (2, 4), "cut": "the loop ended before step 4"}
+    first = summary(3, 3, timing=Timing(None, (), 4, 9 * MS, **cut))
+    said = "Recorded so far: 2 of the 3 steps 2-4, as the loop ended before step 4."
+    assert said in list(step_times(first))
+    rest = summary(3, first=4, timing=Timing(None, (), 5, 12 * MS, planned_steps=(2, 4)))
+    assert not any("so far:" in text for text in step_times(merge([first, rest])))
 
 
 def test_steps_without_numbers() -> None:
@@ -94,3 +104,11 @@ def test_steps_without_numbers() -> None:
 def test_timing_of_any_line(entry: object) -> None:
     """A line of the manifest that has no timing, or another one, is none."""
     assert Timing.of(entry) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "x", [7], [[1]], [["a", 2]], [[0, 1, 2]]])
+def test_timing_of_a_damaged_line(wrong: object) -> None:
+    """What is damaged in a line is left out."""
+    timing = {"run_steps": 3, "run_ns": 9, "around_ns": wrong, "around_steps": wrong}
+    found = Timing.of({"timing": timing, "planned_steps": wrong, "status": wrong, "reason": wrong})
+    assert found == Timing(7 if wrong == 7 else None, (), 3, 9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import instrument
+from instrument.integrations.loop import Loop
 from instrument.regions import live
 from instrument.windows.manifest import Manifest
 
@@ -36,7 +38,7 @@ def test_a_recorded_window(out: Path) -> None:
     assert before < entry.pop("start_ns") < entry["end_ns"] < after
     timing = entry.pop("timing")
     assert ["around_ns", "around_steps", "recorded_ns", "run_ns", "run_steps"] == sorted(timing)
-    assert [5, 3] == [timing["run_steps"], timing["around_steps"]]
+    assert [5, [[0, 0], [3, 4]]] == [timing["run_steps"], timing["around_steps"]]
     assert 0 < timing["recorded_ns"] < timing["run_ns"]
     assert 0 < timing["around_ns"] < timing["run_ns"]
     assert f"window-0001/rank0.{entry.pop('end_ns')}.pt.trace.json.gz" == file["path"]
@@ -80,6 +82,60 @@ def test_every_planned_window_has_a_line(
     entries = run(out, count, schedule=instrument.schedule(**schedule), exporter=Recorder())
     assert expected == [(entry["status"], entry["steps"], entry["reason"]) for entry in entries]
     assert list(range(1, len(expected) + 1)) == [entry["window"] for entry in entries]
+
+
+def _left(end: str, made: Any) -> Any:
+    """Two steps of what `profile` or `Loop` made, and its end."""
+    if end in ("stop", "interrupted", "complete"):
+        made.start()
+        made.step()
+        made.step()
+        made.stop(**({end: True} if end != "stop" else {}))
+    else:
+        with contextlib.suppress(ZeroDivisionError), made:
+            made.step()
+            made.step()
+            if end == "error":
+                1 / 0  # noqa: B018
+    return made.windows
+
+
+@pytest.mark.parametrize(
+    ("make", "end", "counts"),
+    [
+        (instrument.profile, "block", False),
+        (instrument.profile, "error", True),
+        (instrument.profile, "stop", False),
+        (Loop, "stop", False),
+        (Loop, "interrupted", True),
+        (Loop, "complete", True),
+    ],
+)
+@pytest.mark.parametrize("schedule", [instrument.schedule("2"), lambda step: 3 * (step == 2)])
+def test_a_step_that_was_only_announced(
+    out: Path, caplog: pytest.LogCaptureFixture, make: Any, end: str, counts: bool, schedule: Any
+) -> None:
+    """The last `step()` of a loop announces a step that never runs: it does not count, also as the only one."""
+    (entry,) = _left(end, make(out, schedule=schedule, exporter=Recorder()))
+    assert ([2, 2] if counts else None) == entry["steps"]
+    assert entry["files"]
+    if not counts:
+        assert ("partial", "the loop ended before step 2") == (entry["status"], entry["reason"])
+        assert "no window was recorded in" in caplog.text
+    else:
+        assert "no window was recorded in" not in caplog.text
+
+
+@pytest.mark.parametrize("announced", [0, 1, 3])
+def test_without_a_schedule_the_steps_are_those_of_the_trace(out: Path, announced: int) -> None:
+    """No step is marked before `step()` announces one; the last that it announces never runs."""
+    entries = run(out, announced)
+    trace = instrument.read_trace(next(out.glob("window-*/*")))
+    expected = list(range(1, announced))
+    assert expected == trace.steps.number.tolist()
+    assert [("recorded", [1, announced - 1] if expected else None)] == [
+        (entry["status"], entry["steps"]) for entry in entries
+    ]
 
 
 def test_a_window_whose_end_is_not_known(out: Path) -> None:

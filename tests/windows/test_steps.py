@@ -16,6 +16,7 @@ import torch
 
 import instrument
 import instrument.windows.steps
+from instrument.config import settings
 from instrument.integrations.loop import Loop
 from instrument.integrations.server import Server
 from tests.support.programs import environment
@@ -225,17 +226,37 @@ def test_a_step_ends_with_its_update(out: Path) -> None:
     assert [["validate 1", "train 2"], ["validate 3", "train 4"]] == found
 
 
-def test_several_updates_for_an_item(out: Path) -> None:
-    """The last update ends the step, as far as the item before shows how many there are."""
-    optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1)
-    for number in instrument.steps(range(6), out, at=4):
-        for update in range(3):
-            optimizer.step()
-            with instrument.annotate(f"after {update} of {number}"):
-                pass
-    assert ["after 2 of 3", "after 0 of 4", "after 1 of 4"] == [
-        name for path in traces(out) for name in names(path) if name.startswith("after")
-    ]
+def _updates(out: Path, at: int, updates: Callable[[int], int], optimizers: int) -> list[str]:
+    """The regions in the trace of step ``at``: one after each update, of an optimizer in turn."""
+    made = [torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1) for _ in range(optimizers)]
+    for number in instrument.steps(range(at + 2), out, at=at):
+        for update in range(updates(number)):
+            with instrument.annotate(f"update {update} of {number}"):
+                made[update % optimizers].step()
+        with instrument.annotate(f"log {number}"):
+            pass
+    (trace,) = traces(out)
+    read = instrument.read_trace(trace)
+    (step,) = read.steps.where(read.steps.number == at).start_ns
+    regions = read.regions.where(read.regions.start_ns >= step)
+    found = [name for name in regions.text("name") if name.startswith(("update", "log"))]
+    return found[: found.index(f"log {at}")] if f"log {at}" in found else found
+
+
+@pytest.mark.parametrize("optimizers", [1, 2, 3])
+@pytest.mark.parametrize("at", [0, 1, 4, 40])
+def test_several_updates_for_an_item(out: Path, at: int, optimizers: int) -> None:
+    """The last update ends the step, whichever optimizer makes it; no item is split."""
+    before = [f"log {at - 1}"] if at > 1 else []  # how many updates the first item has is not known in it
+    expected = [*before, *(f"update {update} of {at}" for update in range(3))]
+    assert expected == _updates(out, at, lambda number: 3, optimizers)
+
+
+def test_items_with_more_updates_than_others(out: Path) -> None:
+    """As in a GAN whose generator is trained with every third item: no item is split."""
+    for at, log in ((7, []), (8, []), (9, ["log 8"])):
+        expected = [*log, *(f"update {update} of {at}" for update in range(1 + (at % 3 == 2)))]
+        assert expected == _updates(out / str(at), at, lambda number: 1 + (number % 3 == 2), 2)
 
 
 def _steps(out: Path, epochs: int, items: int, **arguments: Any) -> None:
@@ -357,6 +378,74 @@ def test_a_window_that_begins_between_epochs(out: Path, warmup: int) -> None:
     list(batches)
     batches.profile.stop()
     assert [("recorded", [4, 7])] == [(entry["status"], entry["steps"]) for entry in manifest(out)]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{"at": "3-6,9"}, {"wait": 2, "warmup": 1, "active": 4}, {"schedule": lambda step: 2 * (2 < step < 7)}],
+)
+@pytest.mark.parametrize("items", [1, 2, 5, 6])
+def test_a_window_goes_on_in_the_next_epoch(out: Path, plan: dict[str, Any], items: int) -> None:
+    """The end of an epoch saves what was recorded; the next epoch records the rest, into a trace of its own."""
+    for _ in range(12 // items):
+        batches = instrument.steps(range(items), out, exporter=Recorder(), **plan)
+        list(batches)
+        assert len([entry for entry in batches.profile.windows if entry["files"]]) == len(traces(out))
+    entries = [entry for entry in batches.profile.windows if entry["window"] == 1]
+    held = [range(entry["steps"][0], entry["steps"][1] + 1) for entry in entries]
+    assert [3, 4, 5, 6] == [step for steps in held for step in steps]
+    assert "recorded" == entries[-1]["status"]
+    if "schedule" not in plan:
+        reasons = [f"the loop ended before step {steps[-1] + 1}" for steps in held[:-1]]
+        assert reasons == [entry["reason"] for entry in entries[:-1]]
+    assert ("at" in plan) == any(entry["window"] == 2 for entry in batches.profile.windows)
+
+
+def test_a_window_goes_on_after_a_break(out: Path) -> None:
+    """The item in which the loop was left is a step, which is recorded once; outside of the loop nothing is."""
+    for _ in range(3):
+        for number in instrument.steps(range(4), out, at="1-4"):
+            with instrument.annotate(f"item {number}"):
+                pass
+            if number == 2:
+                break
+        gc.collect()
+        with instrument.annotate("validate"):
+            pass
+    assert [["item 1", "item 2"], ["item 0", "item 1"]] == [
+        [name for name in names(path) if not name.startswith("ProfilerStep")] for path in traces(out)
+    ]
+    assert [("partial", [1, 2]), ("recorded", [3, 4])] == [
+        (entry["status"], entry["steps"]) for entry in manifest(out)
+    ]
+    first, rest = (instrument.read_trace(path) for path in traces(out))
+    assert ([1, 2], [3, 4]) == (first.steps.number.tolist(), rest.steps.number.tolist())
+
+
+def test_a_window_that_no_epoch_completes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The summary at the end of the loop says what is missing; so does the window's one line in the manifest."""
+    monkeypatch.setattr(settings, "summary", True)
+    said: list[str] = []
+    batches = instrument.steps(range(4), out, at="3-5")
+    batches.profile.tell = said.append
+    train(batches)
+    assert ["Recorded so far: 1 of the 3 steps 3-5, as the loop ended before step 4."] == [
+        line for line in said[0].splitlines() if "so far:" in line
+    ]
+    batches.profile.stop()
+    assert [(1, "partial")] == statuses(manifest(out))
+
+
+def test_a_window_that_fails_in_its_second_part(out: Path) -> None:
+    """It is given up; a later epoch does not try again."""
+    exporter = Recorder()
+    for epoch in range(4):
+        exporter.failing = ("start",) if epoch == 1 else ()
+        with contextlib.suppress(OSError):  # raised in tests
+            list(instrument.steps(range(2), out, at="1-6", exporter=exporter))
+    assert [("partial", [1, 1]), ("failed", None)] == [
+        (entry["status"], entry["steps"]) for entry in manifest(out)
+    ]
 
 
 def test_cycles_are_recorded_once_unless_told_otherwise(out: Path) -> None:

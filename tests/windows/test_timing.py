@@ -45,7 +45,7 @@ def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyP
     assert prof.windows[0]["timing"] == {
         "recorded_ns": 300,
         "around_ns": int(sorted(around)[AROUND - 1] + sorted(around)[AROUND]) // 2,
-        "around_steps": 2 * AROUND,
+        "around_steps": [[48 - AROUND, 47], [53, 52 + AROUND]],
         "run_steps": 53 + AROUND,
         "run_ns": sum(map(took, range(53 + AROUND))),
     }
@@ -68,7 +68,7 @@ def test_only_steps_around_windows_are_timed(out: Path, monkeypatch: pytest.Monk
 def test_few_of_long_steps_are_enough(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of a slow loop is written down after three more steps."""
     prof = run(out, Clock(monkeypatch), 30, lambda _: 2 * 10**9, schedule=instrument.schedule("1"))
-    assert prof.windows[0]["timing"]["around_steps"] == 1 + 3
+    assert prof.windows[0]["timing"]["around_steps"] == [[0, 0], [2, 4]]
     assert prof.windows[0]["timing"]["run_steps"] == 2 + 3
 
 
@@ -84,7 +84,7 @@ def test_plans_that_do_not_know_the_next_window(out: Path, monkeypatch: pytest.M
 
     prof = run(out, Clock(monkeypatch), 500, took, schedule=plan)
     (timing,) = (entry["timing"] for entry in prof.windows if entry["status"] == "recorded")
-    assert 2 * AROUND == timing["around_steps"]
+    assert [[30 - AROUND, 29], [31, 30 + AROUND]] == timing["around_steps"]
     assert 31 + AROUND == timing["run_steps"]
     assert AROUND == len(prof._times._after)
 
@@ -95,8 +95,12 @@ def test_the_next_window_does_not_wait(out: Path, monkeypatch: pytest.MonkeyPatc
         out, Clock(monkeypatch), 9, lambda number: 10 + number, schedule=instrument.schedule(at=[2, 6], active=2)
     )
     first, second = (entry["timing"] for entry in prof.windows)
-    assert (first["around_steps"], first["around_ns"], first["recorded_ns"]) == (3, 11, 12)
-    assert (second["around_steps"], second["around_ns"], second["recorded_ns"]) == (5, 14, 16)
+    assert (first["around_steps"], first["around_ns"], first["recorded_ns"]) == ([[0, 1], [4, 4]], 11, 12)
+    assert (second["around_steps"], second["around_ns"], second["recorded_ns"]) == (
+        [[0, 1], [4, 5], [8, 8]],
+        14,
+        16,
+    )
 
 
 def test_the_trace_says_which_steps_were_run(out: Path) -> None:

@@ -110,7 +110,7 @@ class Termination:
             with guard.contained("saving at SIGTERM"):
                 loop = self._loop()
                 if loop is not None:
-                    loop.stop()
+                    loop.stop(interrupted=True)
                 Profile.stop_all()
         finally:  # also where an error is to be raised
             _die()

@@ -227,11 +227,12 @@ class Loop:
                 self._syncs.step()
 
     @guard.contained(FEATURE)
-    def stop(self, *, complete: bool = False) -> None:
+    def stop(self, *, complete: bool = False, interrupted: bool = False) -> None:
         """End: close what is open, write what was recorded, take every hook out.
 
         Args:
             complete: the current step ran to its end, though `step` did not say so.
+            interrupted: the current step was running.
         """
         if not self.running:
             return
@@ -241,7 +242,7 @@ class Loop:
         with guard.contained(FEATURE):
             inside = any(name == "step" for name, _ in self._open)  # an error left it
             self.leave_all()
-            self._profile.end(begun=not complete and not inside, complete=complete)
+            self._profile.end(begun=not (complete or inside or interrupted), complete=complete)
             self._profile.step_num += complete
         while self._handles:
             with guard.contained(FEATURE):

@@ -33,6 +33,7 @@ def step_times(summary: Summary) -> Iterator[str]:
     if len(times) > 1:
         yield f"{_which(summary.step_numbers, len(times)).capitalize()}: {_times(times)}"
         yield from _far(summary)
+    yield from _cut(summary)
     if summary.timing:
         yield from _share_of_run(summary)
         yield from _typical(summary)
@@ -62,6 +63,17 @@ def _far(summary: Summary) -> Iterator[str]:
     others = duration(median(ns for row, ns in enumerate(times) if row not in far))
     than = f"the other took {others}" if len(times) == 2 else f"the others took {others} (median)"
     yield f"{which} took {took}, {percent(sum(those), summary.step_ns)} % of the time in the table below; {than}."
+
+
+def _cut(summary: Summary) -> Iterator[str]:
+    """Say which windows lack some of the steps that were asked for, and why."""
+    recorded = set(summary.step_numbers)
+    for (first, last), reason in {
+        timing.planned_steps: timing.cut for timing in summary.timing if timing.planned_steps and timing.cut
+    }.items():
+        inside = sum(first <= number <= last for number in recorded)
+        if 0 < inside < last - first + 1:
+            yield f"Recorded so far: {inside:,} of the {last - first + 1:,} steps {first}-{last}, as {reason}."
 
 
 def _share_of_run(summary: Summary) -> Iterator[str]:

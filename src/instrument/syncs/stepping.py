@@ -28,7 +28,7 @@ class _Here(threading.local):
 
 
 class OptimizerSteps:
-    """Calls ``stepped()`` after each step of the first optimizer that steps, until `remove`.
+    """Calls ``stepped()`` after each step of the first optimizer that steps, or of ``every`` one, until `remove`.
 
     Another one takes its place when it steps twice in a row, if it updates some of the same parameters, as where
     each epoch makes one anew, or follows a phase of the first alone, as where layers are trained one after the
@@ -42,10 +42,11 @@ class OptimizerSteps:
     recording that stops inside of these and another that starts there crash torch.
     """
 
-    def __init__(self, stepped: Callable[[], None]) -> None:
+    def __init__(self, stepped: Callable[[], None], *, every: bool = False) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._stepped = stepped
+        self._every = every
         self._first: weakref.ref[Any] | None = None
         self._apart = IdentitySet()  # optimizers that share no parameter with it
         self._rival: weakref.ref[Any] | None = None  # the first other one since its last step
@@ -118,7 +119,7 @@ class OptimizerSteps:
             if live.tracing():
                 _note_compiled()
                 return
-            if not self._is_first(optimizer):
+            if not self._counts(optimizer):
                 return
             self._count += 1
             if compat.in_backward():
@@ -150,6 +151,13 @@ class OptimizerSteps:
         if self._passing and not compat.in_backward():
             self._passing = False
             self._tell()
+
+    def _counts(self, optimizer: Any) -> bool:
+        if not self._every:
+            return self._is_first(optimizer)
+        if self._first is None:
+            self._first = weakref.ref(optimizer)
+        return True
 
     def _is_first(self, optimizer: Any) -> bool:
         first = self._first() if self._first is not None else None
@@ -192,7 +200,7 @@ class OptimizerSteps:
 
     @guard.contained(FEATURE)
     def _scaler_stepped(self, optimizer: Any, before: int) -> None:
-        if self._count == before and self._is_first(optimizer):
+        if self._count == before and self._counts(optimizer):
             self._count += 1
             self._tell()
 

@@ -65,30 +65,53 @@ class OperatorStat:
 
 @dataclass(frozen=True)
 class Timing:
-    """What the loop that recorded the windows knows of the steps of its run, as the manifest has it.
+    """What the manifest says of one window: the steps around it, the run so far, and how it ended.
 
     Attributes:
         around_ns: The median duration of the steps timed before and after the window, which were not recorded.
-        around_steps: How many those are.
+        around_steps: The first and the last step of each stretch of those.
         run_steps: How many steps the run had made when the window was written down.
         run_ns: The wall time that they took.
+        planned_steps: The first and the last step that were planned; None where the plan has no end.
+        cut: Why the window ended before its last step, in words; empty where it did not.
     """
 
     around_ns: int | None
-    around_steps: int
+    around_steps: tuple[tuple[int, int], ...]
     run_steps: int
     run_ns: int
+    planned_steps: tuple[int, int] | None = None
+    cut: str = ""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any] | None) -> Timing | None:
-        """Return the timing in a line of the manifest, if it has one."""
+        """Return what a line of the manifest says, if it has a timing."""
         known = entry.get("timing") if entry else None
-        if not isinstance(known, Mapping):
+        if entry is None or not isinstance(known, Mapping):
             return None
-        values: list[Any] = [known.get(key) for key in cls.__dataclass_fields__]
-        if not all(isinstance(value, int) for value in values[1:]):
+        run_steps, run_ns, around_ns = (known.get(key) for key in ("run_steps", "run_ns", "around_ns"))
+        if not (isinstance(run_steps, int) and isinstance(run_ns, int)):
             return None
-        return cls(*values)
+        return cls(
+            around_ns if isinstance(around_ns, int) else None,
+            tuple(filter(None, map(_span, _listed(known.get("around_steps"))))),
+            run_steps,
+            run_ns,
+            _span(entry.get("planned_steps")),
+            str(entry.get("reason") or "") if entry.get("status") == "partial" else "",
+        )
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _span(value: object) -> tuple[int, int] | None:
+    """Return the first and the last step in a value of the manifest, which may be anything."""
+    pair = _listed(value)
+    if len(pair) != 2 or not all(isinstance(number, int) for number in pair):
+        return None
+    return pair[0], pair[1]
 
 
 @dataclass(frozen=True)
@@ -112,7 +135,7 @@ class Summary:
         no_region_ns: The part of the steps at which no region was open.
         outside_ns: The time recorded outside of the steps.
         outside_gpu_ns: The GPU work that was launched there.
-        timing: Of each window, what its loop knows of the run.
+        timing: Of each window, what the manifest says of it.
     """
 
     steps: int
@@ -131,10 +154,14 @@ class Summary:
     @property
     def typical(self) -> tuple[int, float] | None:
         """Of the steps around the windows: how many were timed, and the median of their durations in ns."""
-        known = [(timing.around_steps, timing.around_ns) for timing in self.timing if timing.around_ns is not None]
+        known = [timing for timing in self.timing if timing.around_ns is not None]
         if not known:
             return None
-        return sum(count for count, _ in known), median(ns for _, ns in known)
+        count, counted = 0, -1  # a step may be around several windows
+        for first, last in sorted(stretch for timing in known for stretch in timing.around_steps):
+            count += max(last - max(first, counted + 1) + 1, 0)
+            counted = max(counted, last)
+        return count, median(timing.around_ns for timing in known if timing.around_ns is not None)
 
 
 @dataclass

@@ -76,7 +76,8 @@ class Finalize:
             entry = not_compressed(entry, raw.exists(), f"{type(error).__name__}: {error}")
         if path.exists():
             entry["files"] = described([path], folder)
-            self._files.append(str(path))
+            if job["read"]:
+                self._files.append(str(path))
         summary = None
         if job["read"] and raw.exists():
             with self._noted("the summary"):
@@ -94,9 +95,8 @@ class Finalize:
         entry, folder, summary = self._held.pop(job["window"])
         entry["timing"] = job["timing"]
         answer = self._line({"entry": entry, "folder": folder})
-        if summary is not None:
-            with self._noted("the summary"):
-                self._add(summary, entry)
+        with self._noted("the summary"):
+            self._add(summary, entry)
         return {**answer, "window": job["window"]}
 
     def _line(self, job: Job) -> dict[str, Any]:
@@ -107,12 +107,20 @@ class Finalize:
             written = True
         return {"entry": job["entry"], "written": written}
 
-    def _add(self, summary: Summary, entry: Mapping[str, Any]) -> None:
+    def _add(self, summary: Summary | None, entry: Mapping[str, Any]) -> None:
+        """Add a window to the summary; of one that was not read, as it has no steps, only what is around it."""
+        before = self._summary
+        if summary is None and before is None:
+            return
         from ..traces.summary import Timing, merge
 
         timing = Timing.of(entry)
-        summary = replace(summary, timing=(timing,) if timing else ())
-        self._summary = merge([self._summary, summary]) if self._summary is not None else summary
+        known = (timing,) if timing else ()
+        if summary is None:
+            self._summary = before and replace(before, timing=(*before.timing, *known))
+        else:
+            summary = replace(summary, timing=known)
+            self._summary = merge([before, summary]) if before is not None else summary
 
     def _report(self, job: Job) -> dict[str, Any]:
         """Render the summary of all windows."""

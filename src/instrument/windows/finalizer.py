@@ -97,7 +97,7 @@ class WindowFinalizer:
         self._abandoned(job, f"{type(error).__name__}: {error}")
 
     @guard.contained(FEATURE)
-    def timed(self, number: int, timing: dict[str, int | None]) -> None:
+    def timed(self, number: int, timing: dict[str, Any]) -> None:
         """Write the line of a window, which `recorded` numbered, with the times of the steps around it."""
         job = self._jobs.get(number)
         if job is None:  # the line was written

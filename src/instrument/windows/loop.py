@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -75,6 +75,7 @@ class Profile(LikeTorch):
         self._ranks = ranks
         self._left_on: Recording | None = None  # by a `stop` on another thread, until this one's next step
         self._over = 0  # the number of the last window that is over
+        self._goes_on = 0  # the number of the window that the end of a loop cut, and the next one goes on with
         self._manifest = Manifest(self.out)
         self._finalizer = WindowFinalizer(self._manifest, "" if os.environ.get(LAUNCHED) else exporter.hint)
         self._times = StepTimes()
@@ -207,8 +208,9 @@ class Profile(LikeTorch):
     def pause(self, *, begun: bool) -> None:
         """Close an open window, as the loop stops here and may go on: `start` continues with the current step.
 
-        A window that holds no work of a step yet opens again then. Windows that are not reached are accounted for
-        by `stop`, or at the end of the process. After the last window this waits for the files, which programs
+        The rest of the window is recorded then, into a trace of its own; all of it where no step of it ran yet.
+        torch's profiler does not stay on, as this may be the last loop. Windows that are not reached are accounted
+        for by `stop`, or at the end of the process. After the last window this waits for the files, which programs
         read after the loop. While windows may follow it does not: `windows`, `stop` and the process's end do.
 
         Args:
@@ -227,8 +229,9 @@ class Profile(LikeTorch):
             with guard.contained("leaving a window for later"):
                 recording.abandon()
         elif recording is not None:
+            self._goes_on = recording.window.index
             self._close(recording, begun=begun)
-        self._times.begin(None)
+        self._times.cancel()
         self._hand_over(self.step_num + (not begun))
         with guard.contained("ending"):
             self._report()
@@ -237,9 +240,9 @@ class Profile(LikeTorch):
 
     @classmethod
     def stop_all(cls) -> None:
-        """Stop each that runs."""
+        """Stop each that runs, as the program is interrupted in its current step."""
         for profile in list(cls._running):
-            profile.stop()
+            profile.end()
 
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:
@@ -286,8 +289,9 @@ class Profile(LikeTorch):
 
     @guard.contained(FEATURE)
     def _exit(self) -> None:
+        failed = getattr(sys, "last_value", None) is not None  # an error that nothing caught ends the program
         with exiting():
-            self.stop()
+            self.end(begun=self.step_num > self._first and not failed)
 
     def __enter__(self) -> Profile:
         try:
@@ -334,6 +338,8 @@ class Profile(LikeTorch):
         """Do what is due at this step and set the step at which to come back."""
         step, recording = self.step_num, self._recording
         self._times.end()
+        if self._paused:
+            return
         if self._left_out or self._process != os.getpid():
             self._change = NEVER
             return
@@ -368,10 +374,11 @@ class Profile(LikeTorch):
                 self._change = self._times.next(step, due)
                 if (due == step + 1 and self._plan.foreseen) or not self._times.waits(step):
                     self._hand_over(step)
-                self._times.begin(False if self._change == step + 1 else None)
+                if self._change == step + 1:
+                    self._times.begin(step, recording=False)
                 if self._all_begun:
                     self._tell_idle()
-            elif window.index <= self._over:  # the rest of a window that failed
+            elif window.index <= self._over and window.index != self._goes_on:  # the rest of one that failed
                 if self._plan.finite or window.stop < NEVER:
                     self._change = window.stop
             else:
@@ -384,12 +391,12 @@ class Profile(LikeTorch):
                 self._hand_over(self.step_num)
                 live.live.detect()
                 capture = self._exporter.capture()
-                self._recording = Recording(window, capture)
+                self._recording = Recording(window, capture, self.step_num)
                 self._times.open()
             self._recording.window = window
             if phase is Phase.ACTIVE:
                 self._recording.step(self.step_num, self._metadata, self._planned or self.step_num > self._first)
-                self._times.begin(True)
+                self._times.begin(self.step_num, recording=True)
             else:
                 self._recording.warm_up()
                 self._change = window.active
@@ -404,13 +411,13 @@ class Profile(LikeTorch):
     def _close(self, recording: Recording, *, begun: bool = False, complete: bool = False) -> None:
         """End the window: on time, or early because the loop ended (see `end`)."""
         window = recording.window
-        self._times.begin(None) if begun else self._times.end()
+        self._times.cancel() if begun else self._times.end()
         try:
-            if recording.start_ns is None or recording.steps is None:
+            if recording.start_ns is None:
                 raise CaptureError(f"{self._ended}, in warm-up")
-            if begun and recording.steps[0] < self.step_num:
-                recording.steps = recording.steps[0], self.step_num - 1
-            recording.stop(self._marks(recording))
+            if begun:
+                recording.leave_out(self.step_num)
+            recording.stop()
             folder = self.out / f"window-{window.index:04d}"
             files = recording.capture.save(folder, f"rank{self._rank}{_process()}.{recording.end_ns}")
         except BaseException as error:
@@ -419,7 +426,8 @@ class Profile(LikeTorch):
                 raise
             return
         self._over, self._last = window.index, recording.capture
-        early = self.step_num + complete < window.stop < NEVER
+        held = recording.steps is not None or not self._planned
+        early = self.step_num + complete < window.stop < NEVER or not held
         reasons = [recording.cut] if recording.cut else [self._ended] if early else []
         failure = None
         self._closing = True
@@ -437,7 +445,7 @@ class Profile(LikeTorch):
             self._untimed = self._finalizer.recorded(
                 recording.capture,
                 files,
-                read=self._reports,
+                read=self._reports and held,
                 **self._entry(window, recording),
                 status="partial" if early or recording.cut else "recorded",
                 reason="; ".join(reasons) or None,
@@ -455,16 +463,10 @@ class Profile(LikeTorch):
             self._report()
             self._finalizer.close()
 
-    @staticmethod
-    def _marks(recording: Recording) -> dict[str, str]:
-        """Return what the trace has to say of its steps: which were run, after how many of warm-up."""
-        first, last = recording.steps or (0, 0)
-        return {"instrument_steps": f"{first}-{last}", "instrument_warmup": str(first - recording.window.warmup)}
-
     def _give_up(self, window: Window, error: BaseException) -> None:
         """Take note of why a window is not recorded, leave nothing on, and go on to the next."""
         recording, self._recording = self._recording, None
-        self._over = window.index
+        self._over, self._goes_on = window.index, 0
         if isinstance(error, CaptureError):
             status, reason = "skipped", str(error)
         else:
@@ -488,7 +490,7 @@ class Profile(LikeTorch):
     def _warn_of_nothing(self) -> None:
         """Warn where no window was even begun, with what to write instead; once in a process for each text."""
         windows = self._manifest.entries
-        begun = any(window["status"] != "not reached" for window in windows)  # else there is a warning already
+        begun = any(self._holds_steps(window) for window in windows)
         if begun or self._rank != min(self._ranks or {0}) or self._plan.count == 0:
             return
         steps = self.step_num - self._first
@@ -512,6 +514,12 @@ class Profile(LikeTorch):
         if text not in Profile._warnings:
             Profile._warnings.add(text)
             log.warning(text)
+
+    def _holds_steps(self, window: Mapping[str, Any]) -> bool:
+        """Return whether a window has steps, or was warned of."""
+        if window["status"] in ("recorded", "partial"):
+            return window["steps"] is not None or not self._planned
+        return bool(window["status"] != "not reached")
 
     def _entry(self, window: Window, recording: Recording | None) -> dict[str, Any]:
         return {

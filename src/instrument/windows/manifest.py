@@ -60,7 +60,7 @@ class Manifest:
         end_ns: int | None = None,
         exporter: str,
         hidden_regions: Sequence[str] = (),
-        timing: Mapping[str, int | None] | None = None,
+        timing: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return the line of one window, without files."""
         return {

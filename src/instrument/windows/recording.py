@@ -17,15 +17,21 @@ from .schedule import Window
 class Recording:
     """A window and its capture, opened on this thread: torch's profiler must be stopped where it was started.
 
+    Args:
+        window: the window.
+        capture: what records it.
+        opened: the step that begins now.
+
     Attributes:
-        steps: the first and the last step recorded so far; None in warm-up.
+        steps: the first and the last step recorded so far, as the trace marks them; None where it marks none.
         start_ns: when recording began, in ns since the epoch; None in warm-up.
         end_ns: when it ended.
     """
 
-    def __init__(self, window: Window, capture: Capture) -> None:
+    def __init__(self, window: Window, capture: Capture, opened: int) -> None:
         self.window = window
         self.capture = capture
+        self.opened = opened
         self.steps: tuple[int, int] | None = None
         self.start_ns: int | None = None
         self.end_ns: int | None = None
@@ -64,7 +70,7 @@ class Recording:
     def step(self, number: int, metadata: Mapping[str, str], mark: bool) -> None:
         """The step ``number``, to be recorded, begins; the first one puts ``metadata`` into the trace.
 
-        Without ``mark`` the trace shows no step.
+        Without ``mark`` neither the trace nor `steps` shows it.
         """
         if self.start_ns is None:
             self.capture.start()
@@ -74,10 +80,15 @@ class Recording:
                 self.capture.add_metadata(key, value)
         if mark:
             self.capture.step(number)
-        self.steps = (self.steps[0] if self.steps else number, number)
+            self.steps = (self.steps[0] if self.steps else number, number)
 
-    def stop(self, metadata: Mapping[str, str]) -> None:
-        """Stop recording, with ``metadata`` in the trace.
+    def leave_out(self, number: int) -> None:
+        """Do not count the last step, ``number``, which never ran."""
+        if self.steps is not None:
+            self.steps = (self.steps[0], number - 1) if self.steps[0] < number else None
+
+    def stop(self) -> None:
+        """Stop recording; the trace gets the steps that ran, and how many of warm-up came before them.
 
         Raises:
             CaptureError: this is the wrong thread.
@@ -85,8 +96,9 @@ class Recording:
         if not self.here():
             raise CaptureError("the loop ended on another thread than the one that opened the window")
         self.capture.step(None)
-        for key, value in metadata.items():
-            self.capture.add_metadata(key, value)
+        first, last = self.steps or (1, 0)  # a range without a step
+        self.capture.add_metadata("instrument_steps", f"{first}-{last}")
+        self.capture.add_metadata("instrument_warmup", str(first - self.opened if self.steps else 0))
         self.capture.stop()
         self.end_ns = time.time_ns()
 

@@ -41,8 +41,8 @@ class Count:
         self.first = first
         self.busy = False
         self.open = False
-        self._updates = 0  # of the optimizer, for the current item
-        self._usual = 1  # updates for an item, as far as the one before shows
+        self._updates = 0  # of all optimizers, for the current item
+        self._most = 0  # updates for an item so far; 0 until an item was followed
         self._follower: Any = None
         self._trained: weakref.ref[Any] | None = None  # a parameter of the training that was recorded
         self._late = False  # the loop began after the last window, and what it trains is not known yet
@@ -64,25 +64,24 @@ class Count:
 
     @property
     def attentive(self) -> bool:
-        """Whether the optimizer is followed, or is to be."""
+        """Whether optimizers are followed, or are to be."""
         return self._follower is not None or self._late
 
     @guard.contained(FEATURE)
     def begin_step(self) -> None:
-        """Follow the optimizer where a window is near, as the step of an item begins."""
-        if self._updates:
-            self._usual, self._updates = self._updates, 0
+        """Follow the optimizers where a window is near, as the step of an item begins."""
+        self._most, self._updates = max(self._most, self._updates), 0
         near = self.profile.near or (self._late and self._follower is None)
         if near and self._follower is None and "torch" in sys.modules:
             from ..syncs.stepping import OptimizerSteps  # which imports torch
 
-            self._follower = OptimizerSteps(self._updated)
+            self._follower = OptimizerSteps(self._updated, every=True)
         elif not near:
             self.leave()
 
     @guard.contained(FEATURE)
     def leave(self) -> None:
-        """Stop following the optimizer."""
+        """Stop following the optimizers."""
         follower, self._follower = self._follower, None
         if follower is not None:
             follower.remove()
@@ -108,8 +107,9 @@ class Count:
         )
 
     def _updated(self) -> None:
+        """End the step if an item has no more updates than so many: a part of it must not be in the next step."""
         self._updates += 1
-        if self._updates == self._usual:
+        if self._updates == self._most:
             self.end_step()
 
 
@@ -132,12 +132,12 @@ class Steps(Generic[T]):
                 self._count = self._again()
         count = self._count
         profile = count.profile
+        count.end_step()  # of the last item, where the loop before was left inside of it
         profile.start()
         count.enter()
         count.busy = True
         step = profile.step
         try:
-            count.end_step()
             for item in self._iterable:
                 if profile.near or count.attentive:
                     count.begin_step()
@@ -191,9 +191,10 @@ def steps(
 ) -> Steps[T]:
     """Iterate over ``iterable``, one step an item, and record the steps that are asked for.
 
-    A step ends with the optimizer's step or, where none steps, where the next item is asked for. What follows,
-    such as logging, validation and loading an item, is a part of the next step. Steps are counted through epochs:
-    a call at the same place in the program, with the same folder and plan, continues the count and the windows.
+    A step ends with the last optimizer step of its item or, where that is not known, where the next item is asked
+    for. What follows in the loop, such as logging and loading an item, is a part of the next step. Between two
+    loops nothing is recorded. Steps are counted through epochs: a call at the same place in the program, with the
+    same folder and plan, continues the count and the windows.
 
     Args:
         iterable: what the loop iterates over, a DataLoader as a rule.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
+from typing import Any
 
 AROUND = 20  # steps timed before a window, and after it
 _ENOUGH_NS, _LEAST = 1_000_000_000, 3  # of those after it: that much time, once there are so many
@@ -14,11 +16,12 @@ class StepTimes:
     """Times the steps of a loop that comes back to it at their ends; off-window, only those around windows."""
 
     def __init__(self) -> None:
-        self._off: deque[int] = deque(maxlen=AROUND)  # the last ones that were not recorded
-        self._before: list[int] = []  # the window that is over
-        self._after: list[int] = []
+        self._off: deque[tuple[int, int]] = deque(maxlen=AROUND)  # the last ones that were not recorded
+        self._before: list[tuple[int, int]] = []  # the window that is over, as numbers and durations of steps
+        self._after: list[tuple[int, int]] = []
         self._recorded: list[int] = []
         self._until = 0  # the first step after a window that is not timed any more
+        self._step = 0
         self._began_ns = 0
         self._recording: bool | None = None  # of the step that is timed; None where none is
         self._run: tuple[int, int] | None = None  # the first step of the run, and when it began
@@ -29,10 +32,14 @@ class StepTimes:
         if self._run is None:
             self._run = step, time.perf_counter_ns()
 
-    def begin(self, recording: bool | None) -> None:
-        """Time the step that begins, which is recorded or not; with None, leave it out."""
-        self._recording = recording
+    def begin(self, step: int, *, recording: bool) -> None:
+        """Time ``step``, which begins and is recorded or not."""
+        self._step, self._recording = step, recording
         self._began_ns = time.perf_counter_ns()
+
+    def cancel(self) -> None:
+        """Leave out the step that is timed, if one is."""
+        self._recording = None
 
     def end(self) -> None:
         """End the step that is timed, if one is."""
@@ -42,9 +49,9 @@ class StepTimes:
         if self._recording:
             self._recorded.append(took_ns)
         else:
-            self._off.append(took_ns)
+            self._off.append((self._step, took_ns))
             if len(self._after) < AROUND:
-                self._after.append(took_ns)
+                self._after.append((self._step, took_ns))
         self._recording = None
 
     def open(self) -> None:
@@ -57,25 +64,38 @@ class StepTimes:
 
     def waits(self, step: int) -> bool:
         """Tell whether ``step`` is one after a window that is to be timed."""
-        return step < self._until and (len(self._after) < _LEAST or sum(self._after) < _ENOUGH_NS)
+        return step < self._until and (
+            len(self._after) < _LEAST or sum(took_ns for _, took_ns in self._after) < _ENOUGH_NS
+        )
 
     def next(self, step: int, due: int) -> int:
         """Return the step at which the loop comes back, from ``step`` on, where it has to at ``due``."""
         return step + 1 if self.waits(step) else max(step + 1, due - AROUND)
 
-    def timing(self, step: int) -> dict[str, int | None]:
+    def timing(self, step: int) -> dict[str, Any]:
         """Return what the manifest says of the window that is over, at the beginning of ``step``.
 
         That is ``recorded_ns`` and ``around_ns``, the median durations of recorded steps and of those timed around
-        them, ``around_steps``, how many these are, ``run_steps``, how many steps the run has made so far, and
-        ``run_ns``, the wall time since it began.
+        them, ``around_steps``, the first and last step of each stretch of these, ``run_steps``, how many steps the
+        run has made so far, and ``run_ns``, the wall time since it began.
         """
         first, since_ns = self._run or (step, time.perf_counter_ns())
         around = self._before + self._after
         return {
             "recorded_ns": int(median(self._recorded)) if self._recorded else None,
-            "around_ns": int(median(around)) if around else None,
-            "around_steps": len(around),
+            "around_ns": int(median(took_ns for _, took_ns in around)) if around else None,
+            "around_steps": stretches(number for number, _ in around),
             "run_steps": step - first,
             "run_ns": time.perf_counter_ns() - since_ns,
         }
+
+
+def stretches(numbers: Iterable[int]) -> list[list[int]]:
+    """Return the first and the last of each run of successive ``numbers``, which are in order."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return found
