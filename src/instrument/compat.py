@@ -8,7 +8,8 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -219,6 +220,15 @@ def in_operator() -> bool:
     return False
 
 
+@contextmanager
+def past_modes() -> Iterator[None]:
+    """Keep operators called in the body from ``__torch_function__`` and ``__torch_dispatch__`` of the program."""
+    import torch
+
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
 def leave_recording() -> Any:
     """Take the profiler that records on this thread off without reading what it recorded, which is lost.
 
@@ -233,7 +243,7 @@ def leave_recording() -> Any:
     if options is None:
         return None
     operators: Any = torch.ops.profiler
-    with torch._C.DisableTorchFunctionSubclass():
+    with past_modes():
         # A callback keeps the state of the thread that added it, in which the profiler's memory is.
         future: Any = torch.futures.Future()
         record = operators._record_function_enter_new("", None)
@@ -260,7 +270,7 @@ def end_record_functions(found: Iterable[Any]) -> None:
     import torch
 
     leave = torch.ops.profiler._record_function_exit._RecordFunction
-    with torch._C.DisableTorchFunctionSubclass():
+    with past_modes():
         for context in found:
             if context.record is not None:
                 leave(context.record)
