@@ -14,6 +14,7 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from . import tools
+from .patch import transparent
 
 # torch's profilers that turn its ranges into those of another tool
 _TARGETS = {"emit_nvtx": "NVTX", "emit_itt": "ITT"}
@@ -151,10 +152,12 @@ def on_session(observer: SessionObserver) -> bool:
         if type(known) is profile and known.entered and known.kineto_results is None:
             observer.prepared(known)
 
+    @transparent
     def prepare_trace(profiler: Any) -> None:
         observer.prepared(profiler)
         prepare(profiler)
 
+    @transparent
     def leave_trace(profiler: Any, *exception: Any) -> Any:
         try:
             return leave(profiler, *exception)
@@ -175,6 +178,7 @@ def on_session(observer: SessionObserver) -> bool:
     disable = getattr(torch.autograd, "_disable_profiler", None)
     if disable is not None:
 
+        @transparent
         def disable_profiler() -> Any:
             result = observer.disabled()
             return disable() if result is None else result
@@ -184,6 +188,7 @@ def on_session(observer: SessionObserver) -> bool:
 
 
 def _before(original: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
+    @transparent
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         first()
