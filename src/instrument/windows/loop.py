@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .. import compat, log
+from .. import compat, log, stderr
 from ..config import LAUNCHED, settings
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
@@ -29,6 +29,9 @@ from .torch_schedule import FromTorch
 
 FEATURE = "recording windows"
 NEVER = sys.maxsize
+_ELSEWHERE = "steps ended on another thread than the one that opened the window"
+_IN_BACKWARD = "step() was called in the backward pass, where torch.profiler cannot start or stop"
+_UNSEEN = "step() was not called for each of the last steps"
 
 
 class Profile(LikeTorch):
@@ -38,7 +41,7 @@ class Profile(LikeTorch):
         step_num: the number of the current step.
         out: the folder that everything lands in.
         keep_last: whether the last window's events stay in memory for those who ask for them after the loop.
-        tell: called with the text of the summary, on another thread; None is standard error.
+        tell: called with the text of the summary, on another thread; None is standard error as `start` finds it.
         how: how the steps to record are written where this was made, with "{}" for the steps.
         yields: it ends when another one starts, and does not start while one runs.
     """
@@ -133,6 +136,7 @@ class Profile(LikeTorch):
         """Begin with step `step_num`; after `stop` or `pause`, go on from where that was."""
         if not self._made:
             return
+        self._finalizer.stderr = (stderr.at_start() if self.yields else None) or sys.stderr
         if self._paused:
             self._paused = False
             self._follow_plan()
@@ -280,7 +284,7 @@ class Profile(LikeTorch):
         if not self._paused:
             self._ended = f"the loop ended {_where(begun, complete)} step {self.step_num}"
         if self._postponed:
-            self._ended += "; step() was called in the backward pass, where torch.profiler cannot start or stop"
+            self._ended += f"; {_IN_BACKWARD}"
         self._started = self._paused = False
         Profile._running.discard(self)
         self._change = NEVER
@@ -429,6 +433,9 @@ class Profile(LikeTorch):
         held = recording.steps is not None or not self._planned
         early = self.step_num + complete < window.stop < NEVER or not held
         reasons = [recording.cut] if recording.cut else [self._ended] if early else []
+        if not reasons and recording.steps is not None and recording.steps[1] + 1 < window.stop < NEVER:
+            reasons.append(_ELSEWHERE if recording.elsewhere else _IN_BACKWARD if self._postponed else _UNSEEN)
+        whole = not reasons
         failure = None
         self._closing = True
         try:
@@ -447,7 +454,7 @@ class Profile(LikeTorch):
                 files,
                 read=self._reports and held,
                 **self._entry(window, recording),
-                status="partial" if early or recording.cut else "recorded",
+                status="recorded" if whole else "partial",
                 reason="; ".join(reasons) or None,
             )
         if failure is not None:
