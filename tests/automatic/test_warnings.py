@@ -36,6 +36,7 @@ class Model(torch.nn.Module):
         self.linear.register_full_backward_hook(lambda *_: None)  # warns, as no input requires a gradient
 
     def forward(self, x):
+        warn("forward", 6)
         return Twice.apply(self.linear(x))
 
 class Optimizer(torch.optim.SGD):
@@ -56,6 +57,7 @@ class Data(torch.utils.data.Dataset):
         return torch.ones(2)
 
 model = Model()
+model.register_forward_hook(lambda *_: None)  # which puts a frame around each call
 optimizer = Optimizer(model.parameters(), 0.1)
 scaler = torch.amp.GradScaler("cpu")
 for batch in torch.utils.data.DataLoader(Data()):
