@@ -8,11 +8,13 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from . import tools
+from .patch import transparent
 
 # torch's profilers that turn its ranges into those of another tool
 _TARGETS = {"emit_nvtx": "NVTX", "emit_itt": "ITT"}
@@ -150,10 +152,12 @@ def on_session(observer: SessionObserver) -> bool:
         if type(known) is profile and known.entered and known.kineto_results is None:
             observer.prepared(known)
 
+    @transparent
     def prepare_trace(profiler: Any) -> None:
         observer.prepared(profiler)
         prepare(profiler)
 
+    @transparent
     def leave_trace(profiler: Any, *exception: Any) -> Any:
         try:
             return leave(profiler, *exception)
@@ -174,6 +178,7 @@ def on_session(observer: SessionObserver) -> bool:
     disable = getattr(torch.autograd, "_disable_profiler", None)
     if disable is not None:
 
+        @transparent
         def disable_profiler() -> Any:
             result = observer.disabled()
             return disable() if result is None else result
@@ -183,6 +188,7 @@ def on_session(observer: SessionObserver) -> bool:
 
 
 def _before(original: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
+    @transparent
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         first()
@@ -219,6 +225,15 @@ def in_operator() -> bool:
     return False
 
 
+@contextmanager
+def past_modes() -> Iterator[None]:
+    """Keep operators called in the body from ``__torch_function__`` and ``__torch_dispatch__`` of the program."""
+    import torch
+
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
 def leave_recording() -> Any:
     """Take the profiler that records on this thread off without reading what it recorded, which is lost.
 
@@ -233,7 +248,7 @@ def leave_recording() -> Any:
     if options is None:
         return None
     operators: Any = torch.ops.profiler
-    with torch._C.DisableTorchFunctionSubclass():
+    with past_modes():
         # A callback keeps the state of the thread that added it, in which the profiler's memory is.
         future: Any = torch.futures.Future()
         record = operators._record_function_enter_new("", None)
@@ -260,7 +275,7 @@ def end_record_functions(found: Iterable[Any]) -> None:
     import torch
 
     leave = torch.ops.profiler._record_function_exit._RecordFunction
-    with torch._C.DisableTorchFunctionSubclass():
+    with past_modes():
         for context in found:
             if context.record is not None:
                 leave(context.record)

@@ -28,6 +28,7 @@ from typing import Any, TypeVar, cast
 from . import log
 from .config import settings
 from .errors import InstrumentError, SyncError
+from .patch import transparent
 
 F = TypeVar("F", bound=Callable[..., Any])
 WRONG_ARGUMENTS = (TypeError, ValueError, ImportError, InstrumentError)
@@ -115,7 +116,9 @@ class Guard:
         Where ``around`` fails, the result is that of ``original``, called by then or now. What ``original`` raises
         passes. Unless ``when()`` holds, ``original`` is called alone, and a compiler that traces it sees no more.
         """
+        transparent(around)
 
+        @transparent
         def call(*args: Any, **kwargs: Any) -> Any:
             alone, once = True, None
             try:
@@ -206,6 +209,7 @@ class _Once:
         self.error: BaseException | None = None
         self.result: Any = None
 
+    @transparent
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.called = True
         try:

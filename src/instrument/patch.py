@@ -1,12 +1,22 @@
-"""Replace an attribute of somebody else's, and put back what was there."""
+"""Replace an attribute of somebody else's, and put back what was there; keep wrappers out of what users read."""
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from types import CodeType, FunctionType, MethodType
+from typing import Any, TypeVar
 
 _MISSING = object()
+_PACKAGE = __file__.rpartition("patch")[0]
+TRANSPARENT = "<instrument: importlib._bootstrap>"
+"""The file name of wrappers, whose frames the ``stacklevel`` of a warning then does not count.
+
+CPython skips the frames of files with "importlib" and "_bootstrap" in their names, and so does `logging`.
+"""
+
+F = TypeVar("F")
 
 
 class Patch:
@@ -23,7 +33,7 @@ class Patch:
         self._owner = owner
         self._name = name
         self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
-        self._ours = make(getattr(owner, name, None) if self._before is _MISSING else self._before)
+        self._ours = transparent(make(getattr(owner, name, None) if self._before is _MISSING else self._before))
         self._undone = False
         top = _tops.get((id(owner), name))
         self._under = top if top is not None and top._ours is self._before else None
@@ -83,6 +93,26 @@ def _undo(patches: list[Patch]) -> Exception | None:
 
 # The last patch of each attribute that has any, as long as somebody holds it to undo it
 _tops: weakref.WeakValueDictionary[tuple[int, str], Patch] = weakref.WeakValueDictionary()
+
+
+def transparent(wrapper: F) -> F:
+    """Have ``wrapper``, if it is a function of this package, count in no ``stacklevel``; return it."""
+    function: Any = wrapper
+    while not isinstance(function, FunctionType):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, (MethodType, staticmethod, classmethod)):
+            function = function.__func__
+        else:
+            return wrapper
+    if function.__code__.co_filename.startswith(_PACKAGE):
+        function.__code__ = _renamed(function.__code__)
+    return wrapper
+
+
+@functools.lru_cache(maxsize=1024)
+def _renamed(code: CodeType) -> CodeType:
+    return code.replace(co_filename=TRANSPARENT)
 
 
 def leave_no_frame(error: BaseException) -> None:

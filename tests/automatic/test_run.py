@@ -774,3 +774,24 @@ def test_one_backward(tmp_path: Path) -> None:
     write(tmp_path, f"import instrument\n{text}")
     done = run(tmp_path, [*RUN, "--steps", "2", "--", "train.py"])
     assert len(re.findall(r"^ *backward +", done.stderr, re.MULTILINE)) == 1
+
+
+CAPTURED = """
+import contextlib, io, sys, torch
+model = torch.nn.Linear(2, 2)
+captured = io.StringIO()
+with contextlib.redirect_stderr(captured):
+    for _ in range(60):
+        model(torch.ones(1, 2)).sum().backward()
+    sys.stderr.write("the program's own")
+print(captured.getvalue(), end="")
+"""
+
+
+def test_captured_standard_error(tmp_path: Path) -> None:
+    """What the program captures of its own is its own; log lines and the summary are on the terminal."""
+    write(tmp_path, CAPTURED)
+    done = run(tmp_path, [*RUN, "--", "train.py"])
+    assert done.stdout == "the program's own"
+    assert "instrument: no optimizer step was seen" in done.stderr
+    assert "Where the step went" in done.stderr

@@ -7,12 +7,15 @@ import gzip
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import instrument
 from instrument import compat
@@ -23,7 +26,7 @@ from instrument.exporters.raw_trace import compress
 from instrument.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
 
 from ..support import programs
-from ..windows.training import steps, train
+from ..windows.training import recorded, steps, train
 
 
 def listed(folder: Path) -> list[str]:
@@ -237,3 +240,47 @@ def test_tensorboards_run_loader_lists_the_ranks_as_workers(
     workers, views = json.loads(done.stdout.splitlines()[-1])
     assert ["rank0", "rank1"] == sorted(workers)
     assert all("Overview" in names for names in views)
+
+
+class FunctionCalls(TorchFunctionMode):
+    """Counts the functions of torch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+class OperatorCalls(TorchDispatchMode):
+    """Counts the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [FunctionCalls, OperatorCalls])
+def test_modes_of_the_program_see_its_own_calls_alone(
+    tmp_path: Path, mode: type[FunctionCalls | OperatorCalls]
+) -> None:
+    """A `TorchFunctionMode` or `TorchDispatchMode` around a loop sees the same calls with a window as without."""
+    counts = []
+    for plan in ("100", "2-3"):
+        kept: list[Any] = []  # ranges that outlive their window
+
+        def body(number: int, kept: list[Any] = kept) -> None:
+            with torch.profiler.record_function(f"part {number}") as context:
+                kept.append(context)
+
+        with mode() as counting:
+            train(instrument.steps(range(5), tmp_path / plan, at=plan), body=body)
+        counts.append(counting.calls)
+    assert counts[0] == counts[1]
+    assert recorded(tmp_path / "2-3") == [[2, 3]]

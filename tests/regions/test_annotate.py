@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import types
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -699,3 +700,27 @@ def test_the_programs_own_limits_cost_one_region(
 
     monkeypatch.setattr(TorchProfilerEmitter, "push", push)
     assert names(recorded(use)) == ["after"]
+
+
+def test_warnings_of_annotated_code_have_the_place_of_the_call() -> None:
+    """The wrapper counts in no ``stacklevel``, as without the decorator; whether a recording is on or not."""
+
+    @instrument.annotate
+    def old() -> None:
+        warnings.warn("old", DeprecationWarning, stacklevel=2)
+
+    @instrument.annotate
+    def values() -> Iterator[int]:
+        warnings.warn("old", DeprecationWarning, stacklevel=2)
+        yield 1
+
+    for recording in (contextlib.nullcontext(), profile()):
+        with recording, warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            line = sys._getframe().f_lineno
+            old()
+            next(values())
+        assert [(warning.filename, warning.lineno) for warning in found] == [
+            (__file__, line + 1),
+            (__file__, line + 2),
+        ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,27 @@ def test_steps_before_it_was_known(program: Callable[[Any], None], missed: list[
     program(nn.Sequential(nn.Linear(2, 2)))
     follower.remove()
     assert [*missed, *steps * "s"] == seen
+
+
+@pytest.mark.parametrize("step_on", ["backward", "forward"])
+def test_passes_and_calls_of_another_thread(step_on: str) -> None:
+    """They count once the thread of the first ones has ended, and not before."""
+    seen: list[str] = []
+    model = nn.Sequential(nn.Linear(2, 2))
+    follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), step_on)
+
+    def in_a_thread() -> None:
+        thread = threading.Thread(target=passes, args=(model,))
+        thread.start()
+        thread.join()
+
+    try:
+        in_a_thread()
+        passes(model)
+        in_a_thread()
+    finally:
+        follower.remove()
+    assert "".join(seen) == "ssssssss"
 
 
 @pytest.mark.parametrize("annotated_first", [True, False])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -273,3 +274,61 @@ def test_one_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch,
     assert {place: vars(place[0]).get(place[1]) for place in watched} == before
     assert len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks) == hooks
     assert not parts.after_backward
+
+
+def in_a_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def updates(count: int) -> Callable[[], None]:
+    """Return a training of so many updates, by an optimizer of its own."""
+    parameters = weights()
+    optimizer = torch.optim.SGD(parameters)
+
+    def train() -> None:
+        for _ in range(count):
+            backward(parameters)
+            optimizer.step()
+
+    return train
+
+
+def test_a_training_on_another_thread(counter: Counter) -> None:
+    """The optimizer that steps first keeps its place while its thread runs, however many steps others make."""
+    train, other = updates(7), updates(60)
+    for _ in range(2):
+        train()
+        in_a_thread(other)
+    assert counter.steps == 14
+
+
+def test_a_training_after_that_of_another_thread(counter: Counter) -> None:
+    """Once the thread of the first optimizer has ended, the next one takes its place as on the same thread."""
+    in_a_thread(updates(7))
+    updates(7)()
+    assert counter.steps == 14
+
+
+def test_every_update_of_one_thread() -> None:
+    """Those in a backward pass too, which belong to the thread that called it."""
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        assert threading.current_thread() is threading.main_thread()
+
+    steps = OptimizerSteps(step, every=True)
+    parameter = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter])
+    parameter.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    try:
+        in_a_thread(updates(3))
+        in_a_thread(lambda: backward([parameter]))
+        backward([parameter])
+        updates(3)()
+    finally:
+        steps.remove()
+    assert count == 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import json
 import os
 import signal
@@ -23,7 +25,7 @@ from instrument.windows import finalizer
 from instrument.windows.process import FinalizerProcess
 
 from ..support import programs
-from .training import manifest, recorded, statuses, traces
+from .training import manifest, recorded, statuses, traces, train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 KILLED = "not compressed: the process that finishes windows was ended by SIGKILL"
@@ -472,3 +474,23 @@ def test_no_file_can_be_opened(tmp_path: Path) -> None:
         assert "[Errno 24] " in reason
         assert "Too many open files" in reason
         assert not at_once
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_the_summary_is_on_standard_error_as_the_loop_found_it(
+    out: Path, closed: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the loop captures stays its own; where the stream is closed, the current one is written to."""
+    monkeypatch.setattr(settings, "summary", True)
+    found = io.StringIO()
+    with contextlib.redirect_stderr(found):
+        prof = instrument.profile(out, schedule="1-2")
+        prof.start()
+    if closed:
+        found.close()
+    captured = io.StringIO()
+    with contextlib.nullcontext() if closed else contextlib.redirect_stderr(captured):
+        train(5, prof.step)
+        prof.stop()
+    assert "" == captured.getvalue()
+    assert "Where the step went" in (capsys.readouterr().err if closed else found.getvalue())

@@ -7,6 +7,7 @@ import gc
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,27 @@ def test_items_with_more_updates_than_others(out: Path) -> None:
     for at, log in ((7, []), (8, []), (9, ["log 8"])):
         expected = [*log, *(f"update {update} of {at}" for update in range(1 + (at % 3 == 2)))]
         assert expected == _updates(out / str(at), at, lambda number: 1 + (number % 3 == 2), 2)
+
+
+def test_a_training_on_another_thread(out: Path) -> None:
+    """Its updates end no step of the loop."""
+
+    def other() -> None:
+        thread = threading.Thread(target=train, args=(3,))
+        thread.start()
+        thread.join()
+
+    batches = instrument.steps(range(9), out, at="4-6")
+    numbers: list[int] = []
+
+    def body(number: int) -> None:
+        numbers.append(batches.profile.step_num)
+        other()
+
+    train(batches, body=body)
+    assert list(range(9)) == numbers
+    assert [[4, 5, 6]] == recorded(out)
+    assert [(1, "recorded")] == statuses(manifest(out))
 
 
 def _steps(out: Path, epochs: int, items: int, **arguments: Any) -> None:

@@ -9,7 +9,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from .. import compat
+from .. import compat, stderr
 from ..config import RUN, settings
 from ..guard import guard
 
@@ -33,6 +33,7 @@ def begin() -> None:
     """
     if not settings.enabled or not os.environ.get(RUN):
         return
+    stderr.keep()
     for module, adapter in () if _step_on() else ADAPTERS.items():
         compat.when_imported(module, functools.partial(_install, adapter))
     compat.when_imported("torch", _follow)

@@ -13,7 +13,7 @@ from typing import Any
 from .. import compat, log
 from ..config import settings
 from ..guard import guard
-from ..patch import Patch
+from ..patch import Patch, transparent
 from ..regions import live
 from .loop import Loop
 
@@ -121,6 +121,7 @@ def in_place_of(original: Callable[..., Any], call: Callable[..., Any]) -> Calla
         return functools.wraps(original)(call)
     owner, function = original.__self__, original.__func__
 
+    @transparent
     @functools.wraps(function)
     def method(this: Any, *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs) if this is owner else function(this, *args, **kwargs)

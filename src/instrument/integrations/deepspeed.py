@@ -24,7 +24,7 @@ import torch
 import instrument
 
 from ..guard import guard
-from ..patch import Patch
+from ..patch import Patch, transparent
 from ..regions import live
 from .attachment import Attachment, require
 from .environment import automatic
@@ -216,6 +216,7 @@ class Ranges:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         name = NAMES.get(name, name)
 
+        @transparent
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if live.tracing():
                 return function(*args, **kwargs)

@@ -16,6 +16,7 @@ import torch
 
 from .. import compat
 from ..guard import guard
+from ..patch import transparent
 from ..regions import live
 from ..regions.region import Region
 from .backward import follow
@@ -171,6 +172,7 @@ class Around:
         self._compiled = compiled
         self._module = module
 
+    @transparent
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call what it stands for."""
         # Not a bound method: a replica of the module shares this object, and calls itself.

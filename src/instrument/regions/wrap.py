@@ -16,6 +16,7 @@ from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from ..patch import TRANSPARENT, transparent
 from . import live
 from .region import Region
 
@@ -47,7 +48,7 @@ _ANYTHING = ("*args, **kwargs", "*args, **kwargs")
 @lru_cache(maxsize=1024)
 def _maker(names: str, call: str) -> Maker:
     namespace: dict[str, Maker] = {}
-    exec(compile(_TEMPLATE.format(names=names, call=call), "<instrument>", "exec"), namespace)
+    exec(compile(_TEMPLATE.format(names=names, call=call), TRANSPARENT, "exec"), namespace)
     return namespace["make"]
 
 
@@ -108,6 +109,7 @@ def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
 
 
 def _generator(function: Callable[..., Generator[Any, Any, Any]], region: Region) -> Callable[..., Any]:
+    @transparent
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         if live.tracing() or not live.recording:
             return (yield from function(*args, **kwargs))
@@ -121,6 +123,7 @@ def _generator(function: Callable[..., Generator[Any, Any, Any]], region: Region
 
 
 def _coroutine(function: Callable[..., Awaitable[Any]], region: Region) -> Callable[..., Any]:
+    @transparent
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not live.recording:
             return await function(*args, **kwargs)
@@ -134,6 +137,7 @@ def _coroutine(function: Callable[..., Awaitable[Any]], region: Region) -> Calla
 
 
 def _async_generator(function: Callable[..., AsyncGenerator[Any, Any]], region: Region) -> Callable[..., Any]:
+    @transparent
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = function(*args, **kwargs)
         token = live.start(region) if live.recording else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from ..guard import guard
@@ -15,7 +16,7 @@ from ..regions import live
 from .forward import OutermostModel
 from .function import SIGNS, FunctionCalls, check
 from .program_steps import program_steps
-from .stepping import FEATURE, OptimizerSteps
+from .stepping import FEATURE, OptimizerSteps, running
 
 _ALONE = 100  # calls of a model that may be followed by a backward pass; fewer may be the calls of one step
 _BEGINNING = (parts.DATA, "Optimizer.zero_grad#", "Optimizer.step#")
@@ -27,6 +28,7 @@ class StepFollower:
     A step ends, in this order of preference, where the program itself says so (`instrument.steps`,
     ``prof.step()``); after the step of the first optimizer; where no optimizer was made, after each backward pass;
     and before the first backward pass, after each call of the outermost model that no backward pass can follow.
+    Passes and calls count on one thread: that of the first of them, until it has ended.
 
     Args:
         stepped: called at the end of each step.
@@ -70,6 +72,7 @@ class StepFollower:
         self._optimizers = IdentitySet()
         self._earlier = IdentitySet()  # that were made before, perhaps for another model
         self._looked = False  # for optimizers that were made before
+        self._thread: int | None = None  # of the last step
         self._passes = 0  # backward passes that did not count so far
         self._calls = 0  # calls of the model that did not count so far
         self._steps: OptimizerSteps | None = None
@@ -151,6 +154,10 @@ class StepFollower:
     def _ended(self, by: str, count: int = 1) -> None:
         if by in SIGNS and SIGNS.index(by) < self._weakest:
             return
+        if by not in ("optimizer", "program"):  # optimizers are told apart by `OptimizerSteps`
+            if by == self.by and get_ident() != self._thread and running(self._thread):
+                return
+            self._thread = get_ident()
         if self.by != by:
             if self.by in SIGNS and by in SIGNS and SIGNS.index(by) < SIGNS.index(self.by):
                 return

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from ..guard import guard
+from ..patch import transparent
 from ..regions import live as regions
 from . import coverage, policy
 from .budget import Budget
@@ -98,6 +99,7 @@ class NoSyncs:
         """Return ``function`` with each call of it in a block of its own."""
         policy.plain(function, "no_syncs")
 
+        @transparent
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
             if regions.tracing():

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from ..patch import TRANSPARENT
 from .finding import Site
 from .roots import INSTALLED
 
@@ -44,7 +45,7 @@ class Place(NamedTuple):
 @lru_cache(maxsize=4096)
 def kind(filename: str) -> int:
     """Tell whose code a file is: USER, LIBRARY, or SKIPPED where it is no line to show."""
-    if filename.startswith((_OURS, "<frozen", "<eval_with_key>", contextlib.__file__)):
+    if filename.startswith((_OURS, TRANSPARENT, "<frozen", "<eval_with_key>", contextlib.__file__)):
         return SKIPPED
     rest = _in_torch(filename)
     if rest is not None:

@@ -6,6 +6,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any
 
 from .. import compat
@@ -21,20 +22,24 @@ _ALONE = 50  # steps of another optimizer, none of the first in between
 
 
 class _Here(threading.local):
-    """On this thread: ranges of optimizers' steps that are open, and whether a step is due after them."""
+    """On this thread: open ranges of optimizers' steps, whether a step is due after them, and updates so far."""
 
     ranges = 0
     due = False
+    count = 0
 
 
 class OptimizerSteps:
-    """Calls ``stepped()`` after each step of the first optimizer that steps, or of ``every`` one, until `remove`.
+    """Calls ``stepped()`` after each step of the first optimizer that steps, until `remove`.
+
+    With ``every``, it does so after the steps of all optimizers, as far as the thread that makes this calls them.
 
     Another one takes its place when it steps twice in a row, if it updates some of the same parameters, as where
     each epoch makes one anew, or follows a phase of the first alone, as where layers are trained one after the
-    other; else once it goes on alone. A step that a `torch.amp.GradScaler` skips counts. One that an optimizer
-    makes in the backward pass, as where each parameter has its own, ends with that pass. One around another makes
-    one step.
+    other; else once it goes on alone. One on another thread does so only after the thread of the first has ended.
+    A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes in the backward pass, as where
+    each parameter has its own, ends with that pass, and is a step of the thread that called the pass. One around
+    another makes one step.
 
     A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` tells of one.
 
@@ -54,9 +59,10 @@ class OptimizerSteps:
         self._in_a_row = 0  # steps of the first one since another one stepped
         self._uncounted = False  # a step that was not told
         self._before = len(_compiled)
-        self._count = 0
         self._here = _Here()
-        self._passing = False  # it made a step in the backward pass that runs, maybe on a thread of autograd's
+        self._thread = get_ident() if every else None  # whose steps count; None before the first
+        self._passes: set[int] = set()  # the threads that called a backward pass which runs
+        self._due: set[int] = set()  # those of them in whose pass a step was made
         self._handle = register_optimizer_step_post_hook(self._after)
         self._patches: list[Patch] = []
         try:
@@ -119,12 +125,13 @@ class OptimizerSteps:
             if live.tracing():
                 _note_compiled()
                 return
-            if not self._counts(optimizer):
+            thread = self._calling_thread()
+            if thread is None or not self._counts(optimizer, thread):
                 return
-            self._count += 1
             if compat.in_backward():
-                self._passing = True
+                self._due.add(thread)
             else:
+                self._here.count += 1
                 self._tell()
         except Exception as error:
             try:
@@ -136,11 +143,18 @@ class OptimizerSteps:
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
+            thread = get_ident()
+            outermost = not (live.tracing() or compat.in_backward())
+            if outermost:
+                self._passes.add(thread)
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
+            finally:
+                if outermost:
+                    self._passes.discard(thread)
             self._passed()
             return result
 
@@ -148,19 +162,37 @@ class OptimizerSteps:
 
     @guard.contained(FEATURE)
     def _passed(self) -> None:
-        if self._passing and not compat.in_backward():
-            self._passing = False
+        if self._due and get_ident() in self._due and not compat.in_backward():
+            self._due.discard(get_ident())
             self._tell()
 
-    def _counts(self, optimizer: Any) -> bool:
+    def _calling_thread(self) -> int | None:
+        """Return the thread that called the update which runs here; None where torch does not show it.
+
+        In a backward pass that may be a thread of autograd, which serves the passes of all.
+        """
+        here = get_ident()
+        if here in self._passes or not compat.in_backward():
+            return here
+        passes = list(self._passes)
+        if len(passes) == 1:
+            return passes[0]
+        return self._thread if self._thread in passes else None if passes else here
+
+    def _counts(self, optimizer: Any, thread: int) -> bool:
         if not self._every:
-            return self._is_first(optimizer)
+            return self._is_first(optimizer, thread)
+        if thread != self._thread:
+            return False
         if self._first is None:
             self._first = weakref.ref(optimizer)
         return True
 
-    def _is_first(self, optimizer: Any) -> bool:
+    def _is_first(self, optimizer: Any, thread: int) -> bool:
         first = self._first() if self._first is not None else None
+        if first is not optimizer and thread != self._thread and running(self._thread):
+            return False
+        self._thread = thread
         if first is optimizer:
             self._in_a_row = 1 if self._rival is not None else self._in_a_row + 1
             self._rival = None
@@ -187,7 +219,7 @@ class OptimizerSteps:
     def _scaled(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self._count
+            before = self._here.count
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
             except BaseException as error:
@@ -200,9 +232,14 @@ class OptimizerSteps:
 
     @guard.contained(FEATURE)
     def _scaler_stepped(self, optimizer: Any, before: int) -> None:
-        if self._count == before and self._counts(optimizer):
-            self._count += 1
+        if self._here.count == before and self._counts(optimizer, get_ident()):
+            self._here.count += 1
             self._tell()
+
+
+def running(thread: int | None) -> bool:
+    """Tell whether ``thread`` is the number of a thread that runs."""
+    return any(found.ident == thread for found in threading.enumerate()) if thread is not None else False
 
 
 def _shared(first: Any, second: Any) -> bool:

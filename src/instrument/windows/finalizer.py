@@ -38,11 +38,15 @@ class WindowFinalizer:
     Args:
         manifest: where each window gets its line.
         hint: what to say to the user where the exporter writes no files.
+
+    Attributes:
+        stderr: the stream for the summary; None is what ``sys.stderr`` is then.
     """
 
     def __init__(self, manifest: Manifest, hint: str) -> None:
         self._manifest = manifest
         self._hint = hint
+        self.stderr: Any = None
         self._process: FinalizerProcess | None = None
         self._state: str | None = None  # of the summary, from one process to the next
         self._jobs: dict[int, dict[str, Any]] = {}  # that are not done yet
@@ -126,7 +130,7 @@ class WindowFinalizer:
 
         Args:
             hidden: regions inside compiled code.
-            tell: called with the text, on another thread; None is standard error.
+            tell: called with the text, on another thread; None writes it to `stderr`.
         """
         with guard.contained("the summary"):
             unreported, unread = self._unreported, self._unread
@@ -134,10 +138,10 @@ class WindowFinalizer:
             if unread and settings.summary:
                 self._tell = tell
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
-                self._send("report", **places, hidden=list(hidden), terminal=_terminal())
+                self._send("report", **places, hidden=list(hidden), terminal=_terminal(self.stderr or sys.stderr))
             if unreported and self._hint and settings.summary:
                 windows = "1 window" if unreported == 1 else f"{unreported} windows"
-                (tell or _print)(f"instrument: {windows} {self._hint}\n")
+                (tell or self._print)(f"instrument: {windows} {self._hint}\n")
 
     def close(self) -> None:
         """Let the process end when its work is done, as no window follows."""
@@ -191,11 +195,16 @@ class WindowFinalizer:
                 self._abandoned(job, "; ".join(error for _, error in answer["errors"]))
             if answer.get("text"):
                 with guard.contained("the summary"):
-                    (self._tell or _print)(answer["text"])
+                    (self._tell or self._print)(answer["text"])
             for feature, error in answer["errors"]:
                 guard.failed(feature, CaptureError(error))
         except BaseException as error:  # also a SystemExit of the user's function: the thread has to go on
             self._failure = self._failure or (error if isinstance(error, Exception) else None)
+
+    def _print(self, text: str) -> None:
+        """Write to `stderr`, and where that is closed or broken to ``sys.stderr``."""
+        if self.stderr is None or not _print(text, self.stderr):
+            _print(text, sys.stderr)
 
     def _gone(self, process: FinalizerProcess) -> None:
         if process is self._process and process.ended:
@@ -234,26 +243,28 @@ class WindowFinalizer:
         return {**entry, "files": described([path] if path.exists() else [], self._manifest.folder)}
 
 
-def _print(text: str) -> None:
-    """Write to standard error, unless it is closed, broken, missing, or nobody reads it."""
-    with suppress(OSError, ValueError, AttributeError):
-        for start in range(0, len(text), _CHUNK):
-            if not _ready():
-                return
-            sys.stderr.write(text[start : start + _CHUNK])
-            sys.stderr.flush()
-
-
-def _ready() -> bool:
-    """Wait until standard error takes more: a thread that hangs in writing to it aborts the program's end."""
+def _print(text: str, file: Any) -> bool:
+    """Write to ``file``, as far as somebody reads it; False where it is closed, broken or missing."""
     try:
-        file = sys.stderr.fileno()
-        return bool(select.select([], [file], [], _STDERR_S)[1])
+        for start in range(0, len(text), _CHUNK):
+            if not _ready(file):
+                break
+            file.write(text[start : start + _CHUNK])
+            file.flush()
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
+
+
+def _ready(file: Any) -> bool:
+    """Wait until ``file`` takes more: a thread that hangs in writing to it aborts the program's end."""
+    try:
+        return bool(select.select([], [file.fileno()], [], _STDERR_S)[1])
     except (OSError, ValueError):  # no file of the system's, as in a notebook
         return True
 
 
-def _terminal() -> dict[str, Any]:
+def _terminal(stderr: Any) -> dict[str, Any]:
     """Return what rich would find out about standard error in this process."""
     columns = None
     if "COLUMNS" not in os.environ:
@@ -263,8 +274,8 @@ def _terminal() -> dict[str, Any]:
                 break
     colours = None
     with suppress(Exception):  # it may be anything
-        colours = sys.stderr.isatty() or None
-    encoding = getattr(sys.stderr, "encoding", None)
+        colours = stderr.isatty() or None
+    encoding = getattr(stderr, "encoding", None)
     return {"columns": columns, "colours": colours, "encoding": encoding if isinstance(encoding, str) else "utf-8"}
 
 

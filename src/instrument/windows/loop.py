@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .. import compat, log
+from .. import compat, log, stderr
 from ..config import LAUNCHED, settings
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
@@ -32,6 +32,9 @@ from .torch_schedule import FromTorch
 FEATURE = "recording windows"
 NEVER = sys.maxsize
 _OWN_WORK = region.make(region.OWN_WORK, None, None, None, None)
+_ELSEWHERE = "steps ended on another thread than the one that opened the window"
+_IN_BACKWARD = "step() was called in the backward pass, where torch.profiler cannot start or stop"
+_UNSEEN = "step() was not called for each of the last steps"
 
 
 class Profile(LikeTorch):
@@ -41,7 +44,7 @@ class Profile(LikeTorch):
         step_num: the number of the current step.
         out: the folder that everything lands in.
         keep_last: whether the last window's events stay in memory for those who ask for them after the loop.
-        tell: called with the text of the summary, on another thread; None is standard error.
+        tell: called with the text of the summary, on another thread; None is standard error as `start` finds it.
         how: how the steps to record are written where this was made, with "{}" for the steps.
         yields: it ends when another one starts, and does not start while one runs.
     """
@@ -166,6 +169,7 @@ class Profile(LikeTorch):
         """Begin with step `step_num`; after `stop` or `pause`, go on from where that was."""
         if not self._made:
             return
+        self._finalizer.stderr = (stderr.at_start() if self.yields else None) or sys.stderr
         if self._paused:
             self._paused = False
             self._follow_plan()
@@ -314,7 +318,7 @@ class Profile(LikeTorch):
         if not self._paused:
             self._ended = f"the loop ended {_where(begun, complete)} step {self.step_num}"
         if self._postponed:
-            self._ended += "; step() was called in the backward pass, where torch.profiler cannot start or stop"
+            self._ended += f"; {_IN_BACKWARD}"
         self._started = self._paused = False
         Profile._running.discard(self)
         self._change = NEVER
@@ -454,15 +458,15 @@ class Profile(LikeTorch):
             recording.stop()
             folder = self.out / f"window-{window.index:04d}"
             files = recording.capture.save(folder, f"rank{self._rank}{_process()}.{recording.end_ns}")
+            held = recording.steps is not None or not self._planned
+            reasons = self._missing(recording, held, complete)
         except BaseException as error:
             self._give_up(window, error)
             if not isinstance(error, Exception):
                 raise
             return
         self._over, self._last = window.index, recording.capture
-        held = recording.steps is not None or not self._planned
-        early = self.step_num + complete < window.stop < NEVER or not held
-        reasons = [recording.cut] if recording.cut else [self._ended] if early else []
+        whole = not reasons
         failure = None
         self._closing = True
         try:
@@ -481,11 +485,22 @@ class Profile(LikeTorch):
                 files,
                 read=self._reports and held,
                 **self._entry(window, recording),
-                status="partial" if early or recording.cut else "recorded",
+                status="recorded" if whole else "partial",
                 reason="; ".join(reasons) or None,
             )
         if failure is not None:
             guard.failed("on_trace_ready", failure)
+
+    def _missing(self, recording: Recording, held: bool, complete: bool) -> list[str]:
+        """Return why steps of the window are missing; nothing where none are."""
+        stop = recording.window.stop
+        if recording.cut:
+            return [recording.cut]
+        if self.step_num + complete < stop < NEVER or not held:
+            return [self._ended]
+        if recording.steps is not None and recording.steps[1] + 1 < stop < NEVER:
+            return [_ELSEWHERE if recording.elsewhere else _IN_BACKWARD if self._postponed else _UNSEEN]
+        return []
 
     def _hand_over(self, step: int) -> None:
         """Complete the window that is over, if one is left, with the times of steps before ``step``."""

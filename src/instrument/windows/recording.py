@@ -26,6 +26,7 @@ class Recording:
         steps: the first and the last step recorded so far, as the trace marks them; None where it marks none.
         start_ns: when recording began, in ns since the epoch; None in warm-up.
         end_ns: when it ended.
+        elsewhere: whether another thread ended a step, at which nothing could be done.
     """
 
     def __init__(self, window: Window, capture: Capture, opened: int) -> None:
@@ -36,17 +37,17 @@ class Recording:
         self.start_ns: int | None = None
         self.end_ns: int | None = None
         self._thread = threading.get_ident()
-        self._warned = False
+        self.elsewhere = False
         self._warming = False
 
     def here(self) -> bool:
         """Tell whether this is the thread that opened the window; warn the first time it is not."""
         if self._thread == threading.get_ident():
             return True
-        if not self._warned:
-            self._warned = True
+        if not self.elsewhere:
+            self.elsewhere = True
             log.warning(
-                "step() was called on another thread than the one that opened the window; the window stays open",
+                "a step ended on another thread than the one that opened the window; the window stays open",
                 window=self.window.index,
             )
         return False
