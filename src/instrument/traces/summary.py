@@ -171,9 +171,10 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
     for path, step, *values in _tree(regions, gpu_ns, main_thread(trace.steps, regions), within):
         _add(by_path.setdefault(path, _Total()), 1, *values)
         by_path[path].by_step[step] += 1
+    warm = trace.metadata.get("instrument_warmup") != "0" or len(trace.steps) < 2
     for path, total in by_path.items():
         total.steps = len(total.by_step) if trace.steps else 0
-        total.partial = path[-1].endswith(_BACKWARD) and _lacks_first(trace, total.by_step)
+        total.partial = not warm and path[-1].endswith(_BACKWARD) and _lacks_first(len(trace.steps), total.by_step)
 
     gpu_total_ns = int(gpu.duration_ns.sum())
     attributed_ns = sum(total.gpu_ns for path, total in by_path.items() if len(path) == 1)
@@ -275,12 +276,10 @@ def _by_name(trace: Trace, gpu: Table, steps: Steps) -> dict[str, _Total]:
     }
 
 
-def _lacks_first(trace: Trace, by_step: Counter[int]) -> bool:
+def _lacks_first(steps: int, by_step: Counter[int]) -> bool:
     """Tell whether a backward that runs in every other step was missed in the first one, without a warm-up."""
-    if trace.metadata.get("instrument_warmup") != "0" or len(trace.steps) < 2:
-        return False
-    first = int(np.argmin(trace.steps.start_ns))
-    return by_step[first] < min(by_step[step] for step in range(len(trace.steps)) if step != first)
+    others = [calls for step, calls in by_step.items() if step]
+    return len(others) == steps - 1 and by_step[0] < min(others)
 
 
 def _charged(gpu: Table, link: str, rows: int) -> Array:
