@@ -8,7 +8,7 @@ import numpy as np
 
 from .table import Array
 
-_LONGEST = 2.0**62
+_LONGEST = 2**62
 
 
 class Lanes:
@@ -26,7 +26,7 @@ class Lanes:
         self._low = min((int(times.min()) for times in some), default=0)
         self._high = max((int(times.max()) for times in some), default=0)
         self._ranks: Array | None = None
-        if (most + 3) * float(self._high - self._low + 3) >= _LONGEST:
+        if max(-self._low, self._high, (most + 3) * (self._high - self._low + 3)) >= _LONGEST:
             self._ranks = np.unique(np.concatenate(some))
             self._low, self._high = 0, len(self._ranks) - 1
         self._width = self._high - self._low + 3
