@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..automatic.program import PROCESS, command, environment
+from ..automatic.program import PROCESS, command, environment, excluded
 from ..config import RUN, settings
 from ..errors import LaunchError
 from ..launch.vendor import VENDORS, Request, command_line, launch
@@ -23,7 +23,7 @@ from ..windows.schedule import Schedule
 from ..windows.steps import PLAN, planned
 from .budgets import budgets
 from .parsing import Command
-from .sentence import unusable
+from .sentence import say, unusable
 
 _PROGRAM = f"{__name__}.program"
 _WINDOWS = ("steps", *PLAN, "out", "ranks", "shapes", "memory", "stacks")
@@ -149,6 +149,9 @@ def run(
     if profiler in (Profiler.torch, Profiler.none):
         loop |= {"exporter": "torch_profiler"} if profiler is Profiler.torch else {"record": False}
     given = environment(loop)
+    if options_of_python := " ".join(excluded(line)):
+        lost = "no step and no region is recorded" if profiler.value in VENDORS else "nothing is recorded"
+        say(f"{lost}: with {options_of_python}, Python does not import what records; run it without")
     if profiler.value in VENDORS:
         request = Request(line, out.absolute(), _windows(loop), given, region or (), launches, option or ())
         raise typer.Exit(_under(profiler.value, request, print_command))
