@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from instrument.automatic.program import excluded
 from instrument.traces.read import read_trace
 from tests.support.programs import ROOT, environment
 
@@ -348,6 +350,47 @@ def test_another_module_of_the_name(tmp_path: Path) -> None:
     done = run(tmp_path, [*RUN, "--", "own/train.py"])
     assert done.stdout == "violin\n"
     assert "nothing is recorded" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("python train.py -E", ""),
+        ("python -E train.py", "-E"),
+        ("/usr/bin/python3.11 -IB -m train -S", "-I"),
+        ("python3 -BSE -c -I", "-E -S"),
+        ("python -Xdev -W error -X importtime -uI train.py", "-I"),
+        ("python -W -E -c pass", ""),
+        ("python -Wignore::UserWarning:E train.py", ""),
+        ("python --check-hash-based-pycs never -Ic pass", "-I"),
+        ("python -Ecpass", "-E"),
+        ("python -mI", ""),
+        ("python - -E", ""),
+        ("torchrun -E train.py", ""),
+    ],
+)
+def test_options_that_leave_it_out(line: str, options: str) -> None:
+    """Options of Python are told from values, from those of the program and from those of other commands."""
+    assert options == " ".join(excluded(line.split()))
+
+
+@pytest.mark.parametrize("options", [["-E"], ["-IB"], ["-S"]])
+def test_nothing_is_recorded(tmp_path: Path, options: list[str]) -> None:
+    """Where Python does not import what records, one sentence says so, and the program runs."""
+    done = run(tmp_path, [*RUN, "--out", "nope", "--", sys.executable, *options, "-c", "print(1)"])
+    flag = options[0][:2]
+    said = f"instrument: nothing is recorded: with {flag}, Python does not import what records; run it without\n"
+    assert (0, "1\n", said) == (done.returncode, done.stdout, done.stderr)
+
+
+def test_another_python(tmp_path: Path) -> None:
+    """A Python without the library says so as the program, and not as a process that the program starts."""
+    venv.create(tmp_path / "other", symlinks=True)
+    python = tmp_path / "other" / "bin" / "python"
+    code = "import subprocess, sys; print(subprocess.run([sys.executable, '-c', '2'], stderr=-1).stderr)"
+    done = run(tmp_path, [*RUN, "--", str(python), "-c", code], PYTHONPATH=str(tmp_path))
+    assert (0, "b''\n") == (done.returncode, done.stdout)
+    assert [f"install instrument for {python}"] == re.findall("install instrument for [^ ]*", done.stderr)
 
 
 def test_windows_back_to_back_in_the_backward(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import linecache
+import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -407,3 +409,29 @@ def test_a_thread_by_any_name(tmp_path: Path) -> None:
     assert "thread thread" not in lines
     assert "thread pt_autograd_0" in lines
     assert "without work" not in lines
+
+
+SHADOWED = """\
+import instrument
+import torch
+
+
+def step():
+    weight = torch.ones(3, device="cuda")
+    print(weight.sum().item())
+
+
+print(instrument.dry_run(step))
+"""
+
+
+def test_modules_of_the_program_that_have_names_of_libraries(tmp_path: Path) -> None:
+    """A report is printed where the program has modules of the names of what commands print with."""
+    path = script(tmp_path, "train.py", SHADOWED)
+    command = [sys.executable, str(path)]
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "train.py:7" in plain.stdout, plain.stderr
+    for name in ("rich", "typer", "msgspec", "structlog"):
+        (tmp_path / f"{name}.py").touch()
+    shadowed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (plain.stdout, "") == (shadowed.stdout, shadowed.stderr)

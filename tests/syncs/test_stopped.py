@@ -181,6 +181,64 @@ def test_traces_take_no_limits(option: str, value: str) -> None:
     assert f"{option} is for scripts, and trace.json is a trace" in result.stderr
 
 
+CATCHES = """\
+import os
+import signal
+import time
+
+import torch
+
+model = torch.nn.Linear(4, 1).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(9):
+    try:
+        print("begins", number)
+        model(torch.ones(2, 4).to("cuda")).sum().backward()
+        optimizer.step()
+        loss = model.weight.sum().item()
+        WAIT
+    except:
+        print("caught", number)
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "options", "why", "code"),
+    [
+        ("pass", ["--steps", "2"], "stopped after 2 steps", 1),
+        ("pass", ["--steps", "2", "--json"], "stopped after 2 steps", 1),
+        ("time.sleep(20)", ["--time-limit", "1.5"], "stopped after 1.5 s", 1),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(9)", [], "interrupted by Ctrl-C", 130),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", [], "terminated by SIGTERM", 143),
+    ],
+)
+def test_what_ends_it_is_caught(tmp_path: Path, wait: str, options: list[str], why: str, code: int) -> None:
+    """A script that catches whatever is raised ends the second time, with the report."""
+    script(tmp_path, "catches.py", CATCHES.replace("WAIT", wait))
+    command = [sys.executable, "-m", "instrument", "syncs", "catches.py", "--sarif", "out.sarif", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    both = done.stdout + done.stderr
+    assert code == done.returncode, both
+    assert 1 == sum(line.startswith("caught") for line in both.splitlines()), both
+    assert "went on" not in both
+    assert why in done.stdout
+    assert "catches.py" in done.stdout
+    assert json.loads(Path("out.sarif").read_text())["runs"]
+    if "--json" in options:
+        assert 14 in {found["site"]["line"] for found in json.loads(done.stdout)["findings"]}
+
+
+def test_what_runs_because_it_ends(tmp_path: Path) -> None:
+    """What a script runs as it leaves, such as an evaluation in a ``finally`` block, is not taken for going on."""
+    code = "import time\nfrom contextlib import suppress\n\ntry:\n    time.sleep(9)\nfinally:\n"
+    script(tmp_path, "last.py", f"{code}    time.sleep(2.5)\n    print('saved')\n")
+    result = CliRunner().invoke(app, ["syncs", "last.py", "--time-limit", "0.3"])
+    assert "saved" in result.stdout
+    assert "stopped after 0.3 s, the time limit" in result.stdout
+    assert "did not end" not in result.stdout
+
+
 def test_text() -> None:
     """What ended the run is one line."""
     assert ("why", 3) == (str(Stopped("why", 3)), Stopped("why", 3).code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from ..config import RUN
 PROCESS = "INSTRUMENT_RUN_PROCESS"
 """The environment variable with the number of the process that ``instrument run`` becomes."""
 
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?(?:\.exe)?", re.IGNORECASE)
+_LONG_WITH_VALUE = "--check-hash-based-pycs"
 _SITE = Path(__file__).parent / "site"
 
 
@@ -34,6 +37,34 @@ def command(program: Sequence[str]) -> list[str]:
     if Path(first).is_file():
         return [sys.executable, *program]
     raise ValueError(f"there is no program {first}")
+
+
+def excluded(line: Sequence[str]) -> list[str]:
+    """Return the options of Python in a command line by which it does not import what `environment` adds.
+
+    These are ``-E``, ``-I`` and ``-S``, also in one word with others as in ``-IB``. A command that starts Python
+    by itself, such as torchrun, has none.
+    """
+    if not _PYTHON.fullmatch(Path(line[0]).name):
+        return []
+    found: set[str] = set()
+    words = iter(line[1:])
+    for word in words:
+        if word.startswith("--"):
+            if word == _LONG_WITH_VALUE:
+                next(words, None)
+            continue
+        if not word.startswith("-") or word == "-":
+            break  # the script
+        for place, flag in enumerate(word[1:], 2):
+            if flag in "cm":
+                return sorted(found)
+            if flag in "WX":
+                if place == len(word):
+                    next(words, None)
+                break
+            found |= {f"-{flag}"} & {"-E", "-I", "-S"}
+    return sorted(found)
 
 
 def environment(loop: Mapping[str, Any], before: Mapping[str, str] = os.environ) -> dict[str, str]:

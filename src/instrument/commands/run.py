@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..automatic.program import PROCESS, command, environment
+from ..automatic.program import PROCESS, command, environment, excluded
 from ..config import RUN, settings
 from ..errors import LaunchError
 from ..launch.vendor import VENDORS, Request, command_line, launch
@@ -170,6 +170,9 @@ def run(
     if profiler in (Profiler.torch, Profiler.none):
         loop |= {"exporter": "torch_profiler"} if profiler is Profiler.torch else {"record": False}
     started = environment(loop)
+    if options_of_python := " ".join(excluded(line)):
+        lost = "no step and no region is recorded" if profiler.value in VENDORS else "nothing is recorded"
+        say(f"{lost}: with {options_of_python}, Python does not import what records; run it without")
     if profiler.value in VENDORS:
         count = options.windows(loop)
         request = Request(line, out.absolute(), count, started, region or (), launches, option or ())

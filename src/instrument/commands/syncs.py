@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -84,7 +85,8 @@ def syncs(
     follows -- are the script's arguments: instrument syncs --steps 3 train.py -- --batch-size 4
 
     What was found so far is printed however a script ends: by --steps or --time-limit, by an error, by Ctrl-C or
-    by SIGTERM.
+    by SIGTERM. A script leaves as by sys.exit. Where it catches that and goes on, its process ends at the next
+    step, within a second of the time limit, or at the second signal.
 
     The exit code is 0 where no step waits more often than --max, 1 where one does or a script ends with an error,
     2 where something cannot be read, 130 after Ctrl-C and 143 after SIGTERM.
@@ -102,30 +104,56 @@ def syncs(
         raise unusable(error) from None
     reports: Reports = []
     out = _reserve_stdout() if as_json else sys.stdout
+
+    def conclude() -> int:
+        """Print and write what was found; return the exit code."""
+        found = [report for _, report in reports]
+        if excused is not None:
+            _apply(excused, found, f"allowlist {allowlist}")
+        fresh = Known.of(found, before)
+        if known is not None:
+            _apply(known, found, f"baseline {baseline}")
+        try:
+            if sarif:
+                sarif.write_text(to_sarif(found), encoding="utf-8")
+            _print(reports, out, as_json)
+            if write_baseline:
+                _write(fresh, write_baseline, found)
+        except OSError as error:
+            raise unusable(error) from None
+        failed = _failed(reports, most, written=write_baseline is not None)
+        return _signalled(reports) or int(failed)
+
+    def caught(target: str, report: SyncReport) -> None:
+        """End the process, whose script catches what is to end it."""
+        reports.append((target, report))
+        _exit(conclude, out)
+
     for target in targets:
         try:
-            reports += _look(target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on)
+            reports += _look(target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on, caught)
         except (OSError, ValueError, TypeError) as error:
             raise unusable(error) from None
         if _signalled(reports):
             break
-    found = [report for _, report in reports]
-    if excused is not None:
-        _apply(excused, found, f"allowlist {allowlist}")
-    fresh = Known.of(found, before)
-    if known is not None:
-        _apply(known, found, f"baseline {baseline}")
-    try:
-        if sarif:
-            sarif.write_text(to_sarif(found), encoding="utf-8")
-        _print(reports, out, as_json)
-        if write_baseline:
-            _write(fresh, write_baseline, found)
-    except OSError as error:
-        raise unusable(error) from None
-    failed = _failed(reports, most, written=write_baseline is not None)
-    if code := _signalled(reports) or int(failed):
+    if code := conclude():
         raise typer.Exit(code)
+
+
+def _exit(conclude: Callable[[], int], out: TextIO) -> None:
+    """End the process with the exit code that ``conclude`` returns; nothing of the script runs any more."""
+    code = 1
+    try:
+        code = conclude()
+    except typer.Exit as error:
+        code = error.exit_code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (out, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            with contextlib.suppress(Exception):
+                stream.flush()  # type: ignore[union-attr]
+        os._exit(code)
 
 
 def _signalled(reports: Reports) -> int:
@@ -142,6 +170,7 @@ def _look(
     steps: int | None,
     time_limit: float | None,
     step_on: str | None,
+    caught: Callable[[str, SyncReport], None],
 ) -> Iterator[tuple[str, SyncReport]]:
     file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
     if separator or target.endswith(".py"):
@@ -154,7 +183,7 @@ def _look(
             target,
             dry_run_file(
                 path, called, fake=fake, args=args, budget=budgets,
-                steps=steps, time_limit=time_limit, step_on=step_on,
+                steps=steps, time_limit=time_limit, step_on=step_on, caught=partial(caught, target),
             ),
         )  # fmt: skip
         return
@@ -208,7 +237,7 @@ def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
         written = [{"target": target} | as_dict(report) for target, report in reports]
         print(json.dumps(written if len(written) != 1 else written[0], indent=2), file=out, flush=True)
         return
-    console = Console()
+    console = Console(file=out)
     for number, (target, report) in enumerate(reports):
         if len(reports) > 1:
             line(console, target, bold=True, space=bool(number))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..traces.table import Array, Table
+from .groups import sums
 
 SHORT_NS = 30_000
 """A shorter gap is what it takes to start the next kernel; HTA's default."""
@@ -36,26 +37,26 @@ def idle_streams(gpu: Table, launched_ns: Array, order: Array) -> dict[str, dict
     `SHORT_NS`, else ``other``. Where work overlaps within a stream the gap is negative and is added as such.
     """
     order = order[np.lexsort((gpu.stream[order], gpu.device[order]))]
-    device, stream = gpu.device[order], gpu.stream[order]
-    edges = np.flatnonzero((np.diff(device) != 0) | (np.diff(stream) != 0)) + 1
-    result = {}
-    for rows in np.split(order, edges) if len(order) else ():
-        before = gpu.end_ns[rows[:-1]]
-        gap = gpu.start_ns[rows[1:]] - before
-        host = launched_ns[rows[1:]] > before
-        short = gap < SHORT_NS
-        name = f"dev{_known(gpu.device[rows[0]])}/stream{_known(gpu.stream[rows[0]])}"
-        result[name] = {
-            "host_wait": int(gap[host].sum()),
-            "kernel_wait": int(gap[~host & short].sum()),
-            "other": int(gap[~host & ~short].sum()),
-            "n": len(rows),
-        }
-    return result
+    device, stream, end_ns = gpu.device[order], gpu.stream[order], gpu.end_ns[order]
+    new = np.ones(len(order), bool)
+    new[1:] = (np.diff(device) != 0) | (np.diff(stream) != 0)
+    first, of = np.flatnonzero(new), np.cumsum(new) - 1
+    after = np.flatnonzero(~new)
+    before = end_ns[after - 1]
+    gap, host = gpu.start_ns[order[after]] - before, launched_ns[order[after]] > before
+    short = gap < SHORT_NS
+    classes = {"host_wait": host, "kernel_wait": ~host & short, "other": ~host & ~short}
+    columns = {name: sums(gap[rows], of[after[rows]], len(first)).tolist() for name, rows in classes.items()}
+    columns["n"] = np.bincount(of, minlength=len(first)).tolist()
+    rows = zip(device[first].tolist(), stream[first].tolist(), *columns.values(), strict=True)
+    return {
+        f"dev{_known(on)}/stream{_known(number)}": dict(zip(columns, values, strict=True))
+        for on, number, *values in rows
+    }
 
 
 def _known(number: int) -> int | None:
-    return int(number) if number >= 0 else None
+    return number if number >= 0 else None
 
 
 def gaps(gpu: Table, launched_ns: Array, order: Array) -> dict[str, Any]:

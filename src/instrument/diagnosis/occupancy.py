@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ..traces.intervals import length, union
+from ..traces.lanes import Lanes
 from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Device
 from .activity import ratio
@@ -39,8 +40,10 @@ def of_device(gpu: Table, values: Mapping[int, int]) -> Array:
     """
     common = set(values.values())
     result = np.full(len(gpu), common.pop() if len(common) == 1 else 0)
-    for device, value in values.items():
-        result[gpu.device == device] = value
+    devices = np.array(sorted(values), np.int64)
+    at = np.minimum(np.searchsorted(devices, gpu.device), len(devices) - 1)
+    listed = devices[at] == gpu.device if len(devices) else np.zeros(len(gpu), bool)
+    result[listed] = np.array([values[device] for device in devices.tolist()], np.int64)[at[listed]]
     return result
 
 
@@ -50,23 +53,27 @@ def sm_efficiency(gpu: Table, blocks: Array, span_ns: int) -> dict[str, float | 
     As torch_tb_profiler estimates it: the integral over time of min(1, blocks per multiprocessor of all
     kernels that run); the mean over the devices that have any.
     """
-    rows = (gpu.category == KERNEL) & (blocks > 0)
-    used, ran, devices = 0.0, 0, sorted(set(gpu.device[rows].tolist()))
-    for device in devices:
-        here = rows & (gpu.device == device)
-        used += _integral(gpu.start_ns[here], gpu.end_ns[here], blocks[here])
-        ran += length(union(gpu.start_ns[here], gpu.end_ns[here]))
-    return {"sm_eff_span": ratio(used, len(devices) * span_ns), "sm_eff_kernel_time": ratio(used, ran)}
+    rows = np.flatnonzero((gpu.category == KERNEL) & (blocks > 0))
+    device, which = np.unique(gpu.device[rows], return_inverse=True)
+    start, end = gpu.start_ns[rows], gpu.end_ns[rows]
+    used = sum(_integrals(which, len(device), start, end, blocks[rows]))
+    lanes = Lanes(len(device), start, end)
+    ran = length(union(lanes.places(which, start), lanes.places(which, end)))
+    return {"sm_eff_span": ratio(used, len(device) * span_ns), "sm_eff_kernel_time": ratio(used, ran)}
 
 
-def _integral(start_ns: Array, end_ns: Array, blocks: Array) -> float:
-    """Of min(1, blocks of all that run) over time, in ns; in fixed point, so that what is added goes away."""
-    one = 2.0 ** (61 - len(start_ns).bit_length())
+def _integrals(device: Array, count: int, start_ns: Array, end_ns: Array, blocks: Array) -> Iterator[float]:
+    """For each device min(1, blocks of all that run) over time, in ns; in fixed point, so that sums go to 0."""
+    kernels = np.bincount(device, minlength=count)
+    one = np.exp2(61 - np.frexp(kernels)[1])[device]
     level = (np.minimum(blocks, 1.0) * one).astype(np.int64)
-    times = np.concatenate((start_ns, end_ns))
-    order = np.argsort(times, kind="stable")
-    levels = np.cumsum(np.concatenate((level, -level))[order])[:-1]
-    return float(np.sum(np.minimum(levels / one, 1.0) * np.diff(times[order])))
+    times, device = np.concatenate((start_ns, end_ns)), np.concatenate((device, device))
+    order = np.lexsort((times, device))
+    levels = np.cumsum(np.concatenate((level, -level))[order]) / np.concatenate((one, one))[order]
+    parts = np.minimum(levels[:-1], 1.0) * np.diff(times[order])
+    ends = 2 * np.cumsum(kernels)
+    for first, last in zip((ends - 2 * kernels).tolist(), ends.tolist(), strict=True):
+        yield float(np.sum(parts[first : last - 1]))
 
 
 def occupancy(gpu: Table, blocks: Array, threads: Array) -> dict[str, float | int | None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from ..diagnosis.metrics import Metrics
-from .plain import count, duration, line, percent, print_table
+from ..units import count, duration, percent
+from .plain import line, print_table
 
 _KERNELS = 10
 _PARTS = (

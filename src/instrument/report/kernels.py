@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from ..traces.ncu import MeasuredKernel
-from .plain import count, duration, line, print_table
+from ..units import count, duration
+from .plain import line, print_table
 
 _SHOWN = 30
 _COLUMNS = ("region / kernel", "calls", "GPU", "SM %", "memory %", "occupancy %")

@@ -10,7 +10,8 @@ from ..diagnosis.collectives import Collectives
 from ..diagnosis.metrics import Metrics, metrics
 from ..traces.align import Clock
 from ..traces.ranks import TraceSet
-from .plain import duration, line, percent, print_table
+from ..units import duration, percent
+from .plain import line, print_table
 
 _MOST = 20  # ranks in one line
 _NUMBERS = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")

@@ -8,7 +8,7 @@ from statistics import median
 
 from ..regions.region import OWN_WORK
 from ..traces.summary import Summary
-from .plain import duration, durations, percent
+from ..units import duration, durations, percent
 
 _LISTED = 10  # steps whose times are given one by one
 _FAR = 2  # times the median, or that part of it, from which a step is not like the others

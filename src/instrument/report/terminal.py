@@ -10,7 +10,8 @@ from rich.console import Console
 
 from ..traces.summary import OperatorStat, RegionStat, Summary
 from ..traces.trace import Lost
-from .plain import count, duration, line, percent, print_table, sentence
+from ..units import count, duration, percent
+from .plain import line, print_table, sentence
 from .step_times import headline, step_times
 
 _REGIONS = 30  # rows of a tree that a person still reads

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..traces.links import main_thread
 from ..traces.nest import Nest
-from ..traces.table import Array, Table
+from ..traces.table import Array, Numbers, Table
 from ..traces.trace import Trace
 from .finding import Site
 from .stacks import Functions
@@ -131,25 +131,19 @@ def _chain(table: Table, row: int) -> list[tuple[int, str]]:
 
 def _open(table: Table, thread: Array, at_ns: Array) -> Array:
     """The innermost row that is open on each thread at each time, or -1."""
-    result = np.full(len(thread), -1)
-    for number in np.unique(thread[thread >= 0]).tolist():
-        rows, here = np.flatnonzero(table.thread == number), np.flatnonzero(thread == number)
-        found = Nest(table.start_ns[rows], table.end_ns[rows]).at(at_ns[here])
-        result[here[found >= 0]] = rows[found[found >= 0]]
-    return result
+    found = Nest(table.start_ns, table.end_ns, table.thread).at(at_ns, thread)
+    return np.where(thread >= 0, found, -1)
 
 
 def _steps(trace: Trace, thread: Array, at_ns: Array) -> Array:
     """The number of the step of the thread's process at each time, or -1."""
-    result, steps = np.full(len(thread), -1), trace.steps
-    left = set(np.unique(steps.thread[steps.thread >= 0]).tolist())
-    while left:
-        threads = _of_process(trace, left.pop())
-        left.difference_update(threads)
-        rows = np.flatnonzero(np.isin(steps.thread, threads))
-        here = np.flatnonzero(np.isin(thread, threads))
-        found = Nest(steps.start_ns[rows], steps.end_ns[rows]).at(at_ns[here])
-        result[here[found >= 0]] = steps.number[rows[found[found >= 0]]]
+    numbers: Numbers[object] = Numbers()
+    process = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
+    steps = trace.steps
+    found = Nest(steps.start_ns, steps.end_ns, process[steps.thread]).at(at_ns, process[thread])
+    held = (found >= 0) & (thread >= 0)
+    result = np.full(len(thread), -1)
+    result[held] = steps.number[found[held]]
     return result
 
 

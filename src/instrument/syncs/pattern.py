@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ..report.plain import count
+from ..units import count
 
 
 @dataclass(frozen=True)

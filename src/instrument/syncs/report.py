@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..imports import import_rich
-from ..report.plain import count
-from . import sarif, written
+from ..units import count
+from . import sarif, text, written
 from .finding import CHOSEN
 from .pattern import times
 from .results import Results
@@ -96,19 +95,15 @@ class SyncReport(Results):
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns
-        return "\n".join(line.plain for line in _lines(self, width))
+        return "\n".join(line.head + line.text for line in text.lines(self, width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        for line in _lines(self, options.max_width):
-            line.no_wrap, line.overflow = True, "ignore"
-            yield line
+        from rich.text import Text
 
-
-def _lines(report: SyncReport, width: int) -> Iterator[Text]:
-    import_rich()
-    from . import text
-
-    return text.lines(report, width)
+        for line in text.lines(self, options.max_width):
+            yield Text.assemble(
+                (line.head, line.head_style), (line.text, line.style), no_wrap=True, overflow="ignore"
+            )
 
 
 def render(report: SyncReport, *, console: Console) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import linecache
 import textwrap
+import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterator
-
-from rich.cells import cell_len, set_cell_size
-from rich.text import Text
+from itertools import accumulate
+from typing import NamedTuple
 
 from ..printable import printable
-from ..report.plain import count, duration
+from ..units import count, duration
 from .finding import Finding, Site
 from .fixes import fix_of
 from .pattern import times
@@ -25,19 +26,28 @@ _APART = "Outside of the steps, where a wait costs little"
 _PER = {0: "", 1: " in the step"}
 
 
-def lines(results: Results, width: int) -> Iterator[Text]:
+class Line(NamedTuple):
+    """A line of the report, with styles of rich; that is not imported, as a program may have a module `rich`."""
+
+    text: str = ""
+    style: str = ""
+    head: str = ""
+    head_style: str = ""
+
+
+def lines(results: Results, width: int) -> Iterator[Line]:
     """Yield the lines of the report.
 
     Prose and code fit ``width``; a path stays in one piece, so that it can be copied. Names are literal.
     """
     for line in textwrap.wrap(headline(results), max(width, 30), break_long_words=False):
-        yield Text(line, style="bold")
+        yield Line(line, style="bold")
     if results.ended is not None:
         yield from _prose(f"The run ended early, so the report covers a part of it: {results.ended}", width)
     apart = [found for found in results.syncs if _is_apart(results, found)]
     syncs = [found for found in results.syncs if not _is_apart(results, found)]
     for found in syncs[:_BLOCKS]:
-        yield Text()
+        yield Line()
         yield from _block(results, found, width)
     yield from _list("More", [_short(results, found) for found in syncs[_BLOCKS:]], width)
     outside = [f"{_where(found)}: {found.op}, {times(found.count)}" for found in apart]
@@ -71,9 +81,9 @@ def headline(results: Results) -> str:
     return f"{lines} the CPU wait for the GPU: {waits} ({looked})"
 
 
-def _block(results: Results, found: Finding, width: int) -> Iterator[Text]:
+def _block(results: Results, found: Finding, width: int) -> Iterator[Line]:
     severity = results.severity(found)
-    yield Text.assemble((f"{severity:<8}", _COLOURS[severity]), (printable(_where(found)), "bold"))
+    yield Line(printable(_where(found)), "bold", f"{severity:<8}", _COLOURS[severity])
     size = f", {count(found.bytes)} bytes{' in all' * (found.count > 1)}" if found.bytes is not None else ""
     copied = f" ({found.direction}{size})" if found.direction else ""
     yield from _prose(f"{found.op}: {found.cause}{copied}{', inside no_syncs' * found.forbidden}", width)
@@ -95,7 +105,7 @@ def _block(results: Results, found: Finding, width: int) -> Iterator[Text]:
     yield from _prose(f"Fix: {fix.text}", width)
     for sign, code, style in (("-", fix.before, "red"), ("+", fix.after, "green")):
         for line in code.splitlines():
-            yield Text(f"{_INDENT}  {sign} {line}", style=style)
+            yield Line(f"{_INDENT}  {sign} {line}", style=style)
 
 
 def _where(found: Finding) -> str:
@@ -132,7 +142,7 @@ def _blocked(results: Results, found: Finding) -> str:
     return f"; the CPU waited {duration(found.blocked_ns)}{each}{timed}{idle}{little}"
 
 
-def _excerpt(site: Site, width: int) -> Iterator[Text]:
+def _excerpt(site: Site, width: int) -> Iterator[Line]:
     """The line of code between its neighbours, with an arrow; nothing where the file cannot be read."""
     code = linecache.getlines(site.file)
     if not 0 < site.line <= len(code):
@@ -144,25 +154,35 @@ def _excerpt(site: Site, width: int) -> Iterator[Text]:
     for number, line in enumerate((line[margin:] for line in shown), first):
         here = number == site.line
         text = f"{_INDENT}{'>' if here else ' '} {number:>{digits}} | {line}"
-        yield Text(_cut(text.rstrip(), width), style="bold" if here else "dim")
+        yield Line(_cut(text.rstrip(), width), style="bold" if here else "dim")
 
 
-def _list(title: str, items: list[str], width: int) -> Iterator[Text]:
+def _list(title: str, items: list[str], width: int) -> Iterator[Line]:
     if items:
-        yield Text()
-        yield Text(f"{title}:", style="bold")
+        yield Line()
+        yield Line(f"{title}:", style="bold")
         for item in items:
             yield from _prose(f"- {item}", width, _INDENT[:2], hanging=2)
 
 
-def _prose(text: str, width: int, indent: str = _INDENT, hanging: int = 0) -> Iterator[Text]:
+def _prose(text: str, width: int, indent: str = _INDENT, hanging: int = 0) -> Iterator[Line]:
     """``text`` in lines of ``width``, broken between words only."""
     wrapped = textwrap.wrap(
         printable(text), max(width, 30), initial_indent=indent, subsequent_indent=indent + " " * hanging,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-    return map(Text, wrapped)
+    return map(Line, wrapped)
 
 
 def _cut(text: str, width: int) -> str:
-    return text if cell_len(text) <= width else set_cell_size(text, max(width, 30) - 3) + "..."
+    """The text without its end, where it takes more columns of a terminal than there are."""
+    columns = list(accumulate(map(_columns, text)))
+    if not columns or columns[-1] <= width:
+        return text
+    return text[: bisect_right(columns, max(width, 30) - 3)] + "..."
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

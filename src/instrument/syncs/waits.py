@@ -181,11 +181,8 @@ def _work_done(runtime: Table, gpu: Table, launched: Array, rows: Array) -> Arra
 
 def _outermost(runtime: Table, rows: Array) -> Array:
     """The rows without those that lie in another one of them on their thread."""
-    keep = np.zeros(len(rows), bool)
-    for number in np.unique(runtime.thread[rows]).tolist():
-        part = np.flatnonzero(runtime.thread[rows] == number)
-        keep[part] = Nest(runtime.start_ns[rows[part]], runtime.end_ns[rows[part]]).parents < 0
-    return rows[keep]
+    calls = runtime.where(rows)
+    return rows[Nest(calls.start_ns, calls.end_ns, calls.thread).parents < 0]
 
 
 def _only_gpu_side(trace: Trace, rows: Array) -> Array:

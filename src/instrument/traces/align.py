@@ -10,6 +10,7 @@ from math import sqrt
 
 import numpy as np
 
+from .lanes import by_lane
 from .table import KERNEL, Array
 from .trace import Trace
 
@@ -103,12 +104,13 @@ def _sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], _Sequence]:
     # A process group has a stream of its own; without names, those of both ranks are taken in order.
     streams = np.unique(rows.stream, return_inverse=True)[1]
     result = {}
-    for group in np.unique(rows.group).tolist():
+    end_ns = rows.end_ns
+    for group, of_group in by_lane(rows.group):
         text = trace.words[group]
-        for number in np.unique(streams[rows.group == group]).tolist() if not group else [-1]:
-            here = (rows.group == group) & ((streams == number) | (number < 0))
+        parts = [(-1, of_group)] if group else [(n, of_group[part]) for n, part in by_lane(streams[of_group])]
+        for number, here in parts:
             key = (text, members.get(text, "")) if group else ("", str(number))
-            result[key] = _Sequence(step[here], name[here], rows.end_ns[here])
+            result[key] = _Sequence(step[here], name[here], end_ns[here])
     return result
 
 

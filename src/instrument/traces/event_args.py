@@ -23,6 +23,7 @@ class HasArgs(Protocol):
     """An event, as far as it matters here."""
 
     name: str
+    cat: str | None
     pid: Any
     tid: Any
     args: Raw
@@ -172,14 +173,19 @@ def _nothing(_: Words, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
     return {}
 
 
-def _others(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _categories(words: Words, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    found = (words[(event.cat or "").lower()] for event in events)
+    return {"category": np.fromiter(found, np.int32, len(events))}
+
+
+def _category(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     return {"category": np.full(len(events), words[category], np.int32)}
 
 
 def _calls(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_Ids, [event.args for event in events])
     columns = {"correlation": _correlation(args), "external": _external(args)}
-    return columns | _others(words, category, events)
+    return columns | _category(words, category, events)
 
 
 def _place(category: str, args: Sequence[_GpuArgs], events: Sequence[HasArgs]) -> dict[str, Array]:
@@ -195,12 +201,14 @@ def _ids(places: Iterable[Any]) -> Array:
 
 def _gpu_regions(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
-    return _place(category, args, events) | {"external": _external(args)} | _others(words, category, events)
+    return _place(category, args, events) | {"external": _external(args)} | _category(words, category, events)
 
 
 def _syncs(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
-    return _place(category, args, events) | {"correlation": _correlation(args)} | _others(words, category, events)
+    return (
+        _place(category, args, events) | {"correlation": _correlation(args)} | _category(words, category, events)
+    )
 
 
 def _gpu(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
@@ -245,6 +253,6 @@ READERS: dict[str, Callable[[Words, str, Sequence[HasArgs]], dict[str, Array]]] 
     "gpu_regions": _gpu_regions,
     "syncs": _syncs,
     "memory": _memory,
-    "others": _others,
+    "others": _categories,
 }
 """How to read the args of events that go into each table: from words, category and events to columns."""

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from decimal import Decimal
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
@@ -16,6 +17,7 @@ import numpy as np
 from msgspec import Raw, Struct
 
 from .event_args import READERS, names, values
+from .lanes import by_lane
 from .table import Array, Numbers, TooLargeError, Words
 
 # Where complete events of a category go. Some categories were named otherwise in 2021.
@@ -45,6 +47,7 @@ _CATEGORIES = (
     *("", "Trace", "overhead", "cpu_instant_event"),
 )
 _TIMED = frozenset("XiIRC")
+_PHASES = frozenset("XiIRCMstf")
 _FLOWS = frozenset("stf")  # which arrows a viewer draws; ids in the args say the same
 _EXACT_US = float(2**41)  # up to here a float tells ns apart
 _LATEST_US = 2.3e15  # as ns, sums and differences fit into 64 bits
@@ -111,7 +114,7 @@ class Collector:
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.count = 0
         self.unread: dict[str, int] = {}
-        self._kinds: Numbers[tuple[str, str | None]] = Numbers()
+        self._kinds: Numbers[tuple[str, str]] = Numbers()
         self._origins: Numbers[tuple[Any, ...]] = Numbers()  # phase, category, process and thread
         self._kind_and_thread = np.empty((0, 2), np.int32)  # of each
         self._parts: dict[str, dict[str, list[Array]]] = defaultdict(lambda: defaultdict(list))
@@ -142,11 +145,12 @@ class Collector:
         self.count += len(events)
         if self.count > self._most:
             raise TooLargeError(f"it holds more than {self._most:,} events, as no trace of its size does")
-        for (phase, category), kind in self._kinds.items():
-            rows = np.flatnonzero(kinds == kind)
-            if phase not in _FLOWS and len(rows):
+        named = list(self._kinds)
+        for kind, rows in by_lane(kinds):
+            phase, category = named[kind]
+            if phase not in _FLOWS:
                 part = {name: column[rows] for name, column in common.items()}
-                self._sort(phase, (category or "").lower(), part, [events[row] for row in rows.tolist()])
+                self._sort(phase, category, part, [events[row] for row in rows.tolist()])
         return len(events)
 
     def columns(self) -> dict[str, dict[str, Array]]:
@@ -159,9 +163,9 @@ class Collector:
     def _origin(self, events: Sequence[Event]) -> tuple[Array, Array]:
         """The numbers of the kind and of the thread of each event, by one look-up for both."""
         origins = _numbers(self._origins, events, "ph", "cat", "pid", "tid")
-        new = list(self._origins)[len(self._kind_and_thread) :]
-        if new:
-            rows = [(self._kinds[key[:2]], self.threads[key[2:]]) for key in new]
+        if count := len(self._origins) - len(self._kind_and_thread):
+            new = [*islice(reversed(self._origins), count)][::-1]
+            rows = [(self._kinds[_kind(*key[:2])], self.threads[key[2:]]) for key in new]
             self._kind_and_thread = np.concatenate((self._kind_and_thread, np.array(rows, np.int32)))
         both = self._kind_and_thread[origins]
         return both[:, 0], both[:, 1]
@@ -181,7 +185,8 @@ class Collector:
         elif phase == "M":
             self._name(events)
         else:
-            self.unread[phase] = self.unread.get(phase, 0) + len(events)
+            for event in events:
+                self.unread[event.ph] = self.unread.get(event.ph, 0) + 1
 
     def _add(self, table: str, category: str, part: dict[str, Array], events: Sequence[Event]) -> None:
         if events:
@@ -202,6 +207,12 @@ class Collector:
         named = [event for event in events if event.name == "thread_name"]
         for event, name in zip(named, names([event.args for event in named]), strict=True):
             self.thread_names[event.pid, event.tid] = name
+
+
+def _kind(phase: str, category: str | None) -> tuple[str, str]:
+    """What events are handled alike by; a file may have as many phases and categories as events."""
+    known = (category or "").lower()
+    return phase if phase in _PHASES else "", known if phase == "X" and known in _TABLES else ""
 
 
 def _numbers(numbers: Numbers[Any], events: Sequence[Event], *fields: str) -> Array:

@@ -14,6 +14,8 @@ from .salvage import metadata
 from .text import blocks, most_events, most_text
 from .trace import Device, Lost, Thread, Trace
 
+_PHASES = 10  # that are named, of those that are not read
+
 
 def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None) -> Trace:
     """Read a trace, plain or gzip: an object with ``traceEvents``, or the bare array.
@@ -37,8 +39,11 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         about |= metadata(b"{" + tail, lost)
     if not collector.count and lost:
         raise TraceError(path, f"no event in it can be read: {'; '.join(lost.reasons)}")
-    for phase, count in collector.unread.items():
+    unread = list(collector.unread.items())
+    for phase, count in unread[:_PHASES]:
         lost.add(f"events of phase {phase!r} are not read", events=count)
+    if more := unread[_PHASES:]:
+        lost.add(f"events of {len(more):,} more phases are not read", events=sum(count for _, count in more))
     distributed = _mapping(about.get("distributedInfo"))
     return assemble(
         path,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,15 @@ def assemble(
     """
     texts = list(words)
     tables: dict[str, Table] = {}
-    nests: dict[str, dict[int, tuple[Array, Nest]]] = {}
+    nests: dict[str, Nest] = {}
     if "steps" not in columns:
         _part_steps(columns, texts)
     for kind in COLUMNS:
         tables[kind] = _sorted(kind, plausible_rows(kind, columns.pop(kind, _EMPTY.copy()), lost), texts)
         if "parent" in COLUMNS[kind]:
-            nests[kind] = _nests(tables[kind])
+            rows = tables[kind]
+            nests[kind] = Nest(rows.start_ns, rows.end_ns, rows.thread)
+            rows.parent[:] = nests[kind].parents
     _link(tables, nests, threads, _run(metadata, texts))
     coverage = {link: _coverage(tables["gpu"], link) for link in _LINKS}
     return Trace(
@@ -81,31 +83,12 @@ def assemble(
     )
 
 
-def by_thread(rows: Table) -> Iterator[tuple[int, Array]]:
-    """Yield each thread and its rows, in ascending order."""
-    order = np.argsort(rows.thread, kind="stable")
-    threads, counts = np.unique(rows.thread, return_counts=True)
-    ends = np.cumsum(counts)
-    for thread, begin, end in zip(threads.tolist(), ends - counts, ends, strict=True):
-        yield thread, order[begin:end]
-
-
 def _sorted(kind: str, columns: dict[str, Array], texts: list[str]) -> Table:
     start = columns["start_ns"]
     event, duration = (columns.get(name, np.zeros(len(start), np.int64)) for name in ("event", "duration_ns"))
     in_order, keys = np.all(event[1:] >= event[:-1]), (-duration, start)
     order = np.lexsort(keys if in_order else (event, *keys))
     return table(kind, {name: columns.pop(name)[order] for name in list(columns)}, texts)
-
-
-def _nests(rows: Table) -> dict[int, tuple[Array, Nest]]:
-    """The nest of each thread; the rows get their parents."""
-    nests = {}
-    for thread, part in by_thread(rows):
-        nest = Nest(rows.start_ns[part], rows.end_ns[part])
-        rows.parent[part] = np.where(nest.parents >= 0, part[nest.parents], -1)
-        nests[thread] = part, nest
-    return nests
 
 
 def _part_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
@@ -125,7 +108,7 @@ def _part_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
 
 def _link(
     tables: dict[str, Table],
-    nests: dict[str, dict[int, tuple[Array, Nest]]],
+    nests: dict[str, Nest],
     threads: list[Thread],
     run: list[tuple[int, int]],
 ) -> None:
@@ -138,7 +121,7 @@ def _link(
     thread, at = np.full(len(gpu), -1), np.zeros(len(gpu), np.int64)
     thread[launched] = runtime.thread[gpu.launch[launched]]
     at[launched] = runtime.start_ns[gpu.launch[launched]]
-    gpu.operator[:] = _open(nests["operators"], thread, at)
+    gpu.operator[:] = nests["operators"].at(at, thread)
 
     # Where both ids are equal the external id is a copy, as of 2022, and names no operator.
     external = np.where(~launched & (gpu.external != gpu.correlation), gpu.external, -1)
@@ -148,30 +131,20 @@ def _link(
     thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
 
     tables["steps"] = _begun(tables, at[thread >= 0], run)
-    gpu.region[:] = _open(nests["regions"], thread, at)
+    gpu.region[:] = nests["regions"].at(at, thread)
     gpu.module[:] = _modules(tables["frames"], thread, at)
-    for process in sorted(set(process_of[thread].tolist()) - {-1}):
-        work = np.flatnonzero(process_of[thread] == process)
-        _link_process(tables, nests["regions"], work, thread, at, process_of)
+    _link_processes(tables, nests["regions"], thread, at, process_of)
 
 
-def _link_process(
-    tables: dict[str, Table],
-    nests: dict[int, tuple[Array, Nest]],
-    work: Array,
-    thread: Array,
-    at: Array,
-    process_of: Array,
-) -> None:
-    """Link the GPU work of one process to its steps, and to the regions of the thread of its steps."""
-    gpu, process = tables["gpu"], process_of[thread[work[0]]]
-    steps, regions = (np.flatnonzero(process_of[tables[kind].thread] == process) for kind in ("steps", "regions"))
-    main = main_thread(tables["steps"].where(steps), tables["regions"].where(regions))
+def _link_processes(tables: dict[str, Table], regions: Nest, thread: Array, at: Array, process_of: Array) -> None:
+    """Link the GPU work of each process to its steps, and to the regions of the thread of its steps."""
+    gpu, steps, process = tables["gpu"], tables["steps"], process_of[thread]
+    main = _main_threads(steps, tables["regions"], process_of)[process]
     # That thread waits while autograd's own threads run the backward pass.
-    elsewhere = work[(gpu.region[work] < 0) & (thread[work] != main)]
-    gpu.region[elsewhere] = _open(nests, np.full(len(elsewhere), main), at[elsewhere])
-    found = Nest(tables["steps"].start_ns[steps], tables["steps"].end_ns[steps]).at(at[work])
-    gpu.step[work[found >= 0]] = steps[found[found >= 0]]
+    elsewhere = np.flatnonzero((process >= 0) & (gpu.region < 0) & (thread != main))
+    gpu.region[elsewhere] = regions.at(at[elsewhere], main[elsewhere])
+    found = Nest(steps.start_ns, steps.end_ns, process_of[steps.thread]).at(at, process)
+    gpu.step[:] = np.where(process >= 0, found, -1)
 
 
 def _of_several(runtime: Table, process_of: Array) -> Array:
@@ -197,8 +170,9 @@ def _begun(tables: dict[str, Table], launches_ns: Array, run: list[tuple[int, in
     """
     steps, work = tables["steps"], tables["operators"] or tables["regions"]
     if run:
-        spans = [(first <= steps.number) & (steps.number <= last) for first, last in run]
-        return steps.where(np.logical_or.reduce(spans))
+        first, last = np.array(sorted(run)).T
+        at = np.searchsorted(first, steps.number, "right") - 1
+        return steps.where((at >= 0) & (steps.number <= np.maximum.accumulate(last)[at]))
     if not steps or not work:
         return steps
     last_ns = max(int(work.start_ns[-1]), int(launches_ns.max(initial=work.start_ns[-1])))
@@ -207,13 +181,31 @@ def _begun(tables: dict[str, Table], launches_ns: Array, run: list[tuple[int, in
 
 def main_thread(steps: Table, regions: Table) -> int:
     """Return the thread of the steps; without any, the one that spent the most time in regions; or -1."""
-    rows = steps or regions
-    if not rows:
-        return -1
+    times = _spent(steps or regions, int((steps or regions).thread.max(initial=-1)) + 1)
+    return int(np.argmax(times)) if len(times) else -1
+
+
+def _main_threads(steps: Table, regions: Table, process_of: Array) -> Array:
+    """The `main_thread` of each process, by its number, and at last -1 for no process."""
+    count = len(process_of) - 1
+    process, times = process_of[:count], _spent(steps, count)
+    main = np.full(int(process.max(initial=-1)) + 2, -1)
+    stepping = np.zeros(len(main), bool)
+    stepping[process[times >= 0]] = True
+    times = np.where(stepping[process], times, _spent(regions, count))
+    order = np.lexsort((-np.arange(count), times, process))  # the last of each process, and of equals the first
+    order = order[times[order] >= 0]
+    main[process[order]] = order
+    return main
+
+
+def _spent(rows: Table, count: int) -> Array:
+    """The time that each of so many threads spent in the rows; -1 for one that has none."""
     known = rows.thread >= 0
     threads = rows.thread[known]
-    times = np.where(np.bincount(threads) > 0, np.bincount(threads, rows.duration_ns[known]), -1)
-    return int(np.argmax(times)) if len(times) else -1
+    return np.where(
+        np.bincount(threads, minlength=count) > 0, np.bincount(threads, rows.duration_ns[known], count), -1
+    )
 
 
 def _matching(wanted: Array, keys: Array) -> Array:
@@ -228,21 +220,11 @@ def _matching(wanted: Array, keys: Array) -> Array:
     return result
 
 
-def _open(nests: dict[int, tuple[Array, Nest]], thread: Array, at: Array) -> Array:
-    """The last started row that is open then and there, or -1."""
-    result = np.full(len(thread), -1)
-    for number, (rows, nest) in nests.items():
-        here = np.flatnonzero(thread == number)
-        if len(here):
-            found = nest.at(at[here])
-            result[here] = np.where(found >= 0, rows[found], -1)
-    return result
-
-
 def _modules(frames: Table, thread: Array, at: Array) -> Array:
     """The innermost frame that is a module."""
     modules = np.flatnonzero(frames.matching("name", _MODULE))
-    found = _open(_nests(frames.where(modules)), thread, at)
+    rows = frames.where(modules)
+    found = Nest(rows.start_ns, rows.end_ns, rows.thread).at(at, thread)
     return np.where(found >= 0, modules[found] if len(modules) else -1, -1)
 
 

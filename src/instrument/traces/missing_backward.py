@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .links import by_thread, main_thread
+from .links import main_thread
 from .nest import Nest
 from .step_content import Steps
 from .table import Array, Table
@@ -65,21 +65,16 @@ class MissingBackward:
     def _in_regions(self, nodes: Table, regions: Table) -> Array:
         """Note the names of nodes in each backward region, and return a mask of the nodes that are in one."""
         regions = regions.where(np.array([name.endswith(BACKWARD) for name in regions.text("name")], bool))
-        of_thread = dict(by_thread(regions))
-        shown = np.zeros(len(nodes), bool)
-        for thread, rows in by_thread(nodes):
-            if thread not in of_thread:
-                continue
-            around = of_thread[thread]
-            nest = Nest(regions.start_ns[around], regions.end_ns[around])
-            at = nest.at(nodes.start_ns[rows])
-            shown[rows] = at >= 0
-            while (at >= 0).any():
-                rows, at = rows[at >= 0], at[at >= 0]
-                pairs = np.stack((regions.name[around[at]], nodes.name[rows]), 1)
-                for region, name in np.unique(pairs, axis=0).tolist():
-                    self._inside[self._words[region]].add(name)
-                at = nest.parents[at]
+        nest = Nest(regions.start_ns, regions.end_ns, regions.thread)
+        at = nest.at(nodes.start_ns, nodes.thread)
+        shown: Array = at >= 0
+        rows = np.flatnonzero(shown)
+        while len(rows):
+            pairs = np.stack((regions.name[at[rows]], nodes.name[rows]), 1)
+            for region, name in np.unique(pairs, axis=0).tolist():
+                self._inside[self._words[region]].add(name)
+            at[rows] = nest.parents[at[rows]]
+            rows = rows[at[rows] >= 0]
         return shown
 
     def _first_numbers(self, forward: Table, regions: Table) -> dict[str, int]:

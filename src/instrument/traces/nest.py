@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from .lanes import Lanes
 from .table import Array
 
 
 class Nest:
-    """The ranges of one thread.
+    """The ranges of one thread, or of many, which are apart from each other.
 
     The parent of a range is the last started of those that hold it whole. Ranges of interleaved asyncio
     tasks overlap without one holding the other: they are siblings.
@@ -16,28 +17,46 @@ class Nest:
     Args:
         start_ns: in ascending order; where equal, the longest first.
         end_ns: as many.
+        threads: the number of each range's thread, -1 or above; None puts all on thread 0.
 
     Attributes:
         parents: the number of each range's parent, or -1.
     """
 
-    def __init__(self, start_ns: Array, end_ns: Array) -> None:
-        self._start, self._end = start_ns, end_ns
-        self.parents = _parents(start_ns, end_ns)
+    def __init__(self, start_ns: Array, end_ns: Array, threads: Array | None = None) -> None:
+        threads = np.zeros(len(start_ns), np.int64) if threads is None else threads
+        self._most = int(threads.max(initial=-1))
+        self._lanes = Lanes(self._most, start_ns, end_ns)
+        self._rows = np.argsort(threads, kind="stable")
+        self._threads = threads[self._rows]
+        self._start = self._lanes.places(self._threads, start_ns[self._rows])
+        self._end = self._lanes.places(self._threads, end_ns[self._rows])
+        self._above = _parents(self._start, self._end, self._threads)
+        self.parents = np.empty(len(start_ns), np.int64)
+        self.parents[self._rows] = self._named(self._above)
 
-    def at(self, times_ns: Array) -> Array:
+    def at(self, times_ns: Array, threads: Array | None = None) -> Array:
         """Return for each time the last started range open then, or -1; its end is no longer inside."""
-        rows = np.searchsorted(self._start, times_ns, "right") - 1
+        threads = np.zeros(len(times_ns), np.int64) if threads is None else threads
+        places = self._lanes.places(np.minimum(threads, self._most + 1), times_ns)
+        rows = np.searchsorted(self._start, places, "right") - 1
         closed = np.flatnonzero(rows >= 0)
+        elsewhere = self._threads[rows[closed]] != threads[closed]
+        rows[closed[elsewhere]] = -1
+        closed = closed[~elsewhere]
         while len(closed):
-            closed = closed[self._end[rows[closed]] <= times_ns[closed]]
-            rows[closed] = self.parents[rows[closed]]
+            closed = closed[self._end[rows[closed]] <= places[closed]]
+            rows[closed] = self._above[rows[closed]]
             closed = closed[rows[closed] >= 0]
-        return rows
+        return self._named(rows)
+
+    def _named(self, rows: Array) -> Array:
+        """The numbers that the rows had before they were put in the order of threads."""
+        return np.where(rows >= 0, self._rows[rows], -1) if len(self._rows) else rows
 
 
-def _parents(start: Array, end: Array) -> Array:
-    """By depth, which sorting tells; only ranges that overlap without nesting need one look each."""
+def _parents(start: Array, end: Array, threads: Array) -> Array:
+    """By depth, which sorting tells; only threads with ranges that overlap without nesting need a loop."""
     count = len(start)
     rows = np.arange(count)
     # Open at the start of a row: those before it, less those that have ended. Of the ended, empty ranges that
@@ -51,10 +70,13 @@ def _parents(start: Array, end: Array) -> Array:
     above = np.empty(count, np.int64)
     above[order] = np.searchsorted(keys[order], keys[order] - count) - 1  # what is in order is found faster
     parents = np.where(depth > 0, order[np.maximum(above, 0)], -1)
-    has = parents >= 0
-    if np.all(end[parents[has]] >= end[has]) and np.all(depth[parents[has]] == depth[has] - 1):
-        return parents
-    return _parents_one_by_one(start.tolist(), end.tolist())
+    has = np.flatnonzero(parents >= 0)
+    odd = has[(end[parents[has]] < end[has]) | (depth[parents[has]] != depth[has] - 1)]
+    if len(odd):
+        some = np.flatnonzero(np.isin(threads, threads[odd]))
+        found = _parents_one_by_one(start[some].tolist(), end[some].tolist())
+        parents[some] = np.where(found >= 0, some[found], -1)
+    return parents
 
 
 def _parents_one_by_one(start: list[int], end: list[int]) -> Array:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
+from .lanes import each_pair
 from .nsight_tables import MISSING, Report, distinct, known
 from .table import Array
 from .trace import Device, Thread
@@ -52,11 +52,9 @@ class Origins:
 
     def gpus_of(self, global_ids: Array, numbers: Array) -> Array:
         """Return the ids of GPUs. A process may number them in its own way, where CUDA shows it only some."""
-        result = known(numbers)
-        for process in np.unique(global_ids).tolist() if self._gpu_of else ():
-            here = global_ids == process
-            result[here] = distinct(result[here], partial(self._gpu, process >> 24 & 0xFFFFFF))
-        return result
+        if not self._gpu_of:
+            return known(numbers)
+        return each_pair(global_ids >> 24 & 0xFFFFFF, known(numbers), self._gpu)
 
     def sms_of(self, devices: Array) -> Array:
         """Return how many multiprocessors each of the GPUs has; 0 where that is not known."""

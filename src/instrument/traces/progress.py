@@ -20,10 +20,13 @@ def progress(path: Path) -> Iterator[Callable[[int], None]]:
     if size < _LARGE or sys.stderr is None or not sys.stderr.isatty():
         yield lambda read: None
         return
-    import_rich()
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
+    try:
+        import_rich()
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:  # a program may have a module of that name
+        yield lambda read: None
+        return
     columns = (
         TextColumn("reading {task.description}", markup=False),
         BarColumn(),

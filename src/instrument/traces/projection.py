@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .links import by_thread
+from .lanes import Lanes
 from .table import Array, Table
 from .trace import Trace
 
@@ -35,18 +35,18 @@ def projection(trace: Trace) -> Table:
     regions = trace.regions
     start, empty = np.full(len(regions), -1), np.zeros((4, len(regions)), np.int64)
     result = dict(zip(("duration_ns", "busy_ns", "ops", "launches"), empty, strict=True)) | {"start_ns": start}
-    work = _work(trace)
-    for thread, rows in by_thread(regions):
-        if thread in work:
-            begin, end = regions.start_ns[rows], regions.end_ns[rows]
-            for part, columns in _project(begin, end, work[thread]):
-                for name, column in columns.items():
-                    result[name][rows[part]] = column
+    work, lanes = _work(trace)
+    rows = np.argsort(regions.thread, kind="stable")
+    thread = regions.thread[rows]
+    begin, end = (lanes.places(thread, times[rows]) for times in (regions.start_ns, regions.end_ns))
+    for part, columns in _project(begin, end, work):
+        for name, column in columns.items():
+            result[name][rows[part]] = column
     return Table(result, [])
 
 
 class _Work(NamedTuple):
-    """What one thread launched, in order of the calls."""
+    """What was launched, thread by thread in order of the calls, whose times are places on a line."""
 
     call: Array
     call_start: Array
@@ -55,26 +55,19 @@ class _Work(NamedTuple):
     end: Array
 
 
-def _work(trace: Trace) -> dict[int, _Work]:
+def _work(trace: Trace) -> tuple[_Work, Lanes]:
     rows = np.flatnonzero(trace.gpu.launch >= 0)
+    rows = rows[trace.runtime.thread[trace.gpu.launch[rows]] >= 0]
     gpu, calls = trace.gpu.where(rows), trace.runtime.where(trace.gpu.launch[rows])
     order = np.lexsort((gpu.launch, calls.thread))  # calls are sorted by start
-    columns = [column[order] for column in (gpu.launch, calls.start_ns, calls.end_ns, gpu.start_ns, gpu.end_ns)]
-    return {
-        thread: _Work(*(column[part] for column in columns))
-        for thread, part in _runs(calls.thread[order])
-        if thread >= 0
-    }
-
-
-def _runs(ascending: Array) -> Iterator[tuple[int, slice]]:
-    values, counts = np.unique(ascending, return_counts=True)
-    for value, count, end in zip(values.tolist(), counts.tolist(), np.cumsum(counts).tolist(), strict=True):
-        yield value, slice(end - count, end)
+    regions = trace.regions
+    lanes = Lanes(len(trace.threads), calls.start_ns, calls.end_ns, regions.start_ns, regions.end_ns)
+    begin, end = (lanes.places(calls.thread, times) for times in (calls.start_ns, calls.end_ns))
+    return _Work(*(column[order] for column in (gpu.launch, begin, end, gpu.start_ns, gpu.end_ns))), lanes
 
 
 def _project(begin: Array, end: Array, work: _Work) -> Iterator[tuple[slice, dict[str, Array]]]:
-    """Some regions of one thread at a time, so that memory stays bounded, and their rows of the result."""
+    """Some regions at a time, so that memory stays bounded, and their rows of the result."""
     first = np.searchsorted(work.call_start, begin, "left")
     after = np.maximum(np.searchsorted(work.call_start, end, "right"), first)
     total = np.cumsum(after - first)

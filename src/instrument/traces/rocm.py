@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
+from .lanes import each_pair
 from .table import COLUMNS, KERNEL, MEMCPY, Array, Words
 from .trace import Thread
 
@@ -36,11 +38,14 @@ class Collected:
 
     def thread(self, process: int | str, ids: Array) -> Array:
         """Return numbers for the threads of a process."""
+        return each(ids, partial(self._thread, process))
 
-        def number(thread: int) -> int:
-            return self._threads.setdefault((process, thread), len(self._threads)) if thread >= 0 else -1
+    def threads_of(self, processes: Array, ids: Array) -> Array:
+        """Return numbers for threads of several processes."""
+        return each_pair(processes, ids, self._thread)
 
-        return each(ids, number)
+    def _thread(self, process: int | str, thread: int) -> int:
+        return self._threads.setdefault((process, thread), len(self._threads)) if thread >= 0 else -1
 
     def threads(self, names: Mapping[tuple[int | str, int], str]) -> list[Thread]:
         """Return what the numbers stand for."""

@@ -208,10 +208,7 @@ class _Reader:
             return self._processes.setdefault(divmod(key, 1 << 32), len(self._processes))
 
         process = each((part["guid"] << 32) + (part["pid"] & (1 << 32) - 1), number)
-        part["thread"] = np.full(len(process), -1)
-        for pid in np.unique(part["pid"]).tolist():
-            rows = part["pid"] == pid
-            part["thread"][rows] = self._collected.thread(pid, part["tid"][rows])
+        part["thread"] = self._collected.threads_of(part["pid"], part["tid"])
         for column, lowest in (("correlation", 1), ("ancestor", 1), ("stream", 0), ("queue", 0)):
             if column in part:
                 part[column] = of_process(part[column], process, lowest)

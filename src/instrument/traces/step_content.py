@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .intervals import covered, length, union
+from .lanes import Lanes
 from .table import Array, Table
 from .trace import Trace
 
@@ -17,22 +18,59 @@ class Steps:
         known = {thread.process: number for number, thread in reversed(list(enumerate(trace.threads)))}
         self._process = np.array([*(known[thread.process] for thread in trace.threads), -1])
         of = self._process[trace.steps.thread]
-        self._rows = {process: np.flatnonzero(of == process) for process in np.unique(of).tolist()}
-        self._starts, self._ends = trace.steps.start_ns, trace.steps.end_ns
+        self._rows = np.argsort(of, kind="stable")
+        self._of = of[self._rows]
+        starts, ends = trace.steps.start_ns[self._rows], trace.steps.end_ns[self._rows]
+        self._lanes = Lanes(len(trace.threads), starts, ends)
+        self._starts = self._lanes.places(self._of, starts)
+        self._reach = np.maximum.accumulate(self._lanes.places(self._of, ends))
+        self._held = _Held(self._of, starts, ends)
 
     def of(self, times_ns: Array, threads: Array) -> Array:
         """Return the row of the step that each time on each thread is in, or -1; without steps, 0 for all."""
         if not self._marked:
             return np.zeros(len(times_ns), np.int64)
-        found = np.full(len(times_ns), -1)
         process = self._process[threads]
-        for number, rows in self._rows.items():
-            here = np.flatnonzero((process == number) | (process < 0) | (number < 0))
-            at = np.searchsorted(self._starts[rows], times_ns[here], "right") - 1
-            ends = np.maximum.accumulate(self._ends[rows])
-            inside = (at >= 0) & (times_ns[here] < ends[at])
-            found[here[inside]] = rows[at[inside]]
+        found = self._in(times_ns, process)
+        # What names no process may be in the steps of any, and steps that name none hold what any has.
+        if (unknown := np.flatnonzero(process < 0)).size:
+            found[unknown] = self._in(times_ns[unknown], self._held.last(times_ns[unknown]))
+        if self._of[0] < 0 and (rest := np.flatnonzero(found < 0)).size:
+            found[rest] = self._in(times_ns[rest], np.full(len(rest), -1))
         return found
+
+    def _in(self, times_ns: Array, process: Array) -> Array:
+        """The row of the step of the process in which each time is, or -1."""
+        places = self._lanes.places(process, times_ns)
+        at = np.searchsorted(self._starts, places, "right") - 1
+        inside = (at >= 0) & (self._of[at] == process) & (places < self._reach[at])
+        return np.where(inside, self._rows[at], -1)
+
+
+class _Held:
+    """Which process is the last, by its number, to have a step at a time."""
+
+    def __init__(self, of: Array, starts: Array, ends: Array) -> None:
+        self._edges = np.unique(np.concatenate((starts, ends)))
+        first, end = np.searchsorted(self._edges, starts), np.searchsorted(self._edges, ends)
+        some = end > first
+        of, first, size = of[some], first[some], (end - first)[some]
+        # Each step covers its range by two that are as long as a power of two; then these are halved down to 1.
+        power = np.frexp(size)[1] - 1
+        last = np.full(len(self._edges), -1)
+        for level in range(int(power.max(initial=0)), -1, -1):
+            half = 1 << level
+            if level < int(power.max(initial=0)):
+                last[half:] = np.maximum(last[half:], last[:-half])
+            here = power == level
+            np.maximum.at(last, first[here], of[here])
+            np.maximum.at(last, first[here] + size[here] - half, of[here])
+        self._last = last
+
+    def last(self, times_ns: Array) -> Array:
+        """Return the process for each time; -1 for none."""
+        at = np.searchsorted(self._edges, times_ns, "right") - 1
+        return np.where(at >= 0, self._last[at], -1)
 
 
 def steps_ns(trace: Trace) -> int:

@@ -34,7 +34,10 @@ def _begin() -> None:
         return
     try:
         from instrument.automatic.begin import begin
-    except ImportError:  # another Python, which has no instrument
+    except ImportError as error:  # another Python, which has no instrument; helpers of a program may be that
+        if os.environ.get("INSTRUMENT_RUN_PROCESS") == str(os.getpid()):
+            python = sys.executable or "this Python"
+            sys.stderr.write(f"instrument: nothing is recorded: install instrument for {python} ({error})\n")
         return
     begin()
 

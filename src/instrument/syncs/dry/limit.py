@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..finding import Event
 from ..recorder import Recorder
-from ..stopped import Stopped
+from ..stopped import Ending
 
 
 class StepLimit(Recorder):
@@ -24,12 +24,14 @@ class StepLimit(Recorder):
     Args:
         steps: how many there were.
         path: as in `Recorder`.
+        ending: ends the program.
     """
 
-    def __init__(self, steps: int, path: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(self, steps: int, path: Callable[[], tuple[str, ...]], ending: Ending) -> None:
         super().__init__(path)
         self.step = steps
         self._limit = steps
+        self._ending = ending
         self._events: list[Event] = []
         self._handles = [
             register_module_forward_pre_hook(self._called),
@@ -51,7 +53,7 @@ class StepLimit(Recorder):
         Raises:
             Stopped: always.
         """
-        raise Stopped(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, as --steps asked")
+        self._ending.end(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, as --steps asked")
 
     def merge_into(self, recorder: Recorder) -> None:
         """Add what was recorded to that of the steps before, as often as their steps have it."""

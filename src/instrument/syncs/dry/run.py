@@ -16,8 +16,8 @@ from ..budget import Budget
 from ..finding import error_text
 from ..report import SyncReport
 from ..roots import INSTALLED
-from ..stopped import INTERRUPTED, Stopped, stopping
-from .session import running
+from ..stopped import Ending, Stopped, interrupted, stopping
+from .session import Run, running
 
 
 def dry_run(
@@ -73,6 +73,7 @@ def dry_run_file(
     steps: int | None = None,
     time_limit: float | None = None,
     step_on: str | None = None,
+    caught: Callable[[SyncReport], None] | None = None,
 ) -> SyncReport:
     """Run a script as if there were a GPU, or import it and call one function of it.
 
@@ -85,6 +86,8 @@ def dry_run_file(
         args: the arguments of the script.
         steps: end the run after so many steps, where the next one begins; None lets it come to its end.
         time_limit: end the run after so many seconds.
+        caught: called with the report where the script catches what ends it, as ``except BaseException`` in a loop
+            does, and goes on, or at the second Ctrl-C or SIGTERM; it ends the process. None lets the script go on.
 
     However the run ends, by a limit, an error, Ctrl-C or SIGTERM, the report has what was found until then. It
     ends from inside, as by `sys.exit`: ``finally`` blocks run.
@@ -99,22 +102,29 @@ def dry_run_file(
     sys.argv, sys.path[:0] = [str(path), *args], [str(path.parent.resolve()), str(Path.cwd())]
     try:
         limits = None if budget is None else Budget(budget)
-        with running(fake, limits, script=function is None, step_on=step_on) as run, stopping(time_limit):
-            if function is None:
-                run.stop_after(steps)
-                run.carry_out(_interruptible(lambda: runpy.run_path(str(path), run_name="__main__")))
-            else:
-                step = run.carry_out(_interruptible(lambda: _function(path, function)))
-                if step is not None:
-                    run.forget()
-                    run.stop_after(steps)
-                    run.carry_out(_interruptible(step))
+        with running(fake, limits, script=function is None, step_on=step_on) as run:
+            ending = Ending(None if caught is None else lambda stopped: caught(_report(run, stopped)))
+            with stopping(ending, time_limit):
+                if function is None:
+                    run.stop_after(steps, ending)
+                    run.carry_out(_interruptible(lambda: runpy.run_path(str(path), run_name="__main__")))
+                else:
+                    step = run.carry_out(_interruptible(lambda: _function(path, function)))
+                    if step is not None:
+                        run.forget()
+                        run.stop_after(steps, ending)
+                        run.carry_out(_interruptible(step))
         if isinstance(run.error, _UsageError):
             raise run.error.args[0]
         return run.report()
     finally:
         sys.argv, sys.path[:] = before[:2]
         _forget(before[2], path.parent.resolve())
+
+
+def _report(run: Run, stopped: Stopped) -> SyncReport:
+    run.stopped_by(stopped)
+    return run.report()
 
 
 def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
@@ -124,7 +134,7 @@ def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
         try:
             return step()
         except KeyboardInterrupt:
-            raise Stopped("interrupted by Ctrl-C", INTERRUPTED) from None
+            raise interrupted() from None
 
     return call
 

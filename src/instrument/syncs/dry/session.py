@@ -22,7 +22,7 @@ from ..finding import NOT_COVERED, Event, error_text
 from ..following import StepFollower
 from ..recorder import Recorder
 from ..report import SyncReport
-from ..stopped import Stopped
+from ..stopped import Ending, Stopped
 from .cuda import PretendedCuda
 from .existing import existing
 from .fake import Fake
@@ -61,6 +61,7 @@ class Run:
         self._stopped: Stopped | None = None
         self._script = script
         self._most: int | None = None
+        self._ending = Ending()
         self._limit: StepLimit | None = None
         self.follower: StepFollower | None = None
         self._stepped = 0
@@ -79,13 +80,17 @@ class Run:
         try:
             return step()
         except Stopped as stopped:
-            self._stopped = stopped
-            self.error = stopped if stopped.code else None
+            self.stopped_by(stopped)
         except SystemExit as error:
             if error.code not in (None, 0):
                 self._ended(error)
         except Exception as error:
             self._ended(error)
+
+    def stopped_by(self, stopped: Stopped) -> None:
+        """Keep what ended the program before its own end."""
+        self._stopped = stopped
+        self.error = stopped if stopped.code else None
 
     def _ended(self, error: BaseException) -> None:
         self.error = error
@@ -109,9 +114,9 @@ class Run:
             self.recorder.step, self._built = 0, True
             self._forget_budget()
 
-    def stop_after(self, steps: int | None) -> None:
-        """End the program with `Stopped` once it made ``steps`` more steps; None lets it go on."""
-        self._most = steps
+    def stop_after(self, steps: int | None, ending: Ending) -> None:
+        """End the program once it made ``steps`` more steps; None lets it go on."""
+        self._most, self._ending = steps, ending
 
     def stepped(self) -> None:
         """A step ended."""
@@ -121,7 +126,7 @@ class Run:
         self.recorder.step = self._stepped
         self._next_step()
         if self._stepped == self._most:
-            self.state.recorder = self._limit = StepLimit(self._stepped, self.recorder.path)
+            self.state.recorder = self._limit = StepLimit(self._stepped, self.recorder.path, self._ending)
 
     def close(self) -> None:
         """Remove what ends the program."""

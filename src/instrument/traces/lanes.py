@@ -1,0 +1,60 @@
+"""Puts the times of many lanes, such as threads or streams, on one line: one sort or search serves all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from .table import Array
+
+_LONGEST = 2**62
+
+
+class Lanes:
+    """A line on which the times of each lane follow those of the lane before it.
+
+    Without it, each lane would need a search of its own, and a file may have as many lanes as events.
+
+    Args:
+        most: the largest number of a lane; the smallest is -1.
+        times_ns: all times that are to be told apart; others are only before, between or after them.
+    """
+
+    def __init__(self, most: int, *times_ns: Array) -> None:
+        some = [times for times in times_ns if len(times)]
+        self._low = min((int(times.min()) for times in some), default=0)
+        self._high = max((int(times.max()) for times in some), default=0)
+        self._ranks: Array | None = None
+        if max(-self._low, self._high, (most + 3) * (self._high - self._low + 3)) >= _LONGEST:
+            self._ranks = np.unique(np.concatenate(some))
+            self._low, self._high = 0, len(self._ranks) - 1
+        self._width = self._high - self._low + 3
+
+    def places(self, lane: Array, times_ns: Array) -> Array:
+        """Return where on the line each time of each lane is."""
+        if self._ranks is not None:
+            times_ns = np.searchsorted(self._ranks, times_ns, "right") - 1
+        within = np.clip(times_ns, self._low - 1, self._high + 1) - (self._low - 1)
+        places: Array = (lane.astype(np.int64) + 1) * self._width + within
+        return places
+
+
+def by_lane(lane: Array) -> Iterator[tuple[int, Array]]:
+    """Yield each lane and its rows, in ascending order."""
+    order = np.argsort(lane, kind="stable")
+    lanes, first = np.unique(lane[order], return_index=True)
+    if len(lanes):
+        yield from zip(lanes.tolist(), np.split(order, first[1:]), strict=True)
+
+
+def each_pair(first: Array, second: Array, change: Callable[[int, int], int]) -> Array:
+    """Change each pair of numbers into one, asking once for each different pair, in ascending order."""
+    order = np.lexsort((second, first))
+    one, two = first[order], second[order]
+    new = np.ones(len(order), bool)
+    new[1:] = (one[1:] != one[:-1]) | (two[1:] != two[:-1])
+    values = np.fromiter(map(change, one[new].tolist(), two[new].tolist()), np.int64, int(new.sum()))
+    result = np.empty(len(order), np.int64)
+    result[order] = values[np.cumsum(new) - 1]
+    return result

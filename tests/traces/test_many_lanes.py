@@ -1,0 +1,128 @@
+"""What a trace costs grows with its events, not with its threads, processes, streams, devices or categories."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from instrument.diagnosis.metrics import metrics
+from instrument.traces.kineto import read_kineto
+from instrument.traces.nest import Nest
+from instrument.traces.projection import projection
+from instrument.traces.step_content import Steps
+from instrument.traces.summary import summarize
+from instrument.traces.table import table
+from instrument.traces.trace import Thread, Trace
+
+KINDS = ("cpu_op", "user_annotation", "python_function", "cuda_runtime", "kernel", "cuda_sync")
+COUNT = 600
+
+
+def events(lanes: int, kind: str) -> list[dict[str, Any]]:
+    """As many events whatever the number of ``lanes``, which are of one ``kind``."""
+    found: list[dict[str, Any]] = []
+    for number in range(COUNT):
+        lane = {"thread": 0, "process": 0, "stream": 0, "device": 0, "category": 0} | {kind: number % lanes}
+        args = {"correlation": number // len(KINDS), "stream": lane["stream"], "device": lane["device"]}
+        args |= {"grid": [4, 1, 1], "block": [64, 1, 1], "blocks per SM": 0.5}
+        place = {"pid": lane["process"], "tid": lane["thread"], "ts": number * 10, "dur": 8, "args": args}
+        found.append({"ph": "X", "cat": KINDS[number % len(KINDS)], "name": f"name{number % 7}"} | place)
+        step = {"cat": "user_annotation", "name": f"ProfilerStep#{number % 9}"} if number % 100 == 0 else {}
+        found.append({"ph": "X", "cat": f"category {lane['category']}", "name": "other"} | place | step)
+    return found
+
+
+@contextmanager
+def elements_used() -> Iterator[list[int]]:
+    """Count the elements of the arrays that methods and functions of numpy, and `Table.end_ns`, are given."""
+    count = [0]
+
+    def seen(frame: Any, event: str, arg: Any) -> None:
+        if event == "c_call":
+            count[0] += getattr(getattr(arg, "__self__", None), "size", 0)
+        elif event == "call" and frame.f_code.co_name == "end_ns":
+            count[0] += len(frame.f_locals["self"])
+        elif event == "call" and str(frame.f_globals.get("__name__")).startswith("numpy"):
+            count[0] += sum(value.size for value in frame.f_locals.values() if isinstance(value, np.ndarray))
+
+    sys.setprofile(seen)
+    try:
+        yield count
+    finally:
+        sys.setprofile(None)
+
+
+def trace(folder: Path, events: list[dict[str, Any]]) -> Path:
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def cost(path: Path, use: Callable[[Any], object]) -> int:
+    use(read_kineto(path))  # what is imported and made once
+    with elements_used() as count:
+        use(read_kineto(path))
+    return count[0]
+
+
+@pytest.mark.parametrize("use", [metrics, summarize, projection])
+@pytest.mark.parametrize("kind", ["thread", "process", "stream", "device", "category"])
+def test_lanes(tmp_path: Path, kind: str, use: Callable[[Any], object]) -> None:
+    """With a lane for each event about as many elements are looked at as with two."""
+    few, many = (cost(trace(tmp_path, events(lanes, kind)), use) for lanes in (2, COUNT))
+    assert many < 2 * few, (few, many)
+
+
+@pytest.mark.parametrize("apart", [1, 2**61])
+def test_nests_of_threads(apart: int) -> None:
+    """The ranges of each thread nest as if there were no other, also where times are far apart."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        count = int(random.integers(1, 40))
+        start = np.sort(random.integers(-1, 2, count) * apart + random.integers(0, 30, count))
+        end = start + random.integers(0, 12, count)
+        order = np.lexsort((-end, start))
+        start, end, threads = start[order], end[order], random.integers(-1, 4, count)
+        times, on = random.choice([*start, *end], 60) + random.integers(-1, 2, 60), random.integers(-1, 6, 60)
+        nest = Nest(start, end, threads)
+        parents, found = np.full(count, -1), np.full(60, -1)
+        for thread in range(-1, 4):
+            rows, here = np.flatnonzero(threads == thread), np.flatnonzero(on == thread)
+            alone = Nest(start[rows], end[rows])
+            for result, at, inside in ((parents, rows, alone.parents), (found, here, alone.at(times[here]))):
+                result[at] = np.append(rows, -1)[inside]
+        assert parents.tolist() == nest.parents.tolist()
+        assert found.tolist() == nest.at(times, on).tolist()
+
+
+def test_a_step_of_another_process() -> None:
+    """A time whose process is not known is in the steps of any process; the last process counts."""
+    threads = [Thread(process, process) for process in range(3)]
+    rows = {
+        "start_ns": [0, 5, 6, 20],
+        "duration_ns": [30, 4, 9, 0],
+        "thread": [0, 2, 1, 2],
+        "number": [0, 1, 2, 3],
+    }
+    steps = table("steps", {name: np.array(values) for name, values in rows.items()}, [""])
+    found = Steps(cast(Trace, SimpleNamespace(steps=steps, threads=threads)))
+    times = np.array([-1, 0, 5, 8, 9, 15, 20, 30])
+    assert [-1, 0, 1, 1, 2, 0, 0, -1] == found.of(times, np.full(8, -1)).tolist()
+    assert [-1, -1, 1, 1, -1, -1, -1, -1] == found.of(times, np.full(8, 2)).tolist()
+
+
+def test_many_phases(tmp_path: Path) -> None:
+    """Of events that cannot be read, few phases are named."""
+    odd = [{"ph": f"p{number}", "name": "n", "ts": number, "pid": 1, "tid": 1} for number in range(COUNT)]
+    lost = read_kineto(trace(tmp_path, [*events(2, "thread"), *odd])).lost
+    assert COUNT == lost.events
+    assert len(lost.reasons) < 20
+    assert f"events of {COUNT - 10} more phases are not read" in lost.reasons
