@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from instrument.windows import background
+from instrument.windows.process import FinalizerProcess
+
 from ..support import programs
 from ..support.finalizers import eventually, processes
 from .training import manifest, statuses
@@ -242,3 +245,40 @@ ended.wait(30)
 print(process.ended)
 """
     assert "was ended by SIGKILL\n" == run(code, tmp_path)
+
+
+def test_a_shell_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no more processes may be started: it is known at once."""
+    monkeypatch.setattr(background, "_SHELL", "/bin/false")
+    with pytest.raises(OSError, match="/bin/false ended with exit code 1"):
+        FinalizerProcess(lambda answer: None, lambda process: None)
+
+
+def test_what_is_no_python_and_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A program that embeds Python may name anything as its executable; what it prints is no answer."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho 'usage: program'; echo 3; echo '{'; exit 2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    answers: list[Any] = []
+    process = FinalizerProcess(answers.append, lambda process: None)
+    process.end(60)
+    assert ("ended with exit code 2", []) == (process.ended, answers)
+
+
+def test_a_signal_that_training_ignores(tmp_path: Path) -> None:
+    """What the program blocks and ignores is not inherited, so that the process ends in time after training."""
+    code = f"""{BEGIN}
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGTERM])
+sys.path.append({str(programs.ROOT)!r})
+from tests.support.finalizers import finalizer
+answered = threading.Event()
+process = FinalizerProcess(lambda answer: answered.set(), lambda process: None)
+process.send({{"kind": "wake", "job": 0}})
+answered.wait(60)
+os.kill(finalizer(), signal.SIGALRM)
+process.end(60)
+print(process.ended)
+"""
+    assert "was ended by SIGALRM\n" == run(code, tmp_path)

@@ -58,7 +58,9 @@ class BackgroundProcess:
         else:
             with held_back(self._libc):
                 self._started = subprocess.Popen([_SHELL, "-c", _SCRIPT, "sh", *command], **options)
-                self._started.wait()
+                code = self._started.wait()
+            if code:  # it cannot fork
+                raise OSError(f"{_SHELL} ended with exit code {code}")
 
     @property
     def session(self) -> int:
@@ -74,7 +76,7 @@ class BackgroundProcess:
         """Wait for the end, after that of the socket, and return it in words."""
         if self._libc is None:
             return _ending(self._started.wait())
-        return _ending(self.exit_code) if self.exit_code is not None else "ended, and nobody knows how"
+        return _ending(self.exit_code) if self.exit_code is not None else "ended without an exit code"
 
     def forked(self) -> None:
         """Let go of it in a fork of this process, which can neither wait for it nor warn that it still runs."""
