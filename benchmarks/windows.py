@@ -51,6 +51,18 @@ def resident(process: int) -> float:
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def members(session: int) -> list[int]:
+    """Return the processes of a session."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if _session(entry.name) == session]
+
+
+def _session(process: str) -> int | None:
+    try:
+        return os.getsid(int(process))
+    except (ValueError, OSError):  # not a process, or gone
+        return None
+
+
 def memory(out: str) -> None:
     """Compare the memory after many windows with that after a tenth of them."""
     seen = []
@@ -61,7 +73,8 @@ def memory(out: str) -> None:
             while len(prof._finalizer._jobs) > 20:  # windows of a real loop do not follow each other so closely
                 time.sleep(0.01)
             if number in (WINDOWS // 10, WINDOWS):
-                seen.append((resident(os.getpid()), resident(prof._finalizer._process._process.pid)))
+                session = prof._finalizer._process._process.session
+                seen.append((resident(os.getpid()), sum(map(resident, members(session)))))
     print(f"\nFrom window {WINDOWS // 10:,} to {WINDOWS:,}")
     for name, before, after in zip(("training", "the other process"), *seen, strict=True):
         verdict(f"memory of {name}, {before:.0f} MB before", after / before, 1.05)

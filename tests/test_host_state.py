@@ -33,6 +33,7 @@ with profile(activities=[ProfilerActivity.CPU]):
 # Training draws no random numbers here: each that is drawn is ours.
 ENTRY_POINTS = """
 import contextlib, glob, os, signal, instrument
+from tests.support.finalizers import processes
 from instrument.integrations.server import Server
 
 net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
@@ -57,7 +58,7 @@ def steps():
             train()
         seen |= {name.split(":")[0] for name in differences(before, snapshot())}
     # An open window, and one that is over and finished by another process.
-    assert seen <= {"profiler", "threads", "sockets", "children", *EXPECTED}, seen
+    assert seen <= {"profiler", "threads", "sockets", *EXPECTED}, seen
 
 def modules():
     with instrument.annotate_modules(net), instrument.annotate_step("optimizer", "backward", "clipping", "data"):
@@ -90,8 +91,9 @@ def no_process():
 
 def killed():
     def kill():
-        with contextlib.suppress(AttributeError, ProcessLookupError):  # there is none
-            os.kill(prof._finalizer._process._process.pid, 9)
+        for number in processes(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, 9)
     with instrument.profile("out", schedule="1-2,4") as prof:
         train(prof.step, kill)
 
@@ -284,7 +286,7 @@ print("rich" in sys.modules or "structlog" in sys.modules)
 print(json.dumps({name: re.sub("0x[0-9a-f]+", "", repr(value)) for name, value in snapshot().items()}))
 """
 # While it goes on: `run`'s variables, wrapt's finder, what finishes the windows; and what is of one process alone.
-OF_RUN = {"environment", "sys.meta_path", "threads", "sockets", "children", "builtins", "sys.argv"}
+OF_RUN = {"environment", "sys.meta_path", "threads", "sockets", "builtins", "sys.argv"}
 
 
 def test_the_same_losses(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +19,15 @@ import torch
 
 import instrument
 from instrument.config import settings
-from instrument.windows import finalizer
+from instrument.windows import finalizer as module
 from instrument.windows.process import FinalizerProcess
 
 from ..support import programs
+from ..support.finalizers import eventually, finalizer, processes
 from .training import manifest, recorded, statuses, traces, train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 KILLED = "not compressed: the process that finishes windows was ended by SIGKILL"
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    """Wait until ``check()`` is true."""
-    for _ in range(600):
-        if check():
-            return
-        time.sleep(0.05)
-    raise AssertionError("not within 30 s")
-
-
-def child(prof: Any) -> int:
-    """The process that finishes the windows of ``prof``."""
-    return prof._finalizer._process._process.pid
 
 
 def window(prof: Any) -> None:
@@ -53,13 +38,6 @@ def window(prof: Any) -> None:
 
 def every_step(out: Path, count: int, **arguments: Any) -> Any:
     return instrument.profile(out, schedule=instrument.schedule(active=1, repeat=count), **arguments)
-
-
-def processes(parent: int) -> list[str]:
-    """The command lines of what ``parent`` started, but for what multiprocessing keeps for other tests."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    lines = [Path(f"/proc/{number}/cmdline").read_text() for number in children]
-    return [line for line in lines if "resource_tracker" not in line]
 
 
 def sockets() -> int:
@@ -111,11 +89,14 @@ def test_nothing_of_the_program_reaches_it(tmp_path: Path) -> None:
         with instrument.profile("out", schedule=instrument.schedule(active=1, repeat=0)) as prof:
             torch.ones(3).sum()
             prof.step()
-            environment = open(f"/proc/{prof._finalizer._process._process.pid}/environ").read().split(chr(0))
+            sys.path.append(os.environ["ROOT"])
+            from tests.support.finalizers import finalizer
+            environment = open(f"/proc/{finalizer()}/environ").read().split(chr(0))
             print(sorted(name for name in environment if name.startswith(("INSTRUMENT", "CUDA", "HIP"))))
     """
     paths = os.pathsep.join([str(programs.ROOT / "src"), str(tmp_path)])
     env = programs.environment() | {"PYTHONPATH": paths, "INSTRUMENT_RUN": "", "TRAPS": str(tmp_path)}
+    env["ROOT"] = str(programs.ROOT)
     done = run(code, program, env=env)
     assert "['CUDA_VISIBLE_DEVICES=', 'HIP_VISIBLE_DEVICES=', 'INSTRUMENT=0']\n" == done.stdout
     assert not (tmp_path / "sprung").exists()
@@ -132,24 +113,24 @@ def test_it_is_there_while_it_is_needed(out: Path, monkeypatch: pytest.MonkeyPat
         return started[-1]
 
     monkeypatch.setattr(settings, "summary", True)
-    monkeypatch.setattr(finalizer, "FinalizerProcess", start)
+    monkeypatch.setattr(module, "FinalizerProcess", start)
     threads, files = threading.active_count(), sockets()
     with every_step(out, 3) as prof:
-        assert [] == processes(os.getpid())
+        assert not processes(os.getpid())
         window(prof)
-        first = child(prof)
+        first = finalizer()
         window(prof)
-        assert first == child(prof)
+        assert first == finalizer()
         window(prof)
         for _ in range(20):  # which are timed, to be compared with the windows
             prof.step()
-        eventually(lambda: 3 == len(prof.windows) and [] == processes(os.getpid()))
+        eventually(lambda: 3 == len(prof.windows) and not processes(os.getpid()))
         assert [(1, "recorded"), (2, "recorded"), (3, "recorded")] == statuses(prof.windows)
     assert 1 == len(started)
     assert (threads, files) == (threading.active_count(), sockets())
     with instrument.profile(out) as prof:
         window(prof)
-    assert [] == processes(os.getpid())
+    assert not processes(os.getpid())
     assert (threads, files) == (threading.active_count(), sockets())
 
 
@@ -158,15 +139,15 @@ def test_a_process_that_is_killed(out: Path, lenient: None, caplog: pytest.LogCa
     with every_step(out, 4) as prof:
         window(prof)
         eventually(lambda: 1 == len(prof.windows))
-        first = child(prof)
+        first = finalizer()
         os.kill(first, signal.SIGSTOP)
         window(prof)
         os.kill(first, signal.SIGKILL)
         eventually(lambda: 2 == len(prof.windows))
         window(prof)
-        assert first != child(prof)
+        assert first != finalizer()
         eventually(lambda: 3 == len(prof.windows))
-        os.kill(child(prof), signal.SIGKILL)  # with nothing to do
+        os.kill(finalizer(), signal.SIGKILL)  # with nothing to do
         eventually(lambda: prof._finalizer._process.ended)
         window(prof)
     assert [None, KILLED, None, None] == [entry["reason"] for entry in prof.windows]
@@ -205,12 +186,12 @@ def test_no_thread_can_be_started(out: Path, lenient: None, monkeypatch: pytest.
     told: list[str] = []
     monkeypatch.setattr(settings, "summary", True)
     monkeypatch.setattr(threading.Thread, "start", refused)
-    monkeypatch.setattr(finalizer, "_WAIT_S", 0.1 if hangs else 60)
+    monkeypatch.setattr(module, "_WAIT_S", 0.1 if hangs else 60)
     with every_step(out, 2) as prof:
         prof.tell = told.append
         window(prof)
         if hangs:
-            os.kill(child(prof), signal.SIGSTOP)
+            os.kill(finalizer(), signal.SIGSTOP)
         window(prof)
     entries = manifest(out)
     assert ["recorded"] * 2 == [entry["status"] for entry in entries]
@@ -218,7 +199,7 @@ def test_no_thread_can_be_started(out: Path, lenient: None, monkeypatch: pytest.
     assert [hangs] * 2 == [(entry["reason"] or "").endswith(killed) for entry in entries]
     assert [[0], [1]] == recorded(out)
     assert (0 if hangs else 1) == len(told)
-    assert [] == processes(os.getpid())
+    assert not processes(os.getpid())
 
 
 def test_the_end_of_an_epoch_does_not_wait(out: Path) -> None:
@@ -228,7 +209,7 @@ def test_the_end_of_an_epoch_does_not_wait(out: Path) -> None:
         torch.ones(3).sum()
         if number == 2:
             eventually(lambda: batches.profile._finalizer._process is not None)
-            os.kill(process := child(batches.profile), signal.SIGSTOP)
+            os.kill(process := finalizer(), signal.SIGSTOP)
     assert [] == batches.profile._manifest.entries
     os.kill(process, signal.SIGCONT)
     assert [(1, "recorded")] == statuses(batches.profile.windows)
@@ -243,11 +224,11 @@ def test_a_large_job_blocks_nobody() -> None:
     answers: list[int] = []
     process = FinalizerProcess(lambda answer: answers.append(len(answer["errors"])), lambda process: None)
     try:
-        os.kill(process._process.pid, signal.SIGSTOP)
+        os.kill(finalizer(), signal.SIGSTOP)
         for _ in range(3):
             process.send({"kind": "wake", "job": 0, "filling": "x" * 2_000_000})  # it would never return
     finally:
-        os.kill(process._process.pid, signal.SIGCONT)
+        os.kill(finalizer(), signal.SIGCONT)
     process.end(60)
     assert "ended with exit code 0" == process.ended
     assert len(answers) >= 4
@@ -264,7 +245,7 @@ def test_a_window_that_cannot_be_handed_over(
 
     with every_step(out, 2) as prof:
         with monkeypatch.context() as patch:
-            patch.setattr(finalizer.WindowFinalizer, "_send", fail)
+            patch.setattr(module.WindowFinalizer, "_send", fail)
             window(prof)
         window(prof)
     reasons = [(entry["status"], entry["reason"]) for entry in manifest(out)]
@@ -288,21 +269,21 @@ def test_a_process_that_hangs(out: Path, lenient: None, monkeypatch: pytest.Monk
     count = 300
     with every_step(out, count) as prof:
         window(prof)
-        os.kill(child(prof), signal.SIGSTOP)
+        os.kill(finalizer(), signal.SIGSTOP)
         for _ in range(count - 1):
             window(prof)
         assert len(prof.windows) <= 1
-        os.kill(child(prof), signal.SIGCONT)
+        os.kill(finalizer(), signal.SIGCONT)
     assert [(number, "recorded") for number in range(1, count + 1)] == statuses(manifest(out))
     assert all(path.suffix == ".gz" for path in traces(out))
-    monkeypatch.setattr(finalizer, "_WAIT_S", 0.1)
+    monkeypatch.setattr(module, "_WAIT_S", 0.1)
     with every_step(out / "again", 2) as prof:
         window(prof)
-        os.kill(child(prof), signal.SIGSTOP)
+        os.kill(finalizer(), signal.SIGSTOP)
         window(prof)
     reason = "not compressed: the process that finishes windows was killed as it took too long"
     assert reason == manifest(out / "again")[-1]["reason"]
-    assert [] == processes(os.getpid())
+    assert not processes(os.getpid())
 
 
 ENDED = """
@@ -312,7 +293,7 @@ ENDED = """
         for _ in range(3):
             torch.ones(1000, 1000).sum()
             prof.step()
-        print(prof._finalizer._process._process.pid, flush=True)
+        print(os.getpid(), flush=True)
         exec(sys.argv[1])
 """
 
@@ -325,7 +306,7 @@ def test_an_end_of_training_that_no_code_sees(tmp_path: Path) -> None:
     started = [subprocess.Popen([sys.executable, script, end], start_new_session=True, **options) for end in ends]
     for end, program in zip(ends, started, strict=True):
         number, out = program.communicate(timeout=100)[0].strip(), tmp_path / end
-        eventually(lambda number=number: not Path(f"/proc/{number}").exists())  # type: ignore[misc]
+        eventually(lambda number=number: not processes(int(number)))  # type: ignore[misc]
         assert [(1, "recorded"), (2, "recorded"), (3, "recorded")] == statuses(manifest(out)[:3])
         assert [[0], [1], [2]] == recorded(out)[:3]
         assert all(path.suffix == ".gz" for path in traces(out)[:3])
@@ -339,7 +320,6 @@ def test_a_fork_lets_go_of_it(tmp_path: Path) -> None:
         prof.start()
         torch.ones(3).sum()
         prof.step()
-        number = prof._finalizer._process._process.pid
         before = len(os.listdir("/proc/self/fd"))
         fork = os.fork()
         if fork == 0:
@@ -349,14 +329,14 @@ def test_a_fork_lets_go_of_it(tmp_path: Path) -> None:
             sys.stdout.close(), os.close(1), os.close(2)
             time.sleep(60)
         time.sleep(1)
-        print(number, fork, flush=True)
+        print(os.getpid(), fork, flush=True)
         os._exit(0)
     """
     done = run(code, tmp_path)
     closed, number, fork = done.stdout.split()
     try:
         assert "1" == closed
-        eventually(lambda: not Path(f"/proc/{number}").exists())
+        eventually(lambda: not processes(int(number)))
         assert Path(f"/proc/{fork}").exists()
     finally:
         os.kill(int(fork), signal.SIGKILL)
@@ -425,7 +405,7 @@ def test_memory_of_many_windows(out: Path, monkeypatch: pytest.MonkeyPatch) -> N
                 eventually(lambda number=number: number == len(prof.windows))  # type: ignore[misc]
                 gc.collect()
                 counts.append(len(gc.get_objects()))
-                pages = int(Path(f"/proc/{child(prof)}/statm").read_text().split()[1])
+                pages = int(Path(f"/proc/{finalizer()}/statm").read_text().split()[1])
                 sizes.append(pages * os.sysconf("SC_PAGE_SIZE"))
     assert counts[1] - counts[0] < 150
     assert sizes[1] - sizes[0] < 4e6

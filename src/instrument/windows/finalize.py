@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ..traces.summary import Summary
 
 Job = Mapping[str, Any]
-_ORPHAN_S = 600  # how long work may go on after the training process is gone
+_ORPHAN_S = 600  # how long work may go on after the training process is gone, ...
+_LOOK_S = 5  # ... and how often it is looked for
 
 
 class Finalize:
@@ -187,6 +188,9 @@ def _short(path: str, cwd: str | None) -> Path:
 def main(parent: int) -> None:
     """Answer the jobs on standard input until it ends or says so, or the process ``parent`` is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):  # what training blocks or ignores is inherited
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
     with suppress(OSError):
         os.nice(10)  # training comes first, ...
         Path("/proc/self/oom_score_adj").write_text("1000")  # ... also where memory runs out
@@ -209,10 +213,11 @@ def main(parent: int) -> None:
 def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
     """Read jobs as they come, so that the training process never waits for room in the connection."""
     rest = b""
+    started = _start_time(parent)
     while True:
         # A process that training forked may hold the connection open when training itself is gone.
-        if not select.select([0], [], [], 5)[0]:
-            if os.getppid() != parent:
+        if not select.select([0], [], [], _LOOK_S)[0]:
+            if _start_time(parent) != started:
                 break
             continue
         try:
@@ -226,3 +231,13 @@ def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
             jobs.put(json.loads(line))
     signal.alarm(_ORPHAN_S)
     jobs.put(None)
+
+
+def _start_time(process: int) -> str | None:
+    """Return what tells a process from a later one with the same number; None if it is gone, also as a zombie."""
+    if not Path("/proc/self/stat").exists():  # not Linux
+        return "parent" if os.getppid() == process else None
+    with suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
+    return None

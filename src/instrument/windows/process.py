@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +14,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from .background import BackgroundProcess
 
 _CODE = """\
 import sys
@@ -32,6 +32,7 @@ main({parent})
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _ROOM = 1 << 15  # bytes that the connection takes without being read
+_KILL_S = 5  # how long its end may take once it is killed
 _WAKE = b'{"kind": "wake", "job": 0}\n'
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a process that is gone must not end this one with SIGPIPE
 _ENVIRONMENT = {
@@ -47,8 +48,9 @@ class FinalizerProcess:
 
     Where no thread can be started, as at exit from Python 3.12 on, `end` hands over all answers.
 
-    The process is in a session of its own, so that Ctrl-C at the terminal does not reach it. Once its work is done
-    it ends after `close`, or when this process is gone. It holds none of this process's files open.
+    The process is in a session of its own, so that Ctrl-C at the terminal does not reach it, and no child of this
+    one where that is possible (`BackgroundProcess`). Once its work is done it ends after `close`, or when this
+    process is gone. It holds none of this process's files open.
 
     Args:
         answered: called with each answer, a mapping with the number of its ``job``.
@@ -76,14 +78,8 @@ class FinalizerProcess:
         self.ended: str | None = None
         self._socket, theirs = socket.socketpair()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable or "", *(["-B"] if sys.dont_write_bytecode else []), "-I", "-c", _code()],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env=_environment(),
-            )
+            python = [sys.executable or "", *(["-B"] if sys.dont_write_bytecode else []), "-I"]
+            self._process = BackgroundProcess([*python, "-c", _code()], theirs, _environment())
             self._thread = self._start_thread()
         except BaseException:
             self._socket.close()  # which ends the process
@@ -123,7 +119,7 @@ class FinalizerProcess:
         self._thread.join(timeout)
         if self._thread.is_alive():
             self._kill()
-            self._thread.join(5)
+            self._thread.join(_KILL_S)
 
     def _kill(self) -> None:
         self._killed = True
@@ -150,13 +146,24 @@ class FinalizerProcess:
         while data := self._received():
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                self._answered(json.loads(line))
-                self._went_on()
-        code = self._process.wait()
+                self._line(line)
+        ended = self._process.wait()
         self._socket.close()
         _running.discard(self)
-        self.ended = "was killed as it took too long" if self._killed else _ending(code)
+        self.ended = "was killed as it took too long" if self._killed else ended
         self._gone(self)
+
+    def _line(self, line: bytes) -> None:
+        answer = None
+        with suppress(ValueError):  # half a line of a process that was killed, or what is not Python may print
+            answer = json.loads(line)
+        if not isinstance(answer, dict):
+            return
+        if "job" in answer:
+            self._answered(answer)
+            self._went_on()
+        else:
+            self._process.exit_code = answer.get("exit_code")
 
     def _went_on(self) -> None:
         """A job was answered: send what there is room for, also a large one."""
@@ -180,7 +187,10 @@ class FinalizerProcess:
             self._limit()
             return self._socket.recv(1 << 12)
         except TimeoutError:
-            self._kill()
+            if not self._killed:
+                self._kill()
+                self._deadline = time.monotonic() + _KILL_S
+                return self._received()
         except OSError:
             pass
         return b""
@@ -188,7 +198,7 @@ class FinalizerProcess:
     def forked(self) -> None:
         """Let go of the process in a fork of this one."""
         self._socket.close()
-        self._process.returncode = 0  # it is not a child of the fork, which can neither wait for it nor warn of it
+        self._process.forked()
 
 
 def _code() -> str:
@@ -200,14 +210,6 @@ def _code() -> str:
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT")}
     return kept | _ENVIRONMENT
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    with suppress(ValueError):
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"was ended by signal {-code}"
 
 
 _running: weakref.WeakSet[FinalizerProcess] = weakref.WeakSet()

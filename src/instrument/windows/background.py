@@ -1,0 +1,107 @@
+"""`BackgroundProcess`: a process that the program does not see among its children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .sigchld import held_back
+
+_SHELL = "/bin/sh"
+# The first shell exits at once. The second one waits for the command: only its parent learns how a process ends.
+_SCRIPT = r"""{ "$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } &"""
+_PR_GET_CHILD_SUBREAPER = 37
+
+
+class BackgroundProcess:
+    """Runs a command in a session of its own, with a socket as its standard input and output.
+
+    On Linux the command is not a child of this process: `os.wait` does not return it, and its end raises no
+    SIGCHLD. A shell starts it and exits, for which the constructor waits: about a millisecond. The line
+    ``{"exit_code": N}`` follows the command's own output, and is to be kept in `exit_code`.
+
+    Elsewhere the command is a child. So it is where orphans become children of this process, as for process 1
+    of a container, and where there is no shell or no `ctypes`.
+
+    Args:
+        command: the absolute path of the program, and its arguments.
+        connection: the socket.
+        environment: the environment variables.
+
+    Attributes:
+        exit_code: of the command, 128 + N after signal N; None while it is not known.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], connection: socket.socket, environment: Mapping[str, str]) -> None:
+        self.exit_code: int | None = None
+        Path(command[0]).stat()  # the shell's error would be lost
+        self._libc = _libc()
+        options: dict[str, Any] = {
+            "stdin": connection.fileno(),
+            "stdout": connection.fileno(),
+            "stderr": subprocess.DEVNULL,
+            "start_new_session": True,
+            "env": environment,
+        }
+        if self._libc is None:
+            self._started = subprocess.Popen(command, **options)
+        else:
+            with held_back(self._libc):
+                self._started = subprocess.Popen([_SHELL, "-c", _SCRIPT, "sh", *command], **options)
+                code = self._started.wait()
+            if code:  # it cannot fork
+                raise OSError(f"{_SHELL} ended with exit code {code}")
+
+    @property
+    def session(self) -> int:
+        """The number of its session and process group."""
+        return self._started.pid
+
+    def kill(self) -> None:
+        """Kill it; to be called while the other end of the socket is open, so that the number is still its own."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.session, signal.SIGKILL)
+
+    def wait(self) -> str:
+        """Wait for the end, after that of the socket, and return it in words."""
+        if self._libc is None:
+            return _ending(self._started.wait())
+        return _ending(self.exit_code) if self.exit_code is not None else "ended without an exit code"
+
+    def forked(self) -> None:
+        """Let go of it in a fork of this process, which can neither wait for it nor warn that it still runs."""
+        self._started.returncode = 0
+
+
+def _libc() -> Any:
+    """Return the C library if a process can be started that is not a child of this one, else None."""
+    if sys.platform != "linux" or os.getpid() == 1 or not os.access(_SHELL, os.X_OK):
+        return None
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        subreaper = ctypes.c_int()
+        libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(subreaper), 0, 0, 0)
+        return None if subreaper.value else libc if libc.sigaction else None
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def _ending(code: int) -> str:
+    number = -code if code < 0 else code - 128  # of a child, of a shell's
+    if number <= 0 or 0 <= code <= 128:
+        return f"ended with exit code {code}"
+    with suppress(ValueError):
+        return f"was ended by {signal.Signals(number).name}"
+    return f"was ended by signal {number}"

@@ -1,0 +1,284 @@
+"""The process that finishes windows does not get among the child processes of the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.windows import background
+from instrument.windows.process import FinalizerProcess
+
+from ..support import programs
+from ..support.finalizers import eventually, processes
+from .training import manifest, statuses
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a child")
+
+
+def run(code: str, folder: Path, **options: Any) -> str:
+    """Run a program, which has to end with exit code 0, and return what it prints."""
+    env = programs.environment()
+    script = programs.program(code, folder)
+    done = subprocess.run(
+        [sys.executable, script], cwd=folder, env=env, capture_output=True, text=True, timeout=100, **options
+    )
+    assert 0 == done.returncode, done.stderr
+    return done.stdout
+
+
+# Windows are finished by a process like this one; a program that trains takes longer to start.
+BEGIN = """
+import os, signal, sys, threading, time
+from instrument.windows.process import FinalizerProcess
+
+def begin():
+    ended = threading.Event()
+    process = FinalizerProcess(lambda answer: None, lambda process: ended.set())
+    return process, ended
+
+def begin_and_end():
+    process, ended = begin()
+    process._process.kill()
+    assert ended.wait(60)
+"""
+TRAIN = """
+import os, signal, time, torch, instrument
+for _ in instrument.steps(range(4), "out", wait=1, warmup=1, active=1, repeat=3):
+    torch.ones(3).sum()
+"""
+
+
+def test_a_program_that_waits_for_all_its_children(tmp_path: Path) -> None:
+    """`os.wait` returns the program's own children and then raises, while windows are still to come."""
+    code = f"""{TRAIN}
+own = {{os.posix_spawn("/bin/true", ["true"], {{}}) for _ in range(3)}}
+found = set()
+try:
+    while True:
+        found.add(os.wait()[0])
+except ChildProcessError:
+    print(found == own)
+"""
+    assert "True\n" == run(code, tmp_path)
+    assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))[:1]
+
+
+HANDLED = f"""{BEGIN}
+calls = []
+signal.signal(signal.SIGCHLD, lambda *_: calls.append(1))
+"""
+
+
+def test_a_handler_of_sigchld(tmp_path: Path) -> None:
+    """It is called for each child of the program, and not for the library's, however that ends."""
+    code = f"""{HANDLED}
+for _ in range(3):
+    begin_and_end()
+process, ended = begin()
+process.end(60)
+print(len(calls), process.ended, signal.getsignal(signal.SIGCHLD).__name__)
+for _ in range(3):
+    os.waitpid(os.posix_spawn("/bin/true", ["true"], {{}}), 0)
+print(len(calls))
+"""
+    assert ["0 ended with exit code 0 <lambda>", "3"] == run(code, tmp_path).splitlines()
+
+
+def test_a_child_that_dies_meanwhile(tmp_path: Path) -> None:
+    """Its SIGCHLD comes, wherever in the start of the other process it dies: once for each child."""
+    code = f"""{BEGIN}
+pids, dead = set(), []
+
+def reap(*_):
+    while True:
+        try:
+            number = os.waitpid(-1, os.WNOHANG)[0]
+        except ChildProcessError:
+            return
+        if not number:
+            return
+        dead.append(number)
+
+signal.signal(signal.SIGCHLD, reap)
+started = []
+for number in range(40):
+    pids.add(os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep 0.00{{number % 8}}"], {{}}))
+    process, ended = begin()
+    process._process.kill()
+    started.append(ended)
+    limit = time.monotonic() + 10
+    while len(dead) <= number and time.monotonic() < limit:
+        time.sleep(0.001)
+print(len(dead), len(pids), set(dead) == pids, all(ended.wait(30) for ended in started))
+"""
+    assert ["40", "40", "True", "True"] == run(code, tmp_path).split()
+
+
+def test_a_signal_that_is_pending_or_blocked(tmp_path: Path) -> None:
+    """A program that blocks SIGCHLD, and takes it by `sigwait`, gets that of its own child and no other."""
+    code = f"""{HANDLED}
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # also in threads that are started later
+for own in False, True:
+    if own:
+        child = os.posix_spawn("/bin/true", ["true"], {{}})
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    begin_and_end()
+    print(bool(signal.sigtimedwait([signal.SIGCHLD], 0)))
+    if own:
+        print(os.waitpid(child, 0)[1])
+print(len(calls), signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    assert ["False", "True", "0", "0", "True"] == run(code, tmp_path).split()
+
+
+def test_a_handler_that_is_not_python(tmp_path: Path) -> None:
+    """As torch sets one for the workers of a DataLoader; it is there afterwards, flag by flag."""
+    code = f"""{BEGIN}
+import ctypes
+libc, before, after = ctypes.CDLL(None), ctypes.create_string_buffer(1024), ctypes.create_string_buffer(1024)
+calls = []
+handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(calls.append)
+libc.signal(signal.SIGCHLD, handler)
+libc.sigaction(signal.SIGCHLD, None, before)
+begin_and_end()
+libc.sigaction(signal.SIGCHLD, None, after)
+handler_and_mask, flags = slice(0, 16), slice(136, 140)  # the rest is not set
+print(*[before.raw[part] == after.raw[part] != bytes(16) for part in (handler_and_mask, flags)], len(calls))
+"""
+    assert ["True", "True", "0"] == run(code, tmp_path).split()
+
+
+def test_a_fork_while_sigchld_is_held_back(tmp_path: Path) -> None:
+    """As by another thread of the program: the fork has the handler, and can start a process itself."""
+    code = f"""{HANDLED}
+import ctypes
+from instrument.windows.sigchld import held_back
+with held_back(ctypes.CDLL(None)):
+    fork = os.fork()
+    if fork == 0:
+        begin_and_end()
+        signal.raise_signal(signal.SIGCHLD)
+        os._exit(7 + len(calls))
+    print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), len(calls))
+"""
+    assert ["8", "0"] == run(code, tmp_path).split()
+
+
+@pytest.mark.parametrize("how", ["SIG_IGN", "another thread"])
+def test_whoever_else_waits(tmp_path: Path, how: str) -> None:
+    """The kernel, where SIGCHLD is ignored, or a thread of the program takes the exit of what starts it."""
+    other = """
+def wait():
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            pass
+threading.Thread(target=wait, daemon=True).start()
+"""
+    code = f"""{BEGIN}
+{"signal.signal(signal.SIGCHLD, signal.SIG_IGN)" if how == "SIG_IGN" else other}
+for _ in range(3):
+    process, ended = begin()
+    process.end(60)
+    print(process.ended)
+"""
+    assert 3 * ["ended with exit code 0"] == run(code, tmp_path).splitlines()
+
+
+def test_training_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    """What it recorded is finished, also while a fork outlives it."""
+    code = f"""{TRAIN}
+fork = os.fork()
+if fork == 0:
+    os.close(1), os.close(2)
+    time.sleep(60)
+print(fork, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    script = programs.program(code, tmp_path)
+    options: Any = {"cwd": tmp_path, "env": programs.environment(), "stdout": subprocess.PIPE, "text": True}
+    program = subprocess.Popen([sys.executable, script], **options)
+    fork = int(program.communicate(timeout=100)[0])
+    try:
+        eventually(lambda: not processes(program.pid))
+    finally:
+        os.kill(fork, signal.SIGKILL)
+    assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))
+
+
+def test_a_process_that_adopts_orphans(tmp_path: Path) -> None:
+    """As process 1 of a container: it is a child there, and nothing is left of it."""
+    code = f"""{BEGIN}
+import ctypes
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+process, ended = begin()
+print(os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+process.end(60)
+print(process.ended)
+try:
+    os.wait()
+except ChildProcessError:
+    print("no child")
+"""
+    assert ["None", "ended with exit code 0", "no child"] == run(code, tmp_path).splitlines()
+
+
+@pytest.mark.parametrize(
+    "missing", ["instrument.windows.background._SHELL = '/nowhere'", "sys.modules['ctypes'] = None"]
+)
+def test_a_system_without_a_shell_or_ctypes(tmp_path: Path, missing: str) -> None:
+    """It is a child there."""
+    code = f"""{BEGIN}
+import instrument.windows.background
+{missing}
+process, ended = begin()
+process._process.kill()
+ended.wait(30)
+print(process.ended)
+"""
+    assert "was ended by SIGKILL\n" == run(code, tmp_path)
+
+
+def test_a_shell_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no more processes may be started: it is known at once."""
+    monkeypatch.setattr(background, "_SHELL", "/bin/false")
+    with pytest.raises(OSError, match="/bin/false ended with exit code 1"):
+        FinalizerProcess(lambda answer: None, lambda process: None)
+
+
+def test_what_is_no_python_and_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A program that embeds Python may name anything as its executable; what it prints is no answer."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho 'usage: program'; echo 3; echo '{'; exit 2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    answers: list[Any] = []
+    process = FinalizerProcess(answers.append, lambda process: None)
+    process.end(60)
+    assert ("ended with exit code 2", []) == (process.ended, answers)
+
+
+def test_a_signal_that_training_ignores(tmp_path: Path) -> None:
+    """What the program blocks and ignores is not inherited, so that the process ends in time after training."""
+    code = f"""{BEGIN}
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGTERM])
+sys.path.append({str(programs.ROOT)!r})
+from tests.support.finalizers import finalizer
+answered = threading.Event()
+process = FinalizerProcess(lambda answer: answered.set(), lambda process: None)
+process.send({{"kind": "wake", "job": 0}})
+answered.wait(60)
+os.kill(finalizer(), signal.SIGALRM)
+process.end(60)
+print(process.ended)
+"""
+    assert "was ended by SIGALRM\n" == run(code, tmp_path)
