@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from .interrupts import is_interrupt
 from .printable import printable
 
 
@@ -22,6 +23,8 @@ def _log(level: str, event: str, fields: dict[str, Any]) -> None:
         sentence = f"instrument: {printable(str(event))}{f' ({details})' if details else ''}"
         logging.getLogger("instrument").log(getattr(logging, level), sentence, exc_info=error, stacklevel=3)
     except Exception as error:  # the application's own handlers and filters: what they raise is not for the loop
+        if is_interrupt(error):
+            raise
         if level == "WARNING":
             last_resort(event, error)
 
