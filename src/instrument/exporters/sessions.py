@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Protocol
 
 from .. import compat
 from ..guard import guard
+from ..interrupts import suppress
 from ..patch import Patch
 
 FEATURE = "following torch's profilers"
@@ -35,7 +36,7 @@ class Sessions:
     def __init__(self) -> None:
         self._owner: weakref.ref[Any] | None = None
         self._thread = 0  # that the owner prepared on
-        self._capture: SessionCapture | None = None  # the one of this library that has the session
+        self.capture: SessionCapture | None = None  # the one of this library that has the session
         self._claiming = 0  # the thread on which it prepares now
         self._ended = True  # a recording of somebody else's, whose ranges may still be open
         self._watches = False
@@ -70,7 +71,7 @@ class Sessions:
             raise
         finally:
             self._claiming = 0
-        self._capture = capture
+        self.capture = capture
 
     @guard.contained(FEATURE)
     def coming(self) -> None:
@@ -90,6 +91,10 @@ class Sessions:
         """Stop a capture before somebody disables the profiler of this thread; return what it recorded."""
         return self._step_aside() if compat.profiler_running() else None
 
+    def drop(self) -> None:
+        """Take the session from the capture that has it."""
+        self._step_aside()
+
     def recover(self) -> None:
         """Take off a recording of this library whose stop failed, if that is what is on."""
         if self.stuck and self.owner is None:
@@ -101,13 +106,13 @@ class Sessions:
     @guard.contained(FEATURE)
     def left(self) -> None:
         """Take note that the recording is over."""
-        self._ended = self._ended or self._capture is None
-        self._owner = self._capture = None
+        self._ended = self._ended or self.capture is None
+        self._owner = self.capture = None
 
     def _step_aside(self) -> Any:
         result = None
         with guard.contained("stepping aside for another profiler"):
-            capture, self._capture = self._capture, None
+            capture, self.capture = self.capture, None
             if capture is not None:
                 try:
                     result = capture.step_aside()

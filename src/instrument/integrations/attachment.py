@@ -13,6 +13,7 @@ from typing import Any
 from .. import compat, log
 from ..config import settings
 from ..guard import guard
+from ..interrupts import complete, is_interrupt
 from ..patch import Patch
 from ..regions import live
 from .loop import Loop
@@ -62,15 +63,16 @@ class Attachment:
             atexit.unregister(self.remove)
 
     def _put_back(self) -> None:
-        failed: list[Callable[[], None]] = []
-        while self.undo:
-            undo = self.undo.pop()
+        def put_back(undo: Callable[[], None]) -> None:
             try:
                 undo()
             except Exception as error:
-                failed.insert(0, undo)
+                if not is_interrupt(error):
+                    self.undo.insert(0, undo)
                 guard.failed(FEATURE, error)
-        self.undo += failed
+
+        calls, self.undo = self.undo, []
+        complete(*(functools.partial(put_back, undo) for undo in reversed(calls)))
 
     @guard.contained(FEATURE)
     def end(self) -> None:

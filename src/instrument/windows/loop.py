@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .. import compat, log
+from .. import compat, interrupts, log
 from ..config import LAUNCHED, settings
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
@@ -185,19 +185,28 @@ class Profile(LikeTorch):
             return
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
-        recording = self._recording
-        if recording is not None and recording.end_ns is None:
-            self._close(recording, begun=begun, complete=complete)
-        elif recording is not None and not self._closing:
-            self._give_up(recording.window, CaptureError("interrupted before it was saved"))
-        self._hand_over(self.step_num + (not begun))
-        with guard.contained("ending"):
-            if not self._left_out:
-                for window in islice(self._unreached(), 1000):
-                    self._note(window, "not reached", self._ended)
-            self._finish()
-            self._warn_of_nothing()
-        self._tell_idle()
+
+        def close() -> None:
+            if self._recording is not None and not self._closing:
+                self._close(self._recording, begun=begun, complete=complete)
+            self._hand_over(self.step_num + (not begun))
+
+        try:
+            interrupts.complete(close)
+        finally:
+            try:
+                self._account()
+            finally:
+                self._tell_idle()
+
+    @guard.contained("ending")
+    def _account(self) -> None:
+        """Note the windows that were not reached, and wait for the files of the others."""
+        if not self._left_out:
+            for window in islice(self._unreached(), 1000):
+                self._note(window, "not reached", self._ended)
+        self._finish()
+        self._warn_of_nothing()
 
     def _finish(self) -> None:
         self._report()
@@ -398,12 +407,15 @@ class Profile(LikeTorch):
                 with guard.contained("leaving a capture"):
                     capture.discard()
             self._give_up(window, error)
-            if not isinstance(error, Exception):
+            if interrupts.is_interrupt(error):
                 raise
 
     def _close(self, recording: Recording, *, begun: bool = False, complete: bool = False) -> None:
         """End the window: on time, or early because the loop ended (see `end`)."""
         window = recording.window
+        if recording.end_ns is not None:
+            self._give_up(window, CaptureError("interrupted before it was saved"))
+            return
         self._times.begin(None) if begun else self._times.end()
         try:
             if recording.start_ns is None or recording.steps is None:
@@ -415,7 +427,7 @@ class Profile(LikeTorch):
             files = recording.capture.save(folder, f"rank{self._rank}{_process()}.{recording.end_ns}")
         except BaseException as error:
             self._give_up(window, error)
-            if not isinstance(error, Exception):
+            if interrupts.is_interrupt(error):
                 raise
             return
         self._over, self._last = window.index, recording.capture
@@ -427,18 +439,22 @@ class Profile(LikeTorch):
             if self._on_trace_ready is not None:
                 self._on_trace_ready(self)
         except Exception as error:
+            if interrupts.is_interrupt(error):
+                raise
             failure = error
             reasons.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
-        finally:  # a KeyboardInterrupt, too, leaves the files
-            self._recording, self._closing = None, False
+        finally:  # also where it is interrupted
+            self._closing = False
             if not self.keep_last:
                 self._last = None
             self._times.close(self.step_num)
+            entry = self._entry(window, recording)
+            self._recording = None  # not before: the next step, or `end`, notes a window that is interrupted here
             self._untimed = self._finalizer.recorded(
                 recording.capture,
                 files,
                 read=self._reports,
-                **self._entry(window, recording),
+                **entry,
                 status="partial" if early or recording.cut else "recorded",
                 reason="; ".join(reasons) or None,
             )
@@ -447,10 +463,10 @@ class Profile(LikeTorch):
 
     def _hand_over(self, step: int) -> None:
         """Complete the window that is over, if one is left, with the times of steps before ``step``."""
-        number, self._untimed = self._untimed, None
-        if number is None:
+        if self._untimed is None:
             return
-        self._finalizer.timed(number, self._times.timing(step))
+        self._finalizer.timed(self._untimed, self._times.timing(step))
+        self._untimed = None
         if self._plan.count == self._over:
             self._report()
             self._finalizer.close()
@@ -468,15 +484,18 @@ class Profile(LikeTorch):
         if isinstance(error, CaptureError):
             status, reason = "skipped", str(error)
         else:
-            status, reason = "failed", f"{type(error).__name__}: {error}"
-        self._note(window, status, reason, recording)
-        log.warning("window not recorded", window=window.index, reason=reason)
-        with guard.contained("leaving a failed window"):
-            if recording is not None and recording.here():
-                recording.abandon()
-            elif recording is not None:
-                self._left_on, self._change = recording, self.step_num
-        if status == "failed" and isinstance(error, Exception):
+            reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+            status, reason = "failed", f"interrupted by {reason}" if interrupts.is_interrupt(error) else reason
+        try:
+            self._note(window, status, reason, recording)
+            log.warning("window not recorded", window=window.index, reason=reason)
+        finally:
+            with guard.contained("leaving a failed window"):
+                if recording is not None and recording.here():
+                    recording.abandon()
+                elif recording is not None:
+                    self._left_on, self._change = recording, self.step_num
+        if status == "failed" and isinstance(error, Exception):  # else the caller raises it
             guard.failed(f"exporter {self._exporter.name}", error)
 
     def _unreached(self) -> Iterable[Window]:

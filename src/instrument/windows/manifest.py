@@ -8,12 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ..guard import guard
+from ..interrupts import suppress
 
 _NUMBERS = count(1)  # of the runs of this process
 _NAME = "manifest.jsonl"
@@ -147,7 +147,6 @@ def described(files: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
 
 
 def _size(path: Path) -> int | None:
-    try:
+    with suppress(OSError):  # somebody took it away
         return path.stat().st_size
-    except OSError:  # somebody took it away
-        return None
+    return None

@@ -13,9 +13,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from ..interrupts import suppress
 
 _CODE = """\
 import sys
