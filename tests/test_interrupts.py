@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import random
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import instrument
 from instrument.guard import Guard
 from instrument.interrupts import complete, is_interrupt, suppress
 from instrument.patch import Patch, undo
@@ -212,3 +217,84 @@ def test_patches_are_undone_where_a_signal_handler_raises(
     with pytest.raises(TimeLimit):
         undo(patches)
     assert (Owner.first, Owner.second, patches) == (0, 0, [])
+
+
+class Alarms:
+    """A time limit at swept moments, from a microsecond to some 10 ms, around what is to be interrupted."""
+
+    def __init__(self) -> None:
+        self.fired = self.caught = 0
+        self._delays = itertools.cycle(1e-6 * 1.09**power for power in random.Random(0).sample(range(110), 110))
+
+    def late(self, *_: Any) -> None:
+        self.fired += 1
+        raise TimeLimit
+
+    def limit(self, call: Callable[[], object]) -> None:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, next(self._delays))
+            call()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except TimeLimit:
+            self.caught += 1
+
+
+def losses(count: int, around: Callable[[int], Any], after: Callable[[], None] = lambda: None) -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for number in range(count):
+        with around(number):
+            loss = model(torch.randn(2, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+        after()
+    return found
+
+
+@pytest.mark.usefixtures("lenient")
+def test_alarms_at_any_moment_of_a_recording(
+    tmp_path: Path,
+    handle: Callable[[Any], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program sees them, training goes on as without, and the windows are in the manifest.
+
+    Python gives an error to `sys.unraisablehook` where the handler is called in a destructor, as of `Popen`.
+    """
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: unraisable.append(given.exc_type))
+    with instrument.profile(tmp_path / "first", schedule="1", on_trace_ready=lambda prof: None) as prof:
+        losses(3, lambda number: contextlib.nullcontext(), prof.step)  # imports what is needed
+    alarms, count = Alarms(), 330
+    handle(alarms.late)
+    schedule = instrument.schedule(wait=0, warmup=1, active=1)
+
+    def annotated() -> None:
+        for _ in range(20):
+            with instrument.annotate("inside"):
+                pass
+
+    @contextlib.contextmanager
+    def around(number: int) -> Iterator[None]:
+        alarms.limit(annotated)
+        with instrument.annotate(f"step {number}"):
+            yield
+
+    with instrument.profile(tmp_path, schedule=schedule, on_trace_ready=lambda prof: None) as prof:
+        trained = losses(count, around, lambda: alarms.limit(prof.step))
+    assert trained == losses(count, lambda number: contextlib.nullcontext())
+    assert alarms.caught > count / 10
+    assert alarms.fired - alarms.caught - len(unraisable) <= 2  # an import or a log handler may lose one as well
+    assert not torch.autograd._profiler_enabled()
+    windows = {entry["window"] for entry in prof.windows}
+    assert len(set(range(1, max(windows) + 1)) - windows) <= 2  # those whose line was being made
+    assert 0 <= max(windows) - prof.step_num // 2 <= 2  # one may be open, and the next is to come
+    reasons = {entry["reason"] for entry in prof.windows if entry["status"] == "failed"}
+    assert reasons == {"interrupted by TimeLimit"}
+    failures = [line for line in caplog.text.splitlines() if "failed and was skipped" in line]
+    assert all("finishing a window" in line for line in failures)  # what was not sent to the process that does it

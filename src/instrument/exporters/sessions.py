@@ -21,6 +21,7 @@ from ..interrupts import suppress
 from ..patch import Patch
 
 FEATURE = "following torch's profilers"
+_ROOM = 1000  # ranges that are followed before those that are gone are dropped
 
 
 class SessionCapture(Protocol):
@@ -135,7 +136,9 @@ class OpenRanges:
     def __init__(self) -> None:
         from torch.autograd.profiler import record_function
 
-        self._opened: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Not a WeakSet: where a signal handler raises in a callback of a weak reference, the error is lost.
+        self._opened: list[weakref.ref[Any]] = []
+        self._room = _ROOM
         self._thread = get_ident()
         self._patch = Patch(record_function, "__enter__", self._entering)
 
@@ -143,7 +146,10 @@ class OpenRanges:
         @functools.wraps(original)  # TorchScript compiles the source of what is wrapped
         def enter(context: Any) -> Any:
             if get_ident() == self._thread:
-                self._opened.add(context)
+                self._opened.append(weakref.ref(context))
+                if len(self._opened) > self._room:
+                    self._opened = [ref for ref in self._opened if ref() is not None]
+                    self._room = max(_ROOM, 2 * len(self._opened))
             return original(context)
 
         return enter
@@ -151,5 +157,5 @@ class OpenRanges:
     def end(self) -> None:
         """End those that are still open; the recording stopped, and no profiler records on this thread."""
         self._patch.undo()
-        compat.end_record_functions(list(self._opened))
+        compat.end_record_functions([context for ref in self._opened if (context := ref()) is not None])
         self._opened.clear()

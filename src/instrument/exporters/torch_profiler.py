@@ -257,6 +257,7 @@ class TorchProfilerCapture:
                 if self._thread:  # `start` was interrupted
                     self._stop()
             else:
+                self._thread = get_ident()
                 self.profiler.start_trace()
                 self._stop()
         finally:

@@ -363,6 +363,8 @@ class Profile(LikeTorch):
                 self._postponed = True  # torch undoes at the end of the pass what starts or stops in it
                 return
             phase, window = self._plan.at(step)
+            if window is not None and recording is None:
+                self._account_for_missed(window)
             over = recording is not None and (window is None or window.index != recording.window.index)
             if recording is not None and (over or recording.cut):
                 self._close(recording)
@@ -385,6 +387,19 @@ class Profile(LikeTorch):
                     self._change = window.stop
             else:
                 self._follow(phase, window)
+
+    def _account_for_missed(self, window: Window) -> None:
+        """Note the windows before ``window`` whose begin was due in a `step` that did not come to it."""
+        reason = "interrupted before it began"
+        if self._postponed:
+            reason = "step() was called in the backward pass, where torch.profiler cannot start or stop"
+        while self._over < window.index - 1:
+            missed = self._plan.window(self._over + 1)
+            try:
+                if missed is not None:
+                    self._note(missed, "not reached", reason)
+            finally:
+                self._over += 1
 
     def _follow(self, phase: Phase, window: Window) -> None:
         capture = None
@@ -546,7 +561,7 @@ class Profile(LikeTorch):
 
     def _note(self, window: Window, status: str, reason: str, recording: Recording | None = None) -> None:
         entry = self._entry(window, recording) | {"status": status, "reason": reason}
-        self._finalizer.unrecorded(**entry)
+        interrupts.complete(lambda: self._finalizer.unrecorded(**entry))
 
     @property
     def _reports(self) -> bool:

@@ -83,9 +83,10 @@ class Manifest:
         """Keep the line of one window, and write it unless it is ``written``; a failure is contained."""
         line = json.dumps(entry).encode() + b"\n"
         with self._lock:
-            self._lines.append(line)
-            if not written:
-                self._unwritten.append(line)
+            if self._lines[-1:] != [line]:  # else the call was interrupted, and is made again
+                self._lines.append(line)
+                if not written:
+                    self._unwritten.append(line)
         self.flush()
 
     def flush(self) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from .. import log
 from ..errors import CaptureError
 from ..exporters.capture import Capture
+from ..interrupts import complete
 from ..regions import live
 from .schedule import Window
 
@@ -96,11 +97,13 @@ class Recording:
             return
         self.end_ns = time.time_ns()
         try:
-            self._warm()
-            with suppress(CaptureError):  # the reason is known by now
-                if self.start_ns is None:
-                    self.capture.discard()
-                else:
-                    self.capture.stop()
+            complete(self._warm, self._discard)
         finally:
             live.live.check()
+
+    def _discard(self) -> None:
+        with suppress(CaptureError):  # the reason is known by now
+            if self.start_ns is None:
+                self.capture.discard()
+            else:
+                self.capture.stop()
