@@ -32,7 +32,7 @@ ORDER = [
     ["guard"],
     ["config", "compat"],
     ["errors", "identity", "imports", "log", "patch", "tools"],
-    ["interrupts", "printable"],
+    ["descriptors", "interrupts", "printable"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

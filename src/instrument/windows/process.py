@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..descriptors import OwnSocket
 from ..interrupts import suppress
 
 _CODE = """\
@@ -75,7 +76,8 @@ class FinalizerProcess:
         self._deadline: float | None = None  # of `end`, where there is no thread
         self.closed = False
         self.ended: str | None = None
-        self._socket, theirs = socket.socketpair()
+        mine, theirs = socket.socketpair()
+        self._socket = OwnSocket(mine)
         try:
             self._process = subprocess.Popen(
                 [sys.executable or "", *(["-B"] if sys.dont_write_bytecode else []), "-I", "-c", _code()],
@@ -144,7 +146,8 @@ class FinalizerProcess:
     def _write(self, data: bytes) -> None:
         with suppress(OSError):  # the process is gone, which is noticed where answers are received
             self._limit()
-            self._socket.sendall(data, _NO_SIGNAL)
+            if self._socket.own:
+                self._socket.sendall(data, _NO_SIGNAL)
 
     def _receive(self) -> None:
         rest = b""
@@ -179,7 +182,7 @@ class FinalizerProcess:
     def _received(self) -> bytes:
         try:
             self._limit()
-            return self._socket.recv(1 << 12)
+            return self._socket.recv(1 << 12) if self._socket.own else b""
         except TimeoutError:
             self._kill()
         except OSError:
