@@ -13,7 +13,6 @@ from typing import Any
 from .. import compat, log
 from ..config import settings
 from ..guard import guard
-from ..interrupts import complete, is_interrupt
 from ..patch import Patch
 from ..regions import live
 from .loop import Loop
@@ -63,16 +62,15 @@ class Attachment:
             atexit.unregister(self.remove)
 
     def _put_back(self) -> None:
-        def put_back(undo: Callable[[], None]) -> None:
+        failed: list[Callable[[], None]] = []
+        while self.undo:
+            undo = self.undo.pop()
             try:
                 undo()
             except Exception as error:
-                if not is_interrupt(error):
-                    self.undo.insert(0, undo)
+                failed.insert(0, undo)
                 guard.failed(FEATURE, error)
-
-        calls, self.undo = self.undo, []
-        complete(*(functools.partial(put_back, undo) for undo in reversed(calls)))
+        self.undo += failed
 
     @guard.contained(FEATURE)
     def end(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import instrument
 
-from .. import interrupts, log
+from .. import log
 from ..guard import guard
 from ..identity import IdentitySet
 from ..windows.loop import Profile
@@ -238,20 +238,18 @@ class Loop:
         self.running = False
         if Loop._current is self:
             Loop._current = None
-        inside = any(name == "step" for name, _ in self._open)  # an error left it
-        handles = [handle.remove for handle in reversed(self._handles)]
-        self._handles.clear()
-        self._models.clear()
-
-        def end() -> None:
+        with guard.contained(FEATURE):
+            inside = any(name == "step" for name, _ in self._open)  # an error left it
             self.leave_all()
             self._profile.end(begun=not complete and not inside, complete=complete)
-
-        calls = [end, *handles, *([self._syncs.stop] if self._syncs is not None else [])]
-        try:
-            interrupts.complete(*map(guard.contained(FEATURE), calls))
-        finally:
             self._profile.step_num += complete
+        while self._handles:
+            with guard.contained(FEATURE):
+                self._handles.pop().remove()
+        self._models.clear()
+        if self._syncs is not None:
+            with guard.contained(FEATURE):
+                self._syncs.stop()
 
     def give_way(self) -> None:
         """Say once which options of `instrument run` the program's own windows leave without effect."""
