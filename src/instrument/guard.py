@@ -28,6 +28,7 @@ from typing import Any, TypeVar, cast
 from . import log
 from .config import settings
 from .errors import InstrumentError, SyncError
+from .interrupts import is_interrupt
 from .patch import transparent
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,8 +47,10 @@ class Guard:
 
         Raises:
             Exception: ``error`` itself, where it is a `SyncError` that was asked for, or under
-                ``INSTRUMENT_STRICT=1``; no other.
+                ``INSTRUMENT_STRICT=1``, or where a signal handler of the program raised it; no other.
         """
+        if is_interrupt(error):
+            raise error
         strict = settings.strict
         try:
             if isinstance(error, SyncError):
@@ -75,7 +78,8 @@ class Guard:
     def contained(self, feature: str) -> Contained:
         """Return what contains the errors of a ``with`` block, or of the function that it decorates.
 
-        A function that fails returns None. ``KeyboardInterrupt`` and ``SystemExit`` pass.
+        A function that fails returns None. ``KeyboardInterrupt`` and ``SystemExit`` pass, and so do errors that
+        signal handlers of the program raise.
         """
         return Contained(self, feature)
 

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from . import stderr
+from .interrupts import is_interrupt
 from .printable import printable
 
 
@@ -24,6 +25,8 @@ def _log(level: str, event: str, fields: dict[str, Any]) -> None:
         if not _past_capture(getattr(logging, level), sentence, error):
             logging.getLogger("instrument").log(getattr(logging, level), sentence, exc_info=error, stacklevel=3)
     except Exception as error:  # the application's own handlers and filters: what they raise is not for the loop
+        if is_interrupt(error):
+            raise
         if level == "WARNING":
             last_resort(event, error)
 

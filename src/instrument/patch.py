@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeVar
 
+from .interrupts import is_interrupt
+
 _MISSING = object()
 _PACKAGE = __file__.rpartition("patch")[0]
 TRANSPARENT = "<instrument: importlib._bootstrap>"
@@ -69,24 +71,26 @@ def undo(patches: list[Patch]) -> None:
     One that fails is tried once more after the others, as where memory was short.
 
     Raises:
-        Exception: what the first one that failed twice raised; those that did stay in the list.
+        BaseException: an interrupt (see `is_interrupt`); else what the first one that failed twice raised. Those
+            that failed twice stay in the list.
     """
-    _undo(patches)
-    error = _undo(patches)
+    first, second = _undo(patches), _undo(patches)
+    error = first if first is not None and is_interrupt(first) else second
     if error is not None:
         raise error
 
 
-def _undo(patches: list[Patch]) -> Exception | None:
+def _undo(patches: list[Patch]) -> BaseException | None:
     failed: list[Patch] = []
-    first = None
+    first: BaseException | None = None
     while patches:
         patch = patches.pop()
         try:
             patch.undo()
-        except Exception as error:
+        except BaseException as error:
             failed.insert(0, patch)
-            first = first or error
+            if first is None or is_interrupt(error):
+                first = error
     patches += failed
     return first
 

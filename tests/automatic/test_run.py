@@ -793,6 +793,40 @@ def test_sigterm_after_the_last_window(tmp_path: Path) -> None:
         assert [line.split() for line in done.stdout.splitlines()] == window
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_handler_in_c_stays(tmp_path: Path, when: str) -> None:
+    """`faulthandler` sets one that Python does not know of: SIGTERM prints the stacks, and the program goes on."""
+    register = "import faulthandler, os, signal; faulthandler.register(15, chain=False, all_threads=False)"
+    sent = "\n    if _ in (3, 4): import os, signal; os.kill(os.getpid(), signal.SIGTERM)\nprint('end')"
+    before, after = (register, "") if when == "before" else ("", f"\n    if _ == 1: {register}")
+    write(tmp_path, f"{before}\n{TRAIN}{after}{sent}")
+    done = run(tmp_path, [*RUN, "--steps", "2", "--", "train.py"])
+    assert (done.returncode, done.stdout, done.stderr.count("most recent call first")) == (0, "end\n", 2)
+
+
+@pytest.mark.parametrize("last", [64, 1024])
+def test_a_program_that_closes_all_files(tmp_path: Path, last: int) -> None:
+    """Those that it opens under the same numbers are neither written to nor closed."""
+    body = f"""
+    if _ == 0:
+        import os, signal, sys
+        os.closerange(3, {last})
+        files = [open(f"log{{number}}", "wb", buffering=0) for number in range(300)]
+        signal.signal(signal.SIGUSR1, lambda *_: print("signal"))
+    if _ == 2:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    for file in files:
+        file.write(b"step\\n")
+for file in files:
+    file.write(b"end\\n")
+assert all(os.path.getsize(file.name) == 29 for file in files)
+"""
+    write(tmp_path, TRAIN + body)
+    done = run(tmp_path, [*RUN, "--steps", "1", "--", "train.py"])
+    assert (done.returncode, done.stdout) == (0, "signal\n"), done.stderr
+    assert entries_in(tmp_path / "runs/instrument")[0]["files"]
+
+
 def test_children_have_the_default(tmp_path: Path) -> None:
     """A forked process ends by the signal as it would, and nothing of ours is left in it."""
     write(

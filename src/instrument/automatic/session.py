@@ -107,6 +107,7 @@ class Session:
     @guard.contained(FEATURE)
     def _stepped(self) -> None:
         """End the step: here, where torch is in none of its own ranges."""
+        self._termination.check()
         if not self._prepared():
             return
         if self._missed:  # the step that is over went by unseen, and the next one is the first

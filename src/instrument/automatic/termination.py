@@ -13,10 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .. import compat
+from .. import compat, log
+from ..descriptors import OwnDescriptor
 from ..guard import guard
 from ..integrations.loop import Loop
 from ..windows.loop import Profile
+from .c_handlers import c_handler, is_default
 
 _PACKAGE = Path(__file__).parents[1]
 _OWN = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
@@ -26,7 +28,7 @@ _LOOK_S = 0.05
 
 
 class Termination:
-    """Handles SIGTERM while windows may be open, unless the program has a handler of its own.
+    """Handles SIGTERM while windows may be open, unless the program has a handler of its own, in Python or in C.
 
     The window is saved on the main thread, where torch's profiler runs, and the process ends by the signal, with
     the exit status that it would have had. A second signal ends it at once. So does the first, after 10 s, where
@@ -37,7 +39,8 @@ class Termination:
     def __init__(self, loop: Loop) -> None:
         self._loop = weakref.ref(loop)
         self._process = os.getpid()
-        self._pipe: tuple[int, int] | None = None
+        self._pipe: tuple[OwnDescriptor, OwnDescriptor] | None = None
+        self._c_handler: int | None = None  # Python's own, while it calls `_signalled`
         self._sent = 0  # by `_wait`, to itself
         self._saving = False
         self._again = False  # the thread calls the handler once more
@@ -55,19 +58,20 @@ class Termination:
         main = threading.current_thread() is threading.main_thread()
         if self._pipe is not None or not main or os.getpid() != self._process:
             return
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        if not is_default(signal.SIGTERM):
             return
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        reader, writer = map(OwnDescriptor, os.pipe())
+        os.set_blocking(writer.number, False)
+        before = signal.set_wakeup_fd(writer.number, warn_on_full_buffer=False)
         if before != -1:  # somebody's, such as an event loop's
             signal.set_wakeup_fd(before)
-            os.close(reader)
-            os.close(writer)
+            reader.close()
+            writer.close()
             return
         self._pipe = reader, writer
         self._sent = 0
         signal.signal(signal.SIGTERM, self._signalled)
+        self._c_handler = c_handler(signal.SIGTERM)
         threading.Thread(target=self._watch, args=(reader,), name="instrument-sigterm", daemon=True).start()
 
     @guard.contained("handling SIGTERM")
@@ -81,22 +85,32 @@ class Termination:
         if self._pipe is not None and os.getpid() == self._process:
             self._restore()
 
+    @guard.contained("handling SIGTERM")
+    def check(self) -> None:
+        """Forget descriptors that the program closed: their numbers may be those of its own files by now."""
+        if self._pipe is None or self._pipe[1].own:
+            return
+        if threading.current_thread() is threading.main_thread() and os.getpid() == self._process:
+            self._restore()
+            log.warning("SIGTERM is not handled any more, as the program closed files that it did not open")
+
     def _forked(self) -> None:
         """Leave a child with what it would have had."""
         if self._pipe is not None:
             reader = self._pipe[0]
             self._restore()
-            os.close(reader)
+            reader.close()
 
     def _restore(self) -> None:
         assert self._pipe is not None
         current = signal.set_wakeup_fd(-1)
-        if current != self._pipe[1]:
+        if current != self._pipe[1].number:
             signal.set_wakeup_fd(current)
-        if signal.getsignal(signal.SIGTERM) == self._signalled:
+        ours = signal.getsignal(signal.SIGTERM) == self._signalled
+        if ours and c_handler(signal.SIGTERM) == self._c_handler:  # else it is somebody's, set in C
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         writer, self._pipe = self._pipe[1], None
-        os.close(writer)
+        writer.close()
 
     def _signalled(self, _: int, frame: FrameType | None) -> None:
         """Save what is open, unless this interrupts the very code that records, or a backward pass."""
@@ -115,17 +129,17 @@ class Termination:
         finally:  # also where an error is to be raised
             _die()
 
-    def _watch(self, reader: int) -> None:
+    def _watch(self, reader: OwnDescriptor) -> None:
         """Count the signals that arrive, whatever the main thread does."""
         received = 0
-        while numbers := os.read(reader, 4096):
+        while numbers := reader.read(4096):
             first = received == 0
             received += numbers.count(signal.SIGTERM)
             if received - self._sent > 1:
                 _die()
             elif first and received:
                 threading.Thread(target=self._wait, name="instrument-sigterm", daemon=True).start()
-        os.close(reader)
+        reader.close()
 
     def _wait(self) -> None:
         """Call the handler again where it came too early; end the process where it never comes to it."""

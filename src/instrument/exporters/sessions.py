@@ -11,15 +11,17 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Protocol
 
 from .. import compat
 from ..guard import guard
+from ..interrupts import suppress
 from ..patch import Patch
 
 FEATURE = "following torch's profilers"
+_ROOM = 1000  # ranges that are followed before those that are gone are dropped
 
 
 class SessionCapture(Protocol):
@@ -35,7 +37,7 @@ class Sessions:
     def __init__(self) -> None:
         self._owner: weakref.ref[Any] | None = None
         self._thread = 0  # that the owner prepared on
-        self._capture: SessionCapture | None = None  # the one of this library that has the session
+        self.capture: SessionCapture | None = None  # the one of this library that has the session
         self._claiming = 0  # the thread on which it prepares now
         self._ended = True  # a recording of somebody else's, whose ranges may still be open
         self._watches = False
@@ -70,7 +72,7 @@ class Sessions:
             raise
         finally:
             self._claiming = 0
-        self._capture = capture
+        self.capture = capture
 
     @guard.contained(FEATURE)
     def coming(self) -> None:
@@ -90,6 +92,10 @@ class Sessions:
         """Stop a capture before somebody disables the profiler of this thread; return what it recorded."""
         return self._step_aside() if compat.profiler_running() else None
 
+    def drop(self) -> None:
+        """Take the session from the capture that has it."""
+        self._step_aside()
+
     def recover(self) -> None:
         """Take off a recording of this library whose stop failed, if that is what is on."""
         if self.stuck and self.owner is None:
@@ -101,18 +107,18 @@ class Sessions:
     @guard.contained(FEATURE)
     def left(self) -> None:
         """Take note that the recording is over."""
-        self._ended = self._ended or self._capture is None
-        self._owner = self._capture = None
+        self._ended = self._ended or self.capture is None
+        self._owner = self.capture = None
 
     def release(self, capture: SessionCapture) -> None:
         """End the session of ``capture``, if torch did not call `left` when it stopped."""
-        if self._capture is capture:
+        if self.capture is capture:
             self.left()
 
     def _step_aside(self) -> Any:
         result = None
         with guard.contained("stepping aside for another profiler"):
-            capture, self._capture = self._capture, None
+            capture, self.capture = self.capture, None
             if capture is not None:
                 try:
                     result = capture.step_aside()
@@ -135,7 +141,9 @@ class OpenRanges:
     def __init__(self) -> None:
         from torch.autograd.profiler import record_function
 
-        self._opened: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Not a WeakSet: where a signal handler raises in a callback of a weak reference, the error is lost.
+        self._opened: list[weakref.ref[Any]] = []
+        self._room = _ROOM
         self._thread = get_ident()
         self._patch = Patch(record_function, "__enter__", self._entering)
 
@@ -143,7 +151,10 @@ class OpenRanges:
         @functools.wraps(original)  # TorchScript compiles the source of what is wrapped
         def enter(context: Any) -> Any:
             if get_ident() == self._thread:
-                self._opened.add(context)
+                self._opened.append(weakref.ref(context))
+                if len(self._opened) > self._room:
+                    self._opened = [ref for ref in self._opened if ref() is not None]
+                    self._room = max(_ROOM, 2 * len(self._opened))
             return original(context)
 
         return enter
@@ -151,5 +162,5 @@ class OpenRanges:
     def end(self) -> None:
         """End those that are still open; the recording stopped, and no profiler records on this thread."""
         self._patch.undo()
-        compat.end_record_functions(list(self._opened))
+        compat.end_record_functions([context for ref in self._opened if (context := ref()) is not None])
         self._opened.clear()

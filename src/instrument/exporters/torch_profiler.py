@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
 from typing import IO, Any, ClassVar, cast
@@ -28,6 +27,7 @@ from ..compat import (
     refuse_late,
 )
 from ..errors import CaptureError
+from ..interrupts import is_interrupt, suppress
 from ..regions.region import plain
 from .raw_trace import packed
 from .sessions import OpenRanges, sessions
@@ -83,6 +83,8 @@ class TorchProfilerExporter:
         try:
             refuse_late(self._options)
         except Exception as error:  # torch raises whatever it stumbles over, without naming the argument
+            if is_interrupt(error):
+                raise
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise ValueError(f"torch.profiler refuses {given}: {error}") from error
 
@@ -96,7 +98,13 @@ class TorchProfilerExporter:
     def capture(self) -> TorchProfilerCapture:
         """Make a profiler and warm it up."""
         sessions.watch()
-        capture = TorchProfilerCapture(self._options)
+        before = sessions.capture
+        try:
+            capture = TorchProfilerCapture(self._options)
+        except BaseException:
+            if sessions.capture is not before:  # interrupted after it was given the session
+                sessions.drop()
+            raise
         if self._options.get("acc_events"):
             if self._last is not None:
                 accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)
@@ -254,6 +262,7 @@ class TorchProfilerCapture:
                 if self._thread:  # `start` was interrupted
                     self._stop()
             else:
+                self._thread = get_ident()
                 self.profiler.start_trace()
                 self._stop()
         finally:
@@ -312,6 +321,8 @@ def _write_error(path: Path) -> OSError:
             for _ in range(16):
                 file.write(bytes(1 << 20))
     except OSError as error:
+        if is_interrupt(error):
+            raise
         return error
     return OSError(errno.EIO, "the reason is not known")
 

@@ -13,6 +13,7 @@ from typing import Any
 from .. import compat, log
 from ..config import settings
 from ..guard import guard
+from ..interrupts import is_interrupt
 from .emitters import Emitter, attached, redundant
 from .emitters.jax import JaxEmitter
 from .emitters.torch_profiler import TorchProfilerEmitter
@@ -121,6 +122,8 @@ def attempt(
 
 def failed(emitter: Emitter, error: Exception) -> Token:
     """Take ``emitter`` out; the region it failed to open has nothing to close."""
+    if is_interrupt(error):
+        raise error
     try:
         live.drop(emitter, error)
     except Exception as another:

@@ -80,10 +80,10 @@ def _parameters(code: CodeType) -> tuple[str, str]:
 
 def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
     def enter() -> live.Token:  # `live.enter`, without the call
-        if once:
-            return live.enter(region)
         emitter = live.current
         try:
+            if once:
+                return live.enter(region)
             return emitter.pop, emitter.push(region)
         except Exception as error:
             try:

@@ -7,7 +7,6 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from ..errors import CaptureError
 from ..exporters.capture import Capture
 from ..exporters.raw_trace import packed, part
 from ..guard import guard
+from ..interrupts import is_interrupt, suppress
 from .manifest import Manifest, described, not_compressed
 from .process import FinalizerProcess
 
@@ -82,11 +82,13 @@ class WindowFinalizer:
                 read = read and settings.summary
                 self._unread += read
                 self._send("window", entry=line, folder=str(folder), raw=str(raw), read=read)
-        except Exception as error:
+        except BaseException as error:
             with guard.contained(FEATURE):
                 if number not in self._jobs:  # else `finish` writes its line
                     number = 0
                     self._keep(capture, files, entry, error)
+            if not isinstance(error, Exception):
+                raise
             try:
                 guard.failed(FEATURE, error)
             except Exception as raised:
@@ -94,7 +96,7 @@ class WindowFinalizer:
                     raise
         return number
 
-    def _keep(self, capture: Capture, files: Sequence[Path], entry: dict[str, Any], error: Exception) -> None:
+    def _keep(self, capture: Capture, files: Sequence[Path], entry: dict[str, Any], error: BaseException) -> None:
         """Write the line of a window that cannot be handed to the process, and keep its trace as it is."""
         line = {**self._manifest.entry(**entry), "files": described(files, self._manifest.folder)}
         job = {"entry": line} if capture.raw is None else {"entry": line, "raw": str(capture.raw)}
@@ -176,6 +178,8 @@ class WindowFinalizer:
             try:
                 self._process = FinalizerProcess(self._answered, self._gone)
             except Exception as error:  # no memory, files, threads or interpreter
+                if is_interrupt(error):
+                    raise
                 self._abandon(f"could not be started: {error}")
                 return
             if self._state is not None:

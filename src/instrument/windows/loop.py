@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from .. import compat, log, stderr
 from ..config import LAUNCHED, settings
@@ -19,6 +19,7 @@ from ..errors import CaptureError
 from ..exporters.capture import Exporter
 from ..exporters.choose import choose
 from ..guard import exiting, guard
+from ..interrupts import is_interrupt
 from ..regions import live, region
 from ..syncs.program_steps import program_steps
 from .finalizer import WindowFinalizer
@@ -443,7 +444,7 @@ class Profile(LikeTorch):
                 with guard.contained("leaving a capture"):
                     capture.discard()
             self._give_up(window, error)
-            if not isinstance(error, Exception):
+            if is_interrupt(error):
                 raise
 
     def _close(self, recording: Recording, *, begun: bool = False, complete: bool = False) -> None:
@@ -462,7 +463,7 @@ class Profile(LikeTorch):
             reasons = self._missing(recording, held, complete)
         except BaseException as error:
             self._give_up(window, error)
-            if not isinstance(error, Exception):
+            if is_interrupt(error):
                 raise
             return
         self._over, self._last = window.index, recording.capture
@@ -473,6 +474,8 @@ class Profile(LikeTorch):
             if self._on_trace_ready is not None:
                 self._on_trace_ready(self)
         except Exception as error:
+            if is_interrupt(error):
+                raise
             failure = error
             reasons.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
         finally:  # a KeyboardInterrupt, too, leaves the files
@@ -516,10 +519,12 @@ class Profile(LikeTorch):
         """Take note of why a window is not recorded, leave nothing on, and go on to the next."""
         recording, self._recording = self._recording, None
         self._over, self._goes_on = window.index, 0
+        interrupted = is_interrupt(error)
         if isinstance(error, CaptureError):
             status, reason = "skipped", str(error)
         else:
-            status, reason = "failed", f"{type(error).__name__}: {error}"
+            what = f"{type(error).__name__}: {error}".removesuffix(": ")
+            status, reason = "failed", f"{'interrupted by ' * interrupted}{what}"
         self._note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
         with guard.contained("leaving a failed window"):
@@ -528,8 +533,8 @@ class Profile(LikeTorch):
             elif recording is not None:
                 self._left_on, self._change = recording, self.step_num
         refused = isinstance(error, OSError) and error.errno is not None and not settings.strict
-        if status == "failed" and isinstance(error, Exception) and not refused:  # by the system, as the line says
-            guard.failed(f"exporter {self._exporter.name}", error)
+        if status == "failed" and not interrupted and not refused:  # by the system, as the line says
+            guard.failed(f"exporter {self._exporter.name}", cast(Exception, error))
 
     def _unreached(self) -> Iterable[Window]:
         following = self._plan.window(self._over + 1)

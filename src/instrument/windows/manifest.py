@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from .. import log
 from ..config import settings
 from ..guard import guard
+from ..interrupts import suppress
 
 _NUMBERS = count(1)  # of the runs of this process
 _NAME = "manifest.jsonl"
@@ -193,7 +193,6 @@ def described(files: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
 
 
 def _size(path: Path) -> int | None:
-    try:
+    with suppress(OSError):  # somebody took it away
         return path.stat().st_size
-    except OSError:  # somebody took it away
-        return None
+    return None

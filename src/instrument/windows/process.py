@@ -11,10 +11,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..descriptors import OwnSocket
+from ..interrupts import suppress
 from .background import BackgroundProcess
 
 _CODE = """\
@@ -76,7 +77,8 @@ class FinalizerProcess:
         self._deadline: float | None = None  # of `end`, where there is no thread
         self.closed = False
         self.ended: str | None = None
-        self._socket, theirs = socket.socketpair()
+        mine, theirs = socket.socketpair()
+        self._socket = OwnSocket(mine)
         try:
             python = [sys.executable or "", *(["-B"] if sys.dont_write_bytecode else []), "-I"]
             self._process = BackgroundProcess([*python, "-c", _code()], theirs, _environment())
@@ -139,7 +141,8 @@ class FinalizerProcess:
     def _write(self, data: bytes) -> None:
         with suppress(OSError):  # the process is gone, which is noticed where answers are received
             self._limit()
-            self._socket.sendall(data, _NO_SIGNAL)
+            if self._socket.own:
+                self._socket.sendall(data, _NO_SIGNAL)
 
     def _receive(self) -> None:
         rest = b""
@@ -185,7 +188,7 @@ class FinalizerProcess:
     def _received(self) -> bytes:
         try:
             self._limit()
-            return self._socket.recv(1 << 12)
+            return self._socket.recv(1 << 12) if self._socket.own else b""
         except TimeoutError:
             if not self._killed:
                 self._kill()

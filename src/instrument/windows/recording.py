@@ -118,7 +118,6 @@ class Recording:
                 if self.start_ns is None:
                     self.capture.discard()
                 else:
-                    self.capture.step(None)
                     self.capture.stop()
         finally:
             live.live.check()

@@ -1,0 +1,80 @@
+"""Exceptions that come from outside of the code they pass: Ctrl-C, exit, and the program's signal handlers.
+
+CPython calls a signal handler between two instructions of whatever the main thread runs, which may be code of this
+library. What the handler raises, such as the end of a time limit, is then for the program.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+_PACKAGE = str(Path(__file__).parent) + os.sep
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Tell whether ``error`` is to reach the program: no `Exception`, or raised by a signal handler of its own.
+
+    Two kinds are not recognized: errors of a handler that leaves no Python frame, such as a built-in function, and
+    what ``PyThreadState_SetAsyncExc`` raises.
+    """
+    if not isinstance(error, Exception):
+        return True
+    frames = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):  # whose handlers are not the program's
+            frames.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    if any(map(_handles_signal, frames)):
+        return True
+    codes = {frame.f_code for frame in frames}  # of a handler that changed or deleted its arguments
+    return any(_code(signal.getsignal(number)) in codes for number in signal.valid_signals())
+
+
+def _handles_signal(frame: FrameType) -> bool:
+    """Tell whether ``frame`` was called with a signal number and its caller's frame, as CPython calls handlers.
+
+    Other positional arguments may come first: the object of a method, or those of a `functools.partial`.
+    """
+    code, caller = frame.f_code, frame.f_back
+    values = frame.f_locals
+    given: list[Any] = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & inspect.CO_VARARGS:
+        rest = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        given += rest if isinstance(rest, tuple) else ()
+    return caller is not None and any(
+        second is caller and isinstance(first, int) and first in signal.valid_signals()
+        for first, second in pairwise(given)
+    )
+
+
+def _code(handler: Any) -> CodeType | None:
+    """Return the code of a signal handler; None where it has none in Python."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__"):
+        handler = inspect.getattr_static(type(handler), "__call__", None)
+    code = getattr(handler, "__code__", None)  # also of a method
+    return code if isinstance(code, CodeType) else None
+
+
+class suppress:  # noqa: N801  # like that of contextlib
+    """Suppress an error of ``kinds`` in a ``with`` block, unless a signal handler of the program raised it."""
+
+    __slots__ = ("_kinds",)
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        return isinstance(error, self._kinds) and not is_interrupt(error)

@@ -1,0 +1,285 @@
+"""What signal handlers of the program raise inside of the library is for the program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import instrument
+from instrument.guard import Guard
+from instrument.interrupts import is_interrupt, suppress
+from instrument.patch import Patch, undo
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals of POSIX")
+
+
+class TimeLimit(Exception):
+    """What a program raises when a time limit is over."""
+
+
+def plain(signum: int, frame: Any) -> None:
+    raise TimeLimit
+
+
+def stars(*_: Any) -> None:
+    raise TimeLimit
+
+
+def nested(signum: int, frame: Any) -> None:
+    def raising() -> None:
+        stars()
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(raising)
+
+
+def rebinding(signum: Any, frame: Any) -> None:
+    signum = frame = None  # noqa: F841
+    raise TimeLimit
+
+
+def deleting(signum: int, frame: Any) -> None:
+    del signum, frame
+    raise TimeLimit
+
+
+def after(what: str, signum: int, frame: Any) -> None:
+    raise TimeLimit(what)
+
+
+def captured(signum: int, frame: Any) -> None:
+    def show() -> Any:
+        return signum, frame
+
+    raise TimeLimit(show)
+
+
+def chained(signum: int, frame: Any) -> None:
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        plain(signum, frame)
+
+
+class Handlers:
+    def method(self, signum: int, frame: Any) -> None:
+        raise TimeLimit
+
+    @classmethod
+    def of_class(cls, signum: int, frame: Any) -> None:
+        raise TimeLimit
+
+    def changed(self, *given: Any) -> None:
+        given = ()  # noqa: F841
+        raise TimeLimit
+
+    def __call__(self, signum: int, frame: Any) -> None:
+        del frame
+        raise TimeLimit
+
+
+@functools.lru_cache
+def cached(number: int) -> None:
+    raise TimeLimit
+
+
+HANDLERS = [
+    plain,
+    stars,
+    nested,
+    rebinding,
+    deleting,
+    captured,
+    chained,
+    lambda *_: stars(),
+    lambda signum, frame: cached(signum),
+    Handlers().method,
+    Handlers.of_class,
+    Handlers().changed,
+    Handlers(),
+    functools.partial(after, "late"),
+    functools.partial(functools.partial(deleting)),
+]
+
+
+@pytest.fixture
+def handle() -> Iterator[Callable[[Any], None]]:
+    before = signal.getsignal(signal.SIGALRM)
+    yield lambda handler: signal.signal(signal.SIGALRM, handler) and None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def interrupted() -> None:
+    signal.raise_signal(signal.SIGALRM)
+    time.sleep(0)  # the handler is called by here
+
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize(
+    "handler", HANDLERS, ids=lambda handler: getattr(handler, "__name__", repr(type(handler)))
+)
+def test_errors_of_signal_handlers_pass(
+    handler: Any, handle: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Through each kind of containment, also one inside another; nothing is counted or logged."""
+    handle(handler)
+    guard = Guard()
+
+    def block() -> None:
+        with guard.contained("outer"), guard.contained("inner"):
+            interrupted()
+
+    calls = [
+        block,
+        guard.contained("outer")(guard.contained("inner")(interrupted)),
+        guard.prepared("making", otherwise=lambda: None)(interrupted),
+        guard.around("following", list, lambda original: interrupted()),
+        guard.around("following", list, list, when=lambda: interrupted() or True),
+    ]
+    for call in calls:
+        with pytest.raises(TimeLimit) as caught:
+            call()
+        assert is_interrupt(caught.value)
+    assert not guard.failures
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("lenient")
+def test_other_errors_are_contained(handle: Callable[[Any], None]) -> None:
+    """A frame object or a number among the arguments makes no signal handler; nor does one that is registered."""
+    handle(plain)
+    guard = Guard()
+
+    def failing(number: int, frame: Any) -> None:
+        raise ValueError
+
+    def elsewhere() -> Any:
+        return sys._getframe()
+
+    for arguments in [(signal.SIGALRM, elsewhere()), (1000, sys._getframe()), (sys._getframe(), signal.SIGALRM)]:
+        assert guard.contained("looking")(failing)(*arguments) is None
+    assert guard.failures == {"looking": 3}
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, RuntimeError])
+def test_suppressing_spares_signal_handlers(kind: type[Exception], handle: Callable[[Any], None]) -> None:
+    def late(*_: Any) -> None:
+        raise kind
+
+    handle(late)
+    with suppress(OSError, RuntimeError):
+        raise kind
+    with pytest.raises(kind), suppress(OSError, RuntimeError):
+        interrupted()
+
+
+def test_patches_are_undone_where_a_signal_handler_raises(
+    handle: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Owner:
+        first = second = 0
+
+    handle(plain)
+    patches = [Patch(Owner, name, lambda _: 1) for name in ("first", "second")]
+    real, calls = Patch.undo, iter([True])
+
+    def late(patch: Patch) -> None:
+        if next(calls, False):
+            interrupted()
+        real(patch)
+
+    monkeypatch.setattr(Patch, "undo", late)
+    with pytest.raises(TimeLimit):
+        undo(patches)
+    assert (Owner.first, Owner.second, patches) == (0, 0, [])
+
+
+class Alarms:
+    """A time limit at swept moments, from a microsecond to some 10 ms, around what is to be interrupted."""
+
+    def __init__(self) -> None:
+        self.fired = self.caught = 0
+        self._delays = itertools.cycle(1e-6 * 1.09**power for power in random.Random(0).sample(range(110), 110))
+
+    def late(self, *_: Any) -> None:
+        self.fired += 1
+        raise TimeLimit
+
+    def limit(self, call: Callable[[], object]) -> None:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, next(self._delays))
+            call()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except TimeLimit:
+            self.caught += 1
+
+
+def losses(count: int, around: Callable[[int], Any], after: Callable[[], None] = lambda: None) -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for number in range(count):
+        with around(number):
+            loss = model(torch.randn(2, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+        after()
+    return found
+
+
+@pytest.mark.usefixtures("lenient")
+def test_alarms_at_any_moment_of_a_recording(
+    tmp_path: Path,
+    handle: Callable[[Any], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program sees them, and training goes on as without.
+
+    Python gives an error to `sys.unraisablehook` where the handler is called in a destructor, as of `Popen`; one
+    in some hundred is lost in an import or in a log handler.
+    """
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: unraisable.append(given.exc_type))
+    with instrument.profile(tmp_path / "first", schedule="1", on_trace_ready=lambda prof: None) as prof:
+        losses(3, lambda number: contextlib.nullcontext(), prof.step)  # imports what is needed
+    alarms, count = Alarms(), 330
+    handle(alarms.late)
+    schedule = instrument.schedule(wait=0, warmup=1, active=1)
+
+    def annotated() -> None:
+        for _ in range(20):
+            with instrument.annotate("inside"):
+                pass
+
+    @contextlib.contextmanager
+    def around(number: int) -> Iterator[None]:
+        alarms.limit(annotated)
+        with instrument.annotate(f"step {number}"):
+            yield
+
+    with instrument.profile(tmp_path, schedule=schedule, on_trace_ready=lambda prof: None) as prof:
+        trained = losses(count, around, lambda: alarms.limit(prof.step))
+    assert trained == losses(count, lambda number: contextlib.nullcontext())
+    assert alarms.caught > count / 10
+    assert alarms.fired - alarms.caught - len(unraisable) <= alarms.fired / 50
+    assert not torch.autograd._profiler_enabled()
+    reasons = {entry["reason"] for entry in prof.windows if entry["status"] == "failed"}
+    assert reasons == {"interrupted by TimeLimit"}
+    failures = [line for line in caplog.text.splitlines() if "failed and was skipped" in line]
+    assert all("finishing a window" in line for line in failures)  # what was not sent to the process that does it
