@@ -237,8 +237,8 @@ def test_wrong_windows(script: Script, outcomes: dict[str, Outcome]) -> None:
     outcomes["run"].windows = []
     assert differing(script, outcomes) == {
         "run": ["0 windows, expected 1"],
-        "run --steps A-B": ["window partial: None"],
-        "run --steps all": ["recorded steps [1, 8], expected all up to 7 (recorded)"],
+        "run --steps A-B": ["steps 4-6 partial, expected 4-6 recorded"],
+        "run --steps all": ["steps 1-8 recorded, expected 0-7 recorded"],
     }
     outcomes["run"].windows = [window([2, 4])]
     outcomes["run"].regions = {"LinearAlgebra", "backward"}

@@ -110,12 +110,13 @@ def transparent(wrapper: F) -> F:
         else:
             return wrapper
     if function.__code__.co_filename.startswith(_PACKAGE):
-        function.__code__ = _renamed(function.__code__)
+        function.__code__ = renamed(function.__code__)
     return wrapper
 
 
-@functools.lru_cache(maxsize=1024)
-def _renamed(code: CodeType) -> CodeType:
+@functools.cache
+def renamed(code: CodeType) -> CodeType:
+    """Return the code of a wrapper as `transparent` gives it to the wrapper: always the same object."""
     return code.replace(co_filename=TRANSPARENT)
 
 

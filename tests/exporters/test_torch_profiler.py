@@ -108,7 +108,7 @@ def test_a_trace_that_torch_could_not_write_is_an_error_with_the_systems_reason(
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
     try:
-        with pytest.raises(OSError, match=r"torch could not write the trace to .*/w: \[Errno 27\] File too large"):
+        with pytest.raises(OSError, match=r"\[Errno 27\] torch could not write the trace to .*/w: File too large"):
             capture.save(tmp_path / "w", "rank0.1")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import compat
+from ..patch import renamed
 
 
 def keep(*modules: types.ModuleType) -> None:
@@ -22,6 +23,7 @@ def keep(*modules: types.ModuleType) -> None:
                 if getattr(value, "__module__", None) == module.__name__:
                     for code in _codes(value):
                         skip(code)
+                        skip(renamed(code))  # of a patch
 
 
 def _codes(value: Any) -> Iterator[types.CodeType]:
