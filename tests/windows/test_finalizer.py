@@ -30,6 +30,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 KILLED = "not compressed: the process that finishes windows was ended by SIGKILL"
 
 
+@pytest.fixture(autouse=True)
+def none_before() -> None:
+    """The process of an earlier test may still be ending."""
+    eventually(lambda: not processes(os.getpid()))
+
+
 def window(prof: Any) -> None:
     """Record a window of one step."""
     torch.ones(3).sum()
