@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,10 @@ KILLED = "not compressed: the process that finishes windows was ended by SIGKILL
 
 @pytest.fixture(autouse=True)
 def none_before() -> None:
-    """The process of an earlier test may still be ending."""
+    """Another file's tests may have left one, which would be counted here."""
+    for left in processes(os.getpid()):
+        with suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
     eventually(lambda: not processes(os.getpid()))
 
 
