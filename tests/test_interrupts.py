@@ -18,7 +18,7 @@ import torch
 
 import instrument
 from instrument.guard import Guard
-from instrument.interrupts import is_interrupt, suppress
+from instrument.interrupts import Suppressed, is_interrupt
 from instrument.patch import Patch, undo
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals of POSIX")
@@ -179,9 +179,9 @@ def test_suppressing_spares_signal_handlers(kind: type[Exception], handle: Calla
         raise kind
 
     handle(late)
-    with suppress(OSError, RuntimeError):
+    with Suppressed(OSError, RuntimeError):
         raise kind
-    with pytest.raises(kind), suppress(OSError, RuntimeError):
+    with pytest.raises(kind), Suppressed(OSError, RuntimeError):
         interrupted()
 
 

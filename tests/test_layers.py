@@ -32,7 +32,7 @@ ORDER = [
     ["guard"],
     ["config", "compat"],
     ["errors", "identity", "imports", "log", "patch", "tools"],
-    ["descriptors", "interrupts", "printable", "stderr", "units"],
+    ["descriptors", "interrupts", "printable", "sigaction", "stderr", "units"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

@@ -71,8 +71,12 @@ def effective(option: str, profiler: Profiler) -> bool:
 
 def test_every_option_is_known() -> None:
     """The cases below hold all options."""
-    (command,) = [command for command in app.registered_commands if command.callback.__name__ == "run"]  # type: ignore[union-attr]
-    names = {name.replace("_", "-") for name in command.callback.__annotations__}  # type: ignore[union-attr]
+    (options,) = [
+        command.callback.__annotations__
+        for command in app.registered_commands
+        if command.callback and command.callback.__name__ == "run"
+    ]
+    names = {name.replace("_", "-") for name in options}
     assert names - {"ctx", "program", "return", "profiler"} == set(OPTIONS)
 
 

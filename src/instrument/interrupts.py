@@ -65,8 +65,8 @@ def _code(handler: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-class suppress:  # noqa: N801  # like that of contextlib
-    """Suppress an error of ``kinds`` in a ``with`` block, unless a signal handler of the program raised it."""
+class Suppressed:
+    """Suppresses an error of ``kinds`` in a ``with`` block, unless a signal handler of the program raised it."""
 
     __slots__ = ("_kinds",)
 

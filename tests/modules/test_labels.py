@@ -269,7 +269,7 @@ def test_one_data_loader(recorded: Callable[..., list[dict[str, Any]]]) -> None:
     """A loader that is alone, with another one that was left over, keeps torch's name."""
     gc.collect()
     kept = DataLoader(range(4), 4)
-    kept.attribute = kept  # type: ignore[attr-defined]
+    vars(kept)["attribute"] = kept
     del kept
     loaders._complete = False
     loader = DataLoader(range(4), 2)

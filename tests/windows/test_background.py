@@ -157,9 +157,9 @@ print(*[before.raw[part] == after.raw[part] != bytes(16) for part in (handler_an
 def test_a_fork_while_sigchld_is_held_back(tmp_path: Path) -> None:
     """As by another thread of the program: the fork has the handler, and can start a process itself."""
     code = f"""{HANDLED}
-import ctypes
+from instrument.sigaction import c_library
 from instrument.windows.sigchld import held_back
-with held_back(ctypes.CDLL(None)):
+with held_back(c_library()):
     fork = os.fork()
     if fork == 0:
         begin_and_end()
@@ -255,7 +255,7 @@ def test_a_shell_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_no_python_and_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A program that embeds Python may name anything as its executable; what it prints is no answer."""
+    """A program that embeds Python may name anything as its executable; what that prints is ignored."""
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho 'usage: program'; echo 3; echo '{'; exit 2\n")
     program.chmod(0o755)

@@ -265,7 +265,7 @@ def test_a_window_that_cannot_be_handed_over(
 
 
 def test_a_process_that_is_no_python(out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that embeds Python may name anything as its executable."""
+    """A program that embeds Python may name anything as its executable; the window is kept."""
     with monkeypatch.context() as patch, every_step(out, 1) as prof:
         patch.setattr(sys, "executable", "/bin/false")
         window(prof)

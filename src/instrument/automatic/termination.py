@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import ctypes
 import os
 import signal
 import threading
@@ -11,14 +10,13 @@ import time
 import weakref
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from .. import compat, log
 from ..descriptors import OwnDescriptor
 from ..guard import guard
 from ..integrations.loop import Loop
+from ..sigaction import c_handler, c_library, is_default
 from ..windows.loop import Profile
-from .c_handlers import c_handler, is_default
 
 _PACKAGE = Path(__file__).parents[1]
 _OWN = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
@@ -165,6 +163,7 @@ def _inside(frame: FrameType | None) -> bool:
 
 def _die() -> None:
     """End by the signal, from any thread."""
-    libc: Any = ctypes.CDLL(None)
-    libc.signal(int(signal.SIGTERM), None)  # Python's own function works on the main thread alone
+    libc = c_library()
+    if libc is not None:
+        libc.signal(int(signal.SIGTERM), None)  # Python's own function works on the main thread alone
     os.kill(os.getpid(), signal.SIGTERM)

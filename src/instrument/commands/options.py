@@ -133,7 +133,7 @@ def numbers(ranks: str) -> list[int]:
     """Return the ranks that ``--ranks`` lists.
 
     Raises:
-        ValueError: it is no list of numbers.
+        ValueError: the text is not a list of integers.
     """
     if not all(rank.strip().isdecimal() for rank in ranks.split(",")):
         raise ValueError(f'"--ranks" must be numbers such as 0,8: {ranks}')

@@ -150,9 +150,9 @@ def _exit(conclude: Callable[[], int], out: TextIO) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        for stream in (out, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        for stream in filter(None, (out, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
             with contextlib.suppress(Exception):
-                stream.flush()  # type: ignore[union-attr]
+                stream.flush()
         os._exit(code)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from .. import compat
 from ..guard import guard
-from ..interrupts import suppress
+from ..interrupts import Suppressed
 from ..patch import Patch
 
 FEATURE = "following torch's profilers"
@@ -25,7 +25,7 @@ _ROOM = 1000  # ranges that are followed before those that are gone are dropped
 
 
 class SessionCapture(Protocol):
-    """A capture that has the session."""
+    """A capture for which torch's profiler records."""
 
     def step_aside(self) -> Any:
         """Stop, as another profiler is about to begin on this thread; return what torch recorded, if anything."""
@@ -37,7 +37,7 @@ class Sessions:
     def __init__(self) -> None:
         self._owner: weakref.ref[Any] | None = None
         self._thread = 0  # that the owner prepared on
-        self.capture: SessionCapture | None = None  # the one of this library that has the session
+        self.capture: SessionCapture | None = None  # the one of this library for which torch records
         self._claiming = 0  # the thread on which it prepares now
         self._ended = True  # a recording of somebody else's, whose ranges may still be open
         self._watches = False
@@ -62,7 +62,7 @@ class Sessions:
 
     @contextmanager
     def claim(self, capture: SessionCapture) -> Iterator[None]:
-        """Give the session to ``capture``, whose profiler prepares in the body."""
+        """Let torch record for ``capture``, whose profiler prepares in the body."""
         self._end_ranges()
         self._claiming = get_ident()
         try:
@@ -78,28 +78,24 @@ class Sessions:
     def coming(self) -> None:
         """Stop a capture that records on this thread, as another profiler is about to."""
         if compat.profiler_running():
-            self._step_aside()
+            self.drop()
 
     @guard.contained(FEATURE)
     def prepared(self, profiler: Any) -> None:
-        """Let ``profiler``, which is about to prepare, have the session."""
+        """Take note that torch records for ``profiler``, which is about to prepare."""
         if self._claiming != get_ident():
-            self._step_aside()
+            self.drop()
         self._owner, self._thread = profiler and weakref.ref(profiler), get_ident()
 
     @guard.contained(FEATURE)
     def disabled(self) -> Any:
         """Stop a capture before somebody disables the profiler of this thread; return what it recorded."""
-        return self._step_aside() if compat.profiler_running() else None
-
-    def drop(self) -> None:
-        """Take the session from the capture that has it."""
-        self._step_aside()
+        return self.drop() if compat.profiler_running() else None
 
     def recover(self) -> None:
         """Take off a recording of this library whose stop failed, if that is what is on."""
         if self.stuck and self.owner is None:
-            with suppress(Exception):
+            with Suppressed(Exception):
                 compat.leave_recording()
         if not compat.profiler_running():
             self.stuck = ""
@@ -111,11 +107,12 @@ class Sessions:
         self._owner = self.capture = None
 
     def release(self, capture: SessionCapture) -> None:
-        """End the session of ``capture``, if torch did not call `left` when it stopped."""
+        """End the recording of ``capture``, if torch did not call `left` when it stopped."""
         if self.capture is capture:
             self.left()
 
-    def _step_aside(self) -> Any:
+    def drop(self) -> Any:
+        """End the recording of this library's own capture, if there is one, and return what torch recorded."""
         result = None
         with guard.contained("stepping aside for another profiler"):
             capture, self.capture = self.capture, None

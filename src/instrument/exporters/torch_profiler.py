@@ -27,7 +27,7 @@ from ..compat import (
     refuse_late,
 )
 from ..errors import CaptureError
-from ..interrupts import is_interrupt, suppress
+from ..interrupts import Suppressed, is_interrupt
 from ..regions.region import plain
 from .raw_trace import packed
 from .sessions import OpenRanges, sessions
@@ -102,7 +102,7 @@ class TorchProfilerExporter:
         try:
             capture = TorchProfilerCapture(self._options)
         except BaseException:
-            if sessions.capture is not before:  # interrupted after it was given the session
+            if sessions.capture is not before:  # interrupted after torch's profiler was prepared
                 sessions.drop()
             raise
         if self._options.get("acc_events"):
@@ -225,7 +225,7 @@ class TorchProfilerCapture:
     def _take_off(self, error: BaseException) -> None:
         """Have torch record no more after its stop failed: the next window would find a profiler active."""
         self._lost = f"the recording could not be stopped: {type(error).__name__}: {error}"
-        with suppress(Exception):
+        with Suppressed(Exception):
             if profiler_running() and self.profiler.profiler is not None:
                 self.profiler.profiler.__exit__(None, None, None)
         if profiler_running():
@@ -328,7 +328,7 @@ def _write_error(path: Path) -> OSError:
 
 
 def _read(raw: Path) -> IO[bytes]:
-    with suppress(FileNotFoundError):  # compressed in the meantime
+    with Suppressed(FileNotFoundError):  # compressed in the meantime
         return raw.open("rb")
     return cast(IO[bytes], gzip.open(packed(raw)))
 

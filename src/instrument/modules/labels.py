@@ -12,7 +12,7 @@ from typing import Any
 _FRAMES = 100
 _LOOKED_AT = 20_000  # values
 _DEPTH = 3  # agent.policy.actor
-_INSTALLED = ("site-packages", "dist-packages")  # in the path of what is no part of the program itself
+_INSTALLED = ("site-packages", "dist-packages")  # in the paths of installed packages
 _OURS = __name__.partition(".")[0]
 _CONTAINERS = (list, tuple)
 

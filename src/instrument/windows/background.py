@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..sigaction import c_library
 from .sigchld import held_back
 
 _SHELL = "/bin/sh"
@@ -28,7 +29,7 @@ class BackgroundProcess:
     ``{"exit_code": N}`` follows the command's own output, and is to be kept in `exit_code`.
 
     Elsewhere the command is a child. So it is where orphans become children of this process, as for process 1
-    of a container, and where there is no shell or no `ctypes`.
+    of a container, and where the system has no shell or Python no `ctypes`.
 
     Args:
         command: the absolute path of the program, and its arguments.
@@ -87,15 +88,14 @@ def _libc() -> Any:
     """Return the C library if a process can be started that is not a child of this one, else None."""
     if sys.platform != "linux" or os.getpid() == 1 or not os.access(_SHELL, os.X_OK):
         return None
-    try:
-        import ctypes
-
-        libc = ctypes.CDLL(None)
-        subreaper = ctypes.c_int()
-        libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(subreaper), 0, 0, 0)
-        return None if subreaper.value else libc if libc.sigaction else None
-    except (ImportError, OSError, AttributeError):
+    libc = c_library()
+    if libc is None:
         return None
+    import ctypes
+
+    subreaper = ctypes.c_int()
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(subreaper), 0, 0, 0)
+    return None if subreaper.value else libc
 
 
 def _ending(code: int) -> str:

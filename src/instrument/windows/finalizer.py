@@ -15,7 +15,7 @@ from ..errors import CaptureError
 from ..exporters.capture import Capture
 from ..exporters.raw_trace import packed, part
 from ..guard import guard
-from ..interrupts import is_interrupt, suppress
+from ..interrupts import Suppressed, is_interrupt
 from .manifest import Manifest, described, not_compressed
 from .process import FinalizerProcess
 
@@ -235,10 +235,10 @@ class WindowFinalizer:
     def _kept(self, job: Mapping[str, Any], reason: str) -> dict[str, Any]:
         raw, entry = Path(job["raw"]), job["entry"]
         path = packed(raw)
-        with suppress(OSError):
+        with Suppressed(OSError):
             part(raw).unlink(missing_ok=True)
         if path.exists():  # it was not read for the summary
-            with suppress(OSError):
+            with Suppressed(OSError):
                 raw.unlink(missing_ok=True)
             reasons = [entry["reason"]] if entry["reason"] else []
             entry = {**entry, "reason": "; ".join([*reasons, f"not in the summary: {reason}"])}
@@ -273,23 +273,23 @@ def _terminal(stderr: Any) -> dict[str, Any]:
     columns = None
     if "COLUMNS" not in os.environ:
         for file in (0, 1, 2):
-            with suppress(OSError):
+            with Suppressed(OSError):
                 columns = os.get_terminal_size(file).columns
                 break
     colours = None
-    with suppress(Exception):  # it may be anything
+    with Suppressed(Exception):  # it may be anything
         colours = stderr.isatty() or None
     encoding = getattr(stderr, "encoding", None)
     return {"columns": columns, "colours": colours, "encoding": encoding if isinstance(encoding, str) else "utf-8"}
 
 
 def _cwd() -> str | None:
-    with suppress(OSError):  # it is gone
+    with Suppressed(OSError):  # it is gone
         return str(Path.cwd())
     return None
 
 
 def _size(path: str) -> int:
-    with suppress(OSError):
+    with Suppressed(OSError):
         return Path(path).stat().st_size
     return 0

@@ -304,7 +304,7 @@ class Profile(LikeTorch):
     @guard.contained(FEATURE)
     def account_for_earlier(self, before: Profile, reason: str) -> None:
         """Note the windows that end before this one's first step, but for those that ``before`` accounted for."""
-        if not self._started or (self._ranks is not None and self._rank not in self._ranks):
+        if not self._started or self._left_out:
             return
         accounted = max((window["window"] for window in before.windows), default=0)
         for index in range(accounted + 1, min(self._over, accounted + 1000) + 1):

@@ -16,7 +16,7 @@ from typing import Any
 from .. import log
 from ..config import settings
 from ..guard import guard
-from ..interrupts import suppress
+from ..interrupts import Suppressed
 
 _NUMBERS = count(1)  # of the runs of this process
 _NAME = "manifest.jsonl"
@@ -136,10 +136,10 @@ def unwritable(folder: Path) -> str | None:
 
 
 def entries_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the manifest in ``folder`` that can be read; none where there is no manifest."""
-    with suppress(OSError), (folder / _NAME).open("rb") as lines:
+    """Yield the lines of the manifest in ``folder`` that can be read; nothing if there is no manifest."""
+    with Suppressed(OSError), (folder / _NAME).open("rb") as lines:
         for line in lines:
-            with suppress(ValueError):
+            with Suppressed(ValueError):
                 entry = json.loads(line)
                 if isinstance(entry, dict):
                     yield entry
@@ -193,6 +193,6 @@ def described(files: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
 
 
 def _size(path: Path) -> int | None:
-    with suppress(OSError):  # somebody took it away
+    with Suppressed(OSError):  # somebody took it away
         return path.stat().st_size
     return None

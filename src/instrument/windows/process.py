@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..descriptors import OwnSocket
-from ..interrupts import suppress
+from ..interrupts import Suppressed
 from .background import BackgroundProcess
 
 _CODE = """\
@@ -74,7 +74,7 @@ class FinalizerProcess:
         self._unsent: deque[bytes] = deque()
         self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
         self._killed = False
-        self._deadline: float | None = None  # of `end`, where there is no thread
+        self._deadline: float | None = None  # of `end`, if there is no thread to wait for
         self.closed = False
         self.ended: str | None = None
         mine, theirs = socket.socketpair()
@@ -139,7 +139,7 @@ class FinalizerProcess:
         self._write(data)
 
     def _write(self, data: bytes) -> None:
-        with suppress(OSError):  # the process is gone, which is noticed where answers are received
+        with Suppressed(OSError):  # the process is gone, which is noticed where answers are received
             self._limit()
             if self._socket.own:
                 self._socket.sendall(data, _NO_SIGNAL)
@@ -158,7 +158,7 @@ class FinalizerProcess:
 
     def _line(self, line: bytes) -> None:
         answer = None
-        with suppress(ValueError):  # half a line of a process that was killed, or what is not Python may print
+        with Suppressed(ValueError):  # half a line of a process that was killed, or what is not Python may print
             answer = json.loads(line)
         if not isinstance(answer, dict):
             return

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-_SIZE = 1024  # bytes; `struct sigaction` has 152 on Linux
-_DEFAULT = bytes(_SIZE)  # SIG_DFL, no flags: the kernel discards the signal
-_POINTER = 8 if sys.maxsize > 1 << 32 else 4
+from ..sigaction import DEFAULT, exchange, handler
 
 _lock = threading.Lock()
 _saved: Callable[[], None] | None = None  # puts the handler back
@@ -27,13 +24,12 @@ def held_back(libc: Any) -> Iterator[None]:
     it does not wait for may have one call too many that way.
 
     Args:
-        libc: the C library, as `ctypes.CDLL` loads it.
+        libc: the C library, as `c_library` returns it.
     """
     with _lock:
-        action = _sigaction(libc, None)
+        action = exchange(libc, signal.SIGCHLD)
         blocked = signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        handler = int.from_bytes(action[:_POINTER], sys.byteorder)
-        if handler == signal.SIG_IGN or (handler == signal.SIG_DFL and not blocked):
+        if handler(action) == signal.SIG_IGN or (handler(action) == signal.SIG_DFL and not blocked):
             yield
             return
         pending = signal.SIGCHLD in signal.sigpending()
@@ -50,12 +46,12 @@ def _default(libc: Any, action: bytes) -> Iterator[None]:
     global _saved
 
     def put_back() -> None:
-        if _sigaction(libc, None)[:_POINTER] == _DEFAULT[:_POINTER]:  # else the program set a handler meanwhile
-            _sigaction(libc, action)
+        if handler(exchange(libc, signal.SIGCHLD)) == signal.SIG_DFL:  # else the program set one meanwhile
+            exchange(libc, signal.SIGCHLD, action)
 
     _saved = put_back
     try:
-        _sigaction(libc, _DEFAULT)
+        exchange(libc, signal.SIGCHLD, DEFAULT)  # the kernel discards the signal
         yield
     finally:
         put_back()
@@ -75,18 +71,8 @@ def _unblocked(blocked: bool) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
 
 
-def _sigaction(libc: Any, new: bytes | None) -> bytes:
-    """Return the disposition of SIGCHLD, and set another one."""
-    import ctypes
-
-    old = ctypes.create_string_buffer(_SIZE)
-    if libc.sigaction(int(signal.SIGCHLD), new, old):
-        raise OSError("sigaction failed for SIGCHLD")
-    return old.raw
-
-
 def _dead_child() -> bool:
-    with suppress(ChildProcessError):  # there is no child
+    with suppress(ChildProcessError):  # it has none
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return False
 

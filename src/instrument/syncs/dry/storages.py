@@ -73,7 +73,7 @@ def changes(state: State) -> Iterator[Made]:
         return staticmethod(new)
 
     def filled(original: Any) -> Any:
-        """Note the wait where there is no data; with data, the copy calls an operator, which notes it."""
+        """Note the wait of a copy in fake mode, which calls no operator; else an operator notes it."""
 
         def copy_(storage: Any, source: Any, non_blocking: Any = None) -> Any:
             if state.fake is None:

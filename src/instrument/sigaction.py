@@ -1,0 +1,72 @@
+"""The handlers of signals as the system knows them: `signal.getsignal` knows those alone that Python set."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+_SIZE = 1024  # bytes, more than a ``struct sigaction`` takes; the handler's address comes first in glibc and musl
+_POINTER = 8 if sys.maxsize > 1 << 32 else 4
+DEFAULT = bytes(_SIZE)
+"""The ``struct sigaction`` of a signal that nothing handles or ignores, without flags."""
+
+
+def c_library() -> Any:
+    """Return the C library, as `ctypes.CDLL` loads it; None where it has no ``sigaction``, or Python no ctypes."""
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        return libc if libc.sigaction else None
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def exchange(libc: Any, number: int, new: bytes | None = None) -> bytes:
+    """Return the ``struct sigaction`` of signal ``number``, and set ``new`` in its place where that is given.
+
+    Raises:
+        OSError: the system refuses it.
+    """
+    import ctypes
+
+    old = ctypes.create_string_buffer(_SIZE)
+    if libc.sigaction(int(number), new, old):
+        raise OSError(f"sigaction failed for signal {number}")
+    return old.raw
+
+
+def handler(action: bytes) -> int:
+    """Return the address of the handler in a ``struct sigaction``: 0 is the default, 1 ignores the signal."""
+    return int.from_bytes(action[:_POINTER], sys.byteorder)
+
+
+def c_handler(number: int) -> int | None:
+    """Return the address of a signal's handler: 0 is the default, 1 ignores it; None if it is not known."""
+    libc = c_library()
+    try:
+        return None if libc is None else handler(exchange(libc, number))
+    except OSError:
+        return None
+
+
+def is_default(number: int) -> bool:
+    """Tell whether nothing handles or ignores signal ``number``, be it in C; as Python says where C cannot."""
+    if signal.getsignal(number) is not signal.SIG_DFL:
+        return False
+    address = c_handler(number)
+    if address is not None:
+        return address == 0
+    caught = _caught()
+    return caught is None or not caught >> (number - 1) & 1
+
+
+def _caught() -> int | None:
+    """Return the mask of the signals that have a handler, as Linux says; None elsewhere."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    except (OSError, StopIteration, ValueError):
+        return None
