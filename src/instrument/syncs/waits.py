@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..traces.intervals import covered, union
+from ..traces.lanes import Lanes, by_lane
 from ..traces.nest import Nest
 from ..traces.table import MEMCPY, Array, Table
 from ..traces.trace import Trace
@@ -169,11 +170,12 @@ def _work_done(runtime: Table, gpu: Table, launched: Array, rows: Array) -> Arra
     at, by = runtime.start_ns[calls], runtime.thread[calls]
     device = _devices(gpu, launched, by, at, runtime.thread[rows], runtime.start_ns[rows])
     done = np.full(len(rows), np.iinfo(np.int64).min)
-    for number in np.unique(device[device >= 0]).tolist():
-        here = np.flatnonzero(gpu.device[launched] == number)
-        here = here[np.argsort(at[here], kind="stable")]
+    work = dict(by_lane(gpu.device[launched]))
+    for number, chosen in by_lane(device):
+        if number < 0 or number not in work:
+            continue
+        here = work[number][np.argsort(at[work[number]], kind="stable")]
         ends = np.maximum.accumulate(gpu.end_ns[launched[here]])
-        chosen = np.flatnonzero(device == number)
         last = np.searchsorted(at[here], runtime.start_ns[rows[chosen]]) - 1
         done[chosen[last >= 0]] = ends[last[last >= 0]]
     return done
@@ -196,13 +198,14 @@ def _only_gpu_side(trace: Trace, rows: Array) -> Array:
 
 def _latest(threads: Array, times: Array, thread: Array, start: Array) -> Array:
     """The last of the first ones that began on the same thread before or with each of the second; -1 for none."""
-    result = np.full(len(thread), -1)
-    for number in np.unique(thread).tolist():
-        there, here = np.flatnonzero(threads == number), np.flatnonzero(thread == number)
-        there = there[np.argsort(times[there], kind="stable")]
-        last = np.searchsorted(times[there], start[here], "right") - 1
-        result[here[last >= 0]] = there[last[last >= 0]]
-    return result
+    if not len(threads):
+        return np.full(len(thread), -1)
+    lanes = Lanes(int(max(threads.max(), thread.max(initial=-1))), times, start)
+    places = lanes.places(threads, times)
+    order = np.argsort(places, kind="stable")
+    last = order[np.searchsorted(places[order], lanes.places(thread, start), "right") - 1]
+    before = (threads[last] == thread) & (times[last] <= start)
+    return np.where(before, last, -1)
 
 
 def _devices(gpu: Table, launched: Array, by: Array, at: Array, thread: Array, start: Array) -> Array:
@@ -218,21 +221,24 @@ def _devices(gpu: Table, launched: Array, by: Array, at: Array, thread: Array, s
 
 def _adjacent(runtime: Table, launch: Array, thread: Array, start: Array) -> Array:
     """Whether nothing else was called on the thread between a copy's launch and the wait."""
-    result = np.zeros(len(thread), bool)
-    for number in np.unique(thread).tolist():
-        times, here = runtime.start_ns[runtime.thread == number], np.flatnonzero(thread == number)
-        between = np.searchsorted(times, start[here]) - np.searchsorted(times, runtime.end_ns[launch[here]])
-        result[here] = between <= 0
-    return result
+    returned = runtime.end_ns[launch]
+    lanes = Lanes(int(runtime.thread.max(initial=-1)), runtime.start_ns, start, returned)
+    begun = np.sort(lanes.places(runtime.thread, runtime.start_ns))
+    between = np.searchsorted(begun, lanes.places(thread, start)) - np.searchsorted(
+        begun, lanes.places(thread, returned)
+    )
+    alone: Array = between <= 0
+    return alone
 
 
 def _idle(gpu: Table, end: Array, blocked: Array, device: Array) -> list[int | None]:
     """How long each wait left its device without work; see `Wait`."""
     found: list[int | None] = [None] * len(end)
-    for number in np.unique(device).tolist():
-        rows = gpu.device == number
-        starts, ends = union(gpu.start_ns[rows], gpu.end_ns[rows])
-        here = np.flatnonzero(device == number)
+    work, ends_ns = dict(by_lane(gpu.device)), gpu.end_ns
+    nothing = np.empty(0, np.int64)
+    for number, here in by_lane(device):
+        rows = work.get(number, nothing)
+        starts, ends = union(gpu.start_ns[rows], ends_ns[rows])
         here = here[np.argsort(end[here], kind="stable")]
         before, left = -1, 0  # of which gap how much is not yet a wait's
         for row, after in zip(here.tolist(), np.searchsorted(starts, end[here], "right").tolist(), strict=True):
