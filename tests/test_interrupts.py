@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import itertools
 import random
@@ -168,9 +169,15 @@ def test_other_errors_are_contained(handle: Callable[[Any], None]) -> None:
     def elsewhere() -> Any:
         return sys._getframe()
 
-    for arguments in [(signal.SIGALRM, elsewhere()), (1000, sys._getframe()), (sys._getframe(), signal.SIGALRM)]:
+    here = sys._getframe()
+    for arguments in [(14, elsewhere()), (1000, here), (True, here), (here, 14)]:
         assert guard.contained("looking")(failing)(*arguments) is None
-    assert guard.failures == {"looking": 3}
+    assert guard.contained("looking")(Color)(9) is None  # as the default handler, it is of an Enum
+    assert guard.failures == {"looking": 5}
+
+
+class Color(enum.Enum):
+    red = 1
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, RuntimeError])

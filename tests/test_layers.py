@@ -32,7 +32,8 @@ ORDER = [
     ["guard"],
     ["config", "compat"],
     ["errors", "identity", "imports", "log", "patch", "tools"],
-    ["descriptors", "interrupts", "printable", "sigaction", "stderr", "units"],
+    ["descriptors", "sigaction", "stderr"],
+    ["interrupts", "printable", "units"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import suppress
+
+from .interrupts import Suppressed, is_interrupt
 
 _HIGH = 256  # programs close ranges from 3 up; the lowest free number goes to what they open next
 
 
 def raised(descriptor: int) -> int:
-    """Return a descriptor with a high number for the file of ``descriptor``, which is closed; else that itself."""
+    """Move ``descriptor`` to a high number and return that; return ``descriptor`` itself if that fails."""
     try:
         import fcntl
         import resource
@@ -21,7 +22,9 @@ def raised(descriptor: int) -> int:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         lowest = _HIGH if soft == resource.RLIM_INFINITY else min(_HIGH, soft // 2)
         high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
-    except (ImportError, OSError):  # Windows; none is free
+    except (ImportError, OSError) as error:  # Windows; none is free
+        if is_interrupt(error):
+            raise
         return descriptor
     os.close(descriptor)
     return high
@@ -48,7 +51,7 @@ class OwnDescriptor:
 
     def read(self, size: int) -> bytes:
         """Wait for bytes, at most ``size``; return none at the end, and where the program closed the file."""
-        with suppress(OSError):
+        with Suppressed(OSError):
             return os.read(self.number, size) if self.own else b""
         return b""
 
@@ -80,7 +83,7 @@ class OwnSocket(socket.socket):
 
 
 def _file(descriptor: int) -> tuple[int, int] | None:
-    with suppress(OSError):
+    with Suppressed(OSError):
         found = os.fstat(descriptor)
         return found.st_dev, found.st_ino
     return None

@@ -1,4 +1,4 @@
-"""Exceptions that come from outside of the code they pass: Ctrl-C, exit, and the program's signal handlers.
+"""Exceptions that come from outside the code they pass through: Ctrl-C, exit, and the program's signal handlers.
 
 CPython calls a signal handler between two instructions of whatever the main thread runs, which may be code of this
 library. What the handler raises, such as the end of a time limit, is then for the program.
@@ -19,10 +19,11 @@ _PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Tell whether ``error`` is to reach the program: no `Exception`, or raised by a signal handler of its own.
+    """Return whether ``error`` must reach the program: it is not an `Exception`, or a signal handler raised it.
 
     Two kinds are not recognized: errors of a handler that leaves no Python frame, such as a built-in function, and
-    what ``PyThreadState_SetAsyncExc`` raises.
+    what ``PyThreadState_SetAsyncExc`` raises. A function that is called like a handler, with a signal number and
+    its caller's frame, is taken for one.
     """
     if not isinstance(error, Exception):
         return True
@@ -50,7 +51,7 @@ def _handles_signal(frame: FrameType) -> bool:
         rest = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
         given += rest if isinstance(rest, tuple) else ()
     return caller is not None and any(
-        second is caller and isinstance(first, int) and first in signal.valid_signals()
+        second is caller and type(first) is int and first in signal.valid_signals()
         for first, second in pairwise(given)
     )
 
@@ -60,7 +61,9 @@ def _code(handler: Any) -> CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not hasattr(handler, "__code__"):
-        handler = inspect.getattr_static(type(handler), "__call__", None)
+        # Not of its metaclass: SIG_DFL is of an Enum, whose metaclass has a `__call__` in Python.
+        classes = type(handler).__mro__
+        handler = next((vars(kind)["__call__"] for kind in classes if "__call__" in vars(kind)), None)
     code = getattr(handler, "__code__", None)  # also of a method
     return code if isinstance(code, CodeType) else None
 

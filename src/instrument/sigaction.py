@@ -1,4 +1,7 @@
-"""The handlers of signals as the system knows them: `signal.getsignal` knows those alone that Python set."""
+"""Reads and sets signal handlers at the level of the C library.
+
+`signal.getsignal` knows only those that were installed from Python.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+from .interrupts import is_interrupt
 
 _SIZE = 1024  # bytes, more than a ``struct sigaction`` takes; the handler's address comes first in glibc and musl
 _POINTER = 8 if sys.maxsize > 1 << 32 else 4
@@ -48,7 +53,9 @@ def c_handler(number: int) -> int | None:
     libc = c_library()
     try:
         return None if libc is None else handler(exchange(libc, number))
-    except OSError:
+    except OSError as error:
+        if is_interrupt(error):
+            raise
         return None
 
 
@@ -68,5 +75,7 @@ def _caught() -> int | None:
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
-    except (OSError, StopIteration, ValueError):
+    except (OSError, StopIteration, ValueError) as error:
+        if is_interrupt(error):
+            raise
         return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from typing import Any
+
+from .interrupts import Suppressed
 
 _kept: tuple[Any, os.stat_result] | None = None
 
@@ -13,7 +14,7 @@ _kept: tuple[Any, os.stat_result] | None = None
 def keep() -> None:
     """Keep ``sys.stderr`` as it is now; `instrument run` does so before the program begins."""
     global _kept
-    with suppress(OSError, ValueError, AttributeError):
+    with Suppressed(OSError, ValueError, AttributeError):
         _kept = sys.stderr, os.fstat(sys.stderr.fileno())
 
 
@@ -22,7 +23,6 @@ def at_start() -> Any:
     if _kept is None:
         return None
     file, before = _kept
-    try:
+    with Suppressed(OSError, ValueError):
         return file if os.path.samestat(before, os.fstat(file.fileno())) else None
-    except (OSError, ValueError):
-        return None
+    return None

@@ -804,6 +804,25 @@ def test_a_handler_in_c_stays(tmp_path: Path, when: str) -> None:
     assert (done.returncode, done.stdout, done.stderr.count("most recent call first")) == (0, "end\n", 2)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_handler_that_the_program_sets_later(tmp_path: Path, times: int) -> None:
+    """It gets the signals from then on, also while windows are to come."""
+    text = f"""
+    import os, signal, time
+    import instrument.automatic.termination as termination
+    termination._GRACE_S = 0.1
+    if _ == 1:
+        signal.signal(signal.SIGTERM, lambda *_: print("saved"))
+    if _ in (2, 3)[:{times}]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.3)
+print("end")
+"""
+    write(tmp_path, TRAIN + text)
+    done = run(tmp_path, [*RUN, "--steps", "0,100", "--", "train.py"])
+    assert (done.returncode, done.stdout) == (0, times * "saved\n" + "end\n")
+
+
 @pytest.mark.parametrize("last", [64, 1024])
 def test_a_program_that_closes_all_files(tmp_path: Path, last: int) -> None:
     """Those that it opens under the same numbers are neither written to nor closed."""

@@ -13,6 +13,7 @@ from .. import log
 from ..guard import exiting, guard
 from ..identity import IdentitySet
 from ..integrations.loop import Loop
+from ..interrupts import Suppressed
 from ..regions import live
 from ..syncs.following import StepFollower
 from ..syncs.program_steps import program_steps
@@ -232,7 +233,6 @@ class Session:
 
     def _others(self) -> bool:
         """Tell whether processes that this one started recorded something."""
-        try:
+        with Suppressed(OSError):
             return self._loop.manifest.stat().st_mtime >= self._since
-        except OSError:
-            return False
+        return False

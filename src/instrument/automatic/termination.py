@@ -104,8 +104,7 @@ class Termination:
         current = signal.set_wakeup_fd(-1)
         if current != self._pipe[1].number:
             signal.set_wakeup_fd(current)
-        ours = signal.getsignal(signal.SIGTERM) == self._signalled
-        if ours and c_handler(signal.SIGTERM) == self._c_handler:  # else it is somebody's, set in C
+        if self._installed():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         writer, self._pipe = self._pipe[1], None
         writer.close()
@@ -131,6 +130,8 @@ class Termination:
         """Count the signals that arrive, whatever the main thread does."""
         received = 0
         while numbers := reader.read(4096):
+            if self._replaced():
+                continue
             first = received == 0
             received += numbers.count(signal.SIGTERM)
             if received - self._sent > 1:
@@ -143,13 +144,22 @@ class Termination:
         """Call the handler again where it came too early; end the process where it never comes to it."""
         deadline = time.monotonic() + _GRACE_S
         while not self._saving:
-            if time.monotonic() > deadline or self._pipe is None:  # nothing handles it any more
-                _die()
             if self._again:
                 self._again = False
                 self._sent += 1
                 _thread.interrupt_main(signal.SIGTERM)
+            elif self._replaced():
+                return
+            elif time.monotonic() > deadline or self._pipe is None:  # nothing handles it any more
+                _die()
             time.sleep(_LOOK_S)
+
+    def _installed(self) -> bool:
+        return signal.getsignal(signal.SIGTERM) == self._signalled and c_handler(signal.SIGTERM) == self._c_handler
+
+    def _replaced(self) -> bool:
+        """Return whether the program has set a handler of its own, in Python or in C, or ignores the signal."""
+        return not (self._installed() or is_default(signal.SIGTERM))
 
 
 def _inside(frame: FrameType | None) -> bool:

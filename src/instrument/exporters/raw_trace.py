@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import shutil
-from contextlib import suppress
 from pathlib import Path
+
+from ..interrupts import Suppressed
 
 
 def packed(raw: Path) -> Path:
@@ -30,7 +31,7 @@ def compress(raw: Path) -> Path:
             shutil.copyfileobj(source, target, 1 << 20)
         part(raw).replace(packed(raw))
     except BaseException:  # a full disk: the trace stays as it is, which viewers read as well
-        with suppress(OSError):
+        with Suppressed(OSError):
             part(raw).unlink(missing_ok=True)
         raise
     return packed(raw)

@@ -63,14 +63,16 @@ class Attachment:
 
     def _put_back(self) -> None:
         failed: list[Callable[[], None]] = []
-        while self.undo:
-            undo = self.undo.pop()
-            try:
-                undo()
-            except Exception as error:
-                failed.insert(0, undo)
-                guard.failed(FEATURE, error)
-        self.undo += failed
+        try:
+            while self.undo:
+                undo = self.undo.pop()
+                try:
+                    undo()
+                except Exception as error:
+                    failed.insert(0, undo)
+                    guard.failed(FEATURE, error)
+        finally:
+            self.undo += failed
 
     @guard.contained(FEATURE)
     def end(self) -> None:

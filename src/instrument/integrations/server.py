@@ -26,6 +26,7 @@ from typing import Any
 from .. import log
 from ..config import settings
 from ..guard import exiting, guard
+from ..interrupts import Suppressed
 from ..windows.schedule import Phase, Schedule, Window
 from .loop import Loop
 
@@ -222,7 +223,6 @@ class Server:
     def _look(self) -> int | None:
         if self._file is None:
             return None
-        try:
+        with Suppressed(OSError):
             return Path(self._file).stat().st_mtime_ns
-        except OSError:
-            return None
+        return None

@@ -18,6 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import compat
 from ..guard import guard
+from ..interrupts import is_interrupt
 from ..patch import Patch, leave_no_frame
 from ..regions import live, region
 from ..regions.region import Region
@@ -269,7 +270,9 @@ def _copied(moved: Callable[..., Moved], *args: Any, **kwargs: Any) -> Region | 
             if device is None or source.device.type != "cpu" or device.type == "cpu":
                 return None
             return _copy_region(str(compat.with_index(device)), source.numel() * source.element_size())
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError) as error:
+        if is_interrupt(error):
+            raise
         return None  # wrong arguments, which the method itself will say
     except Exception as error:
         try:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..interrupts import is_interrupt
 from .compiled import compiled_from, opaque
 
 Rule = str | re.Pattern[str] | type | Callable[[str, nn.Module], object]
@@ -138,6 +139,8 @@ def _holds(rule: Rule, place: Place) -> bool:
     try:
         return bool(rule(place.path, place.module))
     except Exception as error:
+        if is_interrupt(error):
+            raise
         raise ValueError(f"{rule!r}, which selects modules, failed for {place.path!r}: {error!r}") from error
 
 

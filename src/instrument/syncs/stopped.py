@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..sigaction import is_default
+
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 _AGAIN = 1.0  # seconds after a time limit until it is looked whether the program left
 
@@ -90,7 +92,7 @@ def stopping(ending: Ending, seconds: float | None = None) -> Iterator[None]:
     terminated = Stopped("terminated by SIGTERM", TERMINATED)
     undo = contextlib.ExitStack()
     with undo:
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        if is_default(signal.SIGTERM):
             _handle(undo, signal.SIGTERM, lambda: ending.signalled(signal.SIGTERM, terminated, terminated))
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             _handle(

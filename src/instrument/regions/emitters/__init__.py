@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ... import log, tools
 from ...config import settings
 from ...guard import guard
+from ...interrupts import is_interrupt
 from ..region import Region
 
 
@@ -91,10 +92,13 @@ def attached(before: Sequence[Emitter], failed: set[str]) -> list[Emitter]:
         try:
             emitters.append(known.get(name) or _FACTORIES[name]())
         except ImportError as error:
+            if is_interrupt(error):
+                raise
             failed.add(name)
             log.warning(f"regions will not show in the attached profiler: {error}", emitter=name)
         except Exception as error:
-            failed.add(name)
+            if not is_interrupt(error):
+                failed.add(name)
             guard.failed(f"emitter {name}", error)
     return emitters
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ... import log
 from ...compat import nvtx_domain
+from ...interrupts import is_interrupt
 from ..region import DOMAIN, Region
 
 
@@ -54,6 +55,8 @@ class NvtxEmitter:
             try:
                 attributes.payload = _payload(region.payload)
             except Exception as error:  # the range is worth more: nvtx needs numpy for anything but a number
+                if is_interrupt(error):
+                    raise
                 log.warning("payload not shown", region=region.name, error=repr(error))
         prepared = region.prepared["nvtx"] = (domain, attributes)
         return prepared
