@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,7 +80,13 @@ def campaigns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     number = "all" if os.environ.get("INSTRUMENT_FUZZ") == "all" else str(SAMPLE)
     command = [sys.executable, "-m", "tests.faults.campaign", str(folder), number, str(SEED), *SCENARIOS]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True)
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in SCENARIOS}
+    return {name: _found(folder, name) for name in SCENARIOS}
+
+
+def _found(folder: Path, scenario: str) -> dict[str, Any]:
+    lines = (folder / f"{scenario}.jsonl").read_text().splitlines()
+    without: dict[str, Any] = json.loads((folder / f"{scenario}.json").read_text())
+    return {**without, "cases": list(map(json.loads, lines))}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
