@@ -41,6 +41,8 @@ OUTERMOST = {
     "instrument.syncs.function:FunctionCalls._following.call_async",
     "instrument.windows.steps:Steps.__iter__",
     # The containment: what it raises is what the function that it calls raised.
+    "instrument.guard:Contained.__enter__",
+    "instrument.guard:Contained.__exit__",
     "instrument.guard:Contained.__init__",
     "instrument.guard:Guard.contained",
     "instrument.guard:_Once.__call__",

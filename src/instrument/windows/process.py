@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ..descriptors import OwnSocket
-from ..interrupts import Suppressed
+from ..guard import guard
+from ..interrupts import Suppressed, is_interrupt
 from .background import BackgroundProcess
 
+FEATURE = "finishing a window"
 _CODE = """\
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -34,6 +36,7 @@ main({parent})
 _PACKAGE = Path(__file__).resolve().parents[1]
 _ROOM = 1 << 15  # bytes that the connection takes without being read
 _KILL_S = 5  # how long its end may take once it is killed
+_TOO_LONG = "was killed as it took too long"
 _WAKE = b'{"kind": "wake", "job": 0}\n'
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a process that is gone must not end this one with SIGPIPE
 _ENVIRONMENT = {
@@ -51,14 +54,15 @@ class FinalizerProcess:
 
     The process is in a session of its own, so that Ctrl-C at the terminal does not reach it, and no child of this
     one where that is possible (`BackgroundProcess`). Once its work is done it ends after `close`, or when this
-    process is gone. It holds none of this process's files open.
+    process is gone. It holds none of this process's files open. Where the connection fails it is killed, as what
+    it does then is not known.
 
     Args:
         answered: called with each answer, a mapping with the number of its ``job``.
         gone: called after the last answer.
 
     Attributes:
-        closed: whether `close` was called.
+        closed: whether it takes no more jobs.
         ended: how the process ended, in words.
 
     Raises:
@@ -73,7 +77,8 @@ class FinalizerProcess:
         self._lock = threading.Lock()
         self._unsent: deque[bytes] = deque()
         self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
-        self._killed = False
+        self._rest = b""  # of an answer that is not whole so far
+        self._killed: str | None = None  # why, in words
         self._deadline: float | None = None  # of `end`, if there is no thread to wait for
         self.closed = False
         self.ended: str | None = None
@@ -91,7 +96,8 @@ class FinalizerProcess:
         _running.add(self)
 
     def _start_thread(self) -> threading.Thread | None:
-        thread = threading.Thread(target=self._receive, name="instrument", daemon=True)
+        receive = guard.contained(FEATURE)(self._receive)
+        thread = threading.Thread(target=receive, name="instrument", daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -99,16 +105,25 @@ class FinalizerProcess:
         return thread
 
     def send(self, job: Mapping[str, Any]) -> None:
-        """Send a job without blocking; what the connection has no room for is sent when there is some."""
-        with self._lock:
-            self._unsent.append(json.dumps(job).encode() + b"\n")
-            self._flush()
+        """Send a job without blocking; what the connection has no room for is sent when there is some.
+
+        Raises:
+            Exception: what failed in this process, which has given up the other one.
+        """
+        try:
+            with self._lock:
+                self._unsent.append(json.dumps(job).encode() + b"\n")
+                self._flush()
+        except Exception as error:
+            if not is_interrupt(error):
+                self.give_up(error)
+            raise
 
     def close(self) -> None:
         """Let the process end when its work is done."""
         if not self.closed:
-            self.closed = True
             self.send({"kind": "end", "job": 0})
+            self.closed = True
 
     def end(self, timeout: float) -> None:
         """Wait until its work is done and all answers are handed over; after ``timeout`` seconds kill it."""
@@ -119,13 +134,19 @@ class FinalizerProcess:
                 self._receive()
             return
         self._thread.join(timeout)
-        if self._thread.is_alive():
-            self._kill()
+        if self.ended is None:
+            self._kill(_TOO_LONG)
             self._thread.join(_KILL_S)
 
-    def _kill(self) -> None:
-        self._killed = True
-        self._process.kill()
+    def give_up(self, error: Exception) -> None:
+        """Kill the process because of ``error``, unless it has ended."""
+        self._kill(_TOO_LONG if isinstance(error, TimeoutError) else f"was given up: {error!r}")
+
+    def _kill(self, why: str) -> None:
+        self.closed = True
+        if self.ended is None:
+            self._killed = self._killed or why
+            self._process.kill()
 
     def _flush(self) -> None:
         """Send what there is room for; the caller holds the lock."""
@@ -139,22 +160,40 @@ class FinalizerProcess:
         self._write(data)
 
     def _write(self, data: bytes) -> None:
-        with Suppressed(OSError):  # the process is gone, which is noticed where answers are received
+        with Suppressed(ConnectionError):  # the process is gone, which is noticed where answers are received
             self._limit()
-            if self._socket.own:
+            if self._connected():
                 self._socket.sendall(data, _NO_SIGNAL)
 
     def _receive(self) -> None:
-        rest = b""
-        while data := self._received():
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                self._line(line)
+        while True:
+            try:
+                self._read()
+                break
+            except Exception as error:
+                if is_interrupt(error):
+                    raise
+                if self._deadline is not None:
+                    self._deadline = time.monotonic() + _KILL_S
+                again = self._killed is not None
+                self.give_up(error)
+                if again:
+                    break
+                if not isinstance(error, TimeoutError):
+                    guard.note(FEATURE, error)
         ended = self._process.wait()
         self._socket.close()
         _running.discard(self)
-        self.ended = "was killed as it took too long" if self._killed else ended
+        self.ended = self._killed or ended
         self._gone(self)
+
+    def _read(self) -> None:
+        """Hand over the answers that come, until the connection ends."""
+        while data := self._received():
+            self._rest += data
+            while b"\n" in self._rest:
+                line, _, self._rest = self._rest.partition(b"\n")
+                self._line(line)
 
     def _line(self, line: bytes) -> None:
         answer = None
@@ -186,17 +225,17 @@ class FinalizerProcess:
             self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
 
     def _received(self) -> bytes:
-        try:
+        with Suppressed(ConnectionError):  # the process is gone
             self._limit()
-            return self._socket.recv(1 << 12) if self._socket.own else b""
-        except TimeoutError:
-            if not self._killed:
-                self._kill()
-                self._deadline = time.monotonic() + _KILL_S
-                return self._received()
-        except OSError:
-            pass
+            if self._connected():
+                return self._socket.recv(1 << 12)
         return b""
+
+    def _connected(self) -> bool:
+        if self._socket.own:
+            return True
+        self._kill("cannot be reached, as the program closed the connection")
+        return False
 
     def forked(self) -> None:
         """Let go of the process in a fork of this one."""
@@ -218,6 +257,7 @@ def _environment() -> dict[str, str]:
 _running: weakref.WeakSet[FinalizerProcess] = weakref.WeakSet()
 
 
+@guard.contained(FEATURE)
 def _forked() -> None:
     for process in list(_running):
         process.forked()
