@@ -26,6 +26,8 @@ SEED = 11
 OUTERMOST = {
     # The import statement of the program itself.
     "instrument:__getattr__",
+    # It returns itself, and no more.
+    "instrument.modules.service:Handle.__enter__",
     # They stand for the program's own code or torch's, which they call; what else they call is contained.
     "instrument.compat:on_profiler.run_on_profiler_start",
     "instrument.compat:on_profiler.run_on_profiler_stop",
