@@ -56,7 +56,7 @@ class Result(NamedTuple):
     counts: dict[str, int]
     leftovers: list[str]
     modules: list[str]
-    windows: list[str]  # that have a line in a manifest
+    windows: list[str]  # of the lines of manifests
     text: str  # what it printed, and the manifest
 
 
@@ -85,6 +85,8 @@ def verdict(case: Case, result: Result, recorded: Result) -> str:
         return "leaked"
     if set(result.leftovers) - set(recorded.leftovers):
         return "left behind"
+    if len(set(result.windows)) < len(result.windows):
+        return "two manifest lines"
     if fault not in result.text:
         return "unsaid"
     if set(recorded.windows) <= set(result.windows) or result.in_setup:  # else no window was planned
@@ -122,7 +124,7 @@ class Runner:
         report = json.loads(_text(folder / "report.json") or "{}")
         manifests = {path.parent.name: _text(path) for path in folder.glob("**/manifest.jsonl")}
         lines = [(name, line) for name, text in manifests.items() for line in text.splitlines()]
-        windows = {f"{name}/{json.loads(line)['window']}" for name, line in lines}
+        windows = [f"{name}/{json.loads(line)['window']}" for name, line in lines]
         result = Result(
             os.waitstatus_to_exitcode(status),
             json.loads(_text(folder / "outcome.json") or "null"),

@@ -216,6 +216,9 @@ class WindowFinalizer:
                 guard.failed(feature, CaptureError(error))
         except BaseException as error:  # also a SystemExit of the user's function: the thread has to go on
             self._failure = self._failure or (error if isinstance(error, Exception) else None)
+            if answer.get("written"):  # its line is there
+                self._jobs.pop(answer["job"], None)
+                self._jobs.pop(answer.get("window", 0), None)
 
     def _print(self, text: str) -> None:
         """Write to `stderr`, and where that is closed or broken to ``sys.stderr``."""

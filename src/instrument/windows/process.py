@@ -53,9 +53,8 @@ class FinalizerProcess:
     Where no thread can be started, as at exit from Python 3.12 on, `end` hands over all answers.
 
     The process is in a session of its own, so that Ctrl-C at the terminal does not reach it, and no child of this
-    one where that is possible (`BackgroundProcess`). Once its work is done it ends after `close`, or when this
-    process is gone. It holds none of this process's files open. Where the connection fails it is killed, as what
-    it does then is not known.
+    one where that is possible (`BackgroundProcess`). Once its work is done it ends after `close` or `give_up`, or
+    when this process is gone. It holds none of this process's files open.
 
     Args:
         answered: called with each answer, a mapping with the number of its ``job``.
@@ -78,7 +77,7 @@ class FinalizerProcess:
         self._unsent: deque[bytes] = deque()
         self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
         self._rest = b""  # of an answer that is not whole so far
-        self._killed: str | None = None  # why, in words
+        self._failed: str | None = None  # in words
         self._deadline: float | None = None  # of `end`, if there is no thread to wait for
         self.closed = False
         self.ended: str | None = None
@@ -108,7 +107,7 @@ class FinalizerProcess:
         """Send a job without blocking; what the connection has no room for is sent when there is some.
 
         Raises:
-            Exception: what failed in this process, which has given up the other one.
+            Exception: what failed here; the process was given up.
         """
         try:
             with self._lock:
@@ -128,24 +127,29 @@ class FinalizerProcess:
     def end(self, timeout: float) -> None:
         """Wait until its work is done and all answers are handed over; after ``timeout`` seconds kill it."""
         self.close()
-        if self._thread is None:
-            if self.ended is None:
-                self._deadline = time.monotonic() + timeout
-                self._receive()
-            return
-        self._thread.join(timeout)
-        if self.ended is None:
-            self._kill(_TOO_LONG)
-            self._thread.join(_KILL_S)
+        deadline = time.monotonic() + timeout
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                self._kill(_TOO_LONG)
+                self._thread.join(_KILL_S)
+                return
+        if self.ended is None:  # there was no thread, or it failed
+            self._deadline = deadline
+            self._receive()
 
     def give_up(self, error: Exception) -> None:
-        """Kill the process because of ``error``, unless it has ended."""
-        self._kill(_TOO_LONG if isinstance(error, TimeoutError) else f"was given up: {error!r}")
+        """Send nothing more because of ``error``: the process ends once it has done what it was sent."""
+        self.closed = True
+        self._failed = self._failed or f"was given up: {error!r}"
+        with Suppressed(OSError):  # the process is gone
+            if self._connected():
+                self._socket.shutdown(socket.SHUT_WR)
 
     def _kill(self, why: str) -> None:
         self.closed = True
         if self.ended is None:
-            self._killed = self._killed or why
+            self._failed = self._failed or why
             self._process.kill()
 
     def _flush(self) -> None:
@@ -166,51 +170,52 @@ class FinalizerProcess:
                 self._socket.sendall(data, _NO_SIGNAL)
 
     def _receive(self) -> None:
-        while True:
+        for _ in range(2):
             try:
                 self._read()
                 break
             except Exception as error:
                 if is_interrupt(error):
                     raise
-                if self._deadline is not None:
+                if isinstance(error, TimeoutError):
                     self._deadline = time.monotonic() + _KILL_S
-                again = self._killed is not None
-                self.give_up(error)
-                if again:
-                    break
-                if not isinstance(error, TimeoutError):
+                    self._kill(_TOO_LONG)
+                else:
+                    self.give_up(error)
                     guard.note(FEATURE, error)
+        else:
+            self._kill(_TOO_LONG)
         ended = self._process.wait()
         self._socket.close()
         _running.discard(self)
-        self.ended = self._killed or ended
+        self.ended = self._failed or ended
         self._gone(self)
 
     def _read(self) -> None:
         """Hand over the answers that come, until the connection ends."""
-        while data := self._received():
-            self._rest += data
+        while True:
             while b"\n" in self._rest:
-                line, _, self._rest = self._rest.partition(b"\n")
-                self._line(line)
+                line, _, rest = self._rest.partition(b"\n")
+                answer = _parsed(line)
+                self._rest = rest  # not before: an answer that could not be parsed is tried again
+                self._take(answer)
+            data = self._received()
+            if not data:
+                return
+            self._rest += data
 
-    def _line(self, line: bytes) -> None:
-        answer = None
-        with Suppressed(ValueError):  # half a line of a process that was killed, or what is not Python may print
-            answer = json.loads(line)
-        if not isinstance(answer, dict):
-            return
+    def _take(self, answer: dict[str, Any]) -> None:
         if "job" in answer:
             self._answered(answer)
             self._went_on()
-        else:
+        elif answer:
             self._process.exit_code = answer.get("exit_code")
 
     def _went_on(self) -> None:
         """A job was answered: send what there is room for, also a large one."""
         with self._lock:
-            self._unanswered.popleft()
+            if self._unanswered:  # else it is the line of a window, for which nobody asked
+                self._unanswered.popleft()
             large = b""
             if self._unsent and not self._unanswered and len(self._unsent[0]) > _ROOM:
                 large = self._unsent.popleft()
@@ -241,6 +246,15 @@ class FinalizerProcess:
         """Let go of the process in a fork of this one."""
         self._socket.close()
         self._process.forked()
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Return an answer, empty for half a line of a process that was killed and for what is not Python prints."""
+    with Suppressed(ValueError):
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            return answer
+    return {}
 
 
 def _code() -> str:
