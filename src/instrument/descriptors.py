@@ -51,8 +51,9 @@ class OwnDescriptor:
 
     def read(self, size: int) -> bytes:
         """Wait for bytes, at most ``size``; return none at the end, and where the program closed the file."""
-        with Suppressed(OSError):
-            return os.read(self.number, size) if self.own else b""
+        if self.own:
+            with Suppressed(OSError):
+                return os.read(self.number, size)
         return b""
 
     def close(self) -> None:

@@ -2,7 +2,9 @@
 
     python -m tests.faults.campaign FOLDER CASES SEED SCENARIO...
 
-CASES is the number of faults in each scenario, drawn by SEED, or "all". The results go to FOLDER/SCENARIO.json.
+CASES is the number of faults in each scenario, drawn by SEED, or "all" in an order drawn by it. What the scenario
+leads to without a fault goes to FOLDER/SCENARIO.json; what each fault leads to is a line of FOLDER/SCENARIO.jsonl.
+With INSTRUMENT_FUZZ_FUNCTION=NAME only functions fail that have NAME in their names.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class Result(NamedTuple):
     counts: dict[str, int]
     leftovers: list[str]
     modules: list[str]
-    windows: list[str]  # that have a line in a manifest
+    windows: list[str]  # of the lines of manifests
     text: str  # what it printed, and the manifest
 
 
@@ -83,6 +85,8 @@ def verdict(case: Case, result: Result, recorded: Result) -> str:
         return "leaked"
     if set(result.leftovers) - set(recorded.leftovers):
         return "left behind"
+    if len(set(result.windows)) < len(result.windows):
+        return "two manifest lines"
     if fault not in result.text:
         return "unsaid"
     if set(recorded.windows) <= set(result.windows) or result.in_setup:  # else no window was planned
@@ -120,7 +124,7 @@ class Runner:
         report = json.loads(_text(folder / "report.json") or "{}")
         manifests = {path.parent.name: _text(path) for path in folder.glob("**/manifest.jsonl")}
         lines = [(name, line) for name, text in manifests.items() for line in text.splitlines()]
-        windows = {f"{name}/{json.loads(line)['window']}" for name, line in lines}
+        windows = [f"{name}/{json.loads(line)['window']}" for name, line in lines]
         result = Result(
             os.waitstatus_to_exitcode(status),
             json.loads(_text(folder / "outcome.json") or "null"),
@@ -133,7 +137,7 @@ class Runner:
             sorted(windows),
             "".join([_text(folder / "output.txt"), *manifests.values()]),
         )
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # a finishing process may still write into it
         return result
 
     def _become(self, folder: Path, plain: bool, case: Case | None) -> None:
@@ -194,8 +198,8 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def campaign(runner: Runner, scenario: str, number: int | None, seed: int) -> dict[str, Any]:
-    """Run ``number`` faults of a scenario, or all."""
+def campaign(runner: Runner, scenario: str, number: int | None, seed: int, folder: Path) -> None:
+    """Run ``number`` faults of a scenario, or all, and write what they lead to."""
     from . import scenarios
 
     with runner.turn():
@@ -206,23 +210,22 @@ def campaign(runner: Runner, scenario: str, number: int | None, seed: int) -> di
         for module in recorded.modules:  # once, instead of in each case
             with suppress(Exception):
                 importlib.import_module(module)
-    found: dict[str, Any] = {
-        "expected": expected._asdict(), "recorded": recorded._asdict(), "cases": [],
-    }  # fmt: skip
+    without = {"expected": expected._asdict(), "recorded": recorded._asdict()}
+    (folder / f"{scenario}.json").write_text(json.dumps(without))
     gc.freeze()  # what is there by now need not be looked at, and copied, in each process
     known = cases(recorded.counts)
     wanted = os.environ.get("INSTRUMENT_FUZZ_FUNCTION")
     if wanted:
         known = [case for case in known if wanted in case.function]
-    chosen = known if number is None else random.Random(seed).sample(known, min(number, len(known)))
-    for case in chosen:
-        begun = time.monotonic()
-        result = runner.run(case=case)
-        word = verdict(case, result, recorded)
-        detail = "" if word in ("contained", "not reached") else result.text[-4000:]
-        took = round(time.monotonic() - begun, 2)
-        found["cases"].append({**case._asdict(), "verdict": word, "detail": detail, "took": took})
-    return found
+    count = len(known) if number is None else min(number, len(known))
+    with (folder / f"{scenario}.jsonl").open("w", buffering=1) as lines:
+        for case in random.Random(seed).sample(known, count):
+            begun = time.monotonic()
+            result = runner.run(case=case)
+            word = verdict(case, result, recorded)
+            detail = "" if word in ("contained", "not reached") else result.text[-4000:]
+            took = round(time.monotonic() - begun, 2)
+            lines.write(json.dumps({**case._asdict(), "verdict": word, "detail": detail, "took": took}) + "\n")
 
 
 def main(folder: Path, number: int | None, seed: int, names: list[str]) -> None:
@@ -243,13 +246,12 @@ def main(folder: Path, number: int | None, seed: int, names: list[str]) -> None:
     for name in names:
         process = os.fork()
         if process == 0:
-            found = campaign(Runner(name, folder, faults, tokens), name, number, seed)
-            (folder / f"{name}.json").write_text(json.dumps(found))
+            campaign(Runner(name, folder, faults, tokens), name, number, seed, folder)
             return
         processes[process] = name
-    for process, name in processes.items():
-        if os.waitpid(process, 0)[1]:
-            print(f"the campaign of {name} failed", file=sys.stderr)
+    failed = [name for process, name in processes.items() if os.waitpid(process, 0)[1]]
+    if failed:
+        sys.exit(f"the campaigns of {', '.join(failed)} failed")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ SEED = 11
 OUTERMOST = {
     # The import statement of the program itself.
     "instrument:__getattr__",
+    # It returns itself, and no more.
+    "instrument.modules.service:Handle.__enter__",
     # They stand for the program's own code or torch's, which they call; what else they call is contained.
     "instrument.compat:on_profiler.run_on_profiler_start",
     "instrument.compat:on_profiler.run_on_profiler_stop",
@@ -40,6 +43,8 @@ OUTERMOST = {
     "instrument.syncs.function:FunctionCalls._following.call_async",
     "instrument.windows.steps:Steps.__iter__",
     # The containment: what it raises is what the function that it calls raised.
+    "instrument.guard:Contained.__enter__",
+    "instrument.guard:Contained.__exit__",
     "instrument.guard:Contained.__init__",
     "instrument.guard:Guard.contained",
     "instrument.guard:_Once.__call__",
@@ -79,7 +84,13 @@ def campaigns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     number = "all" if os.environ.get("INSTRUMENT_FUZZ") == "all" else str(SAMPLE)
     command = [sys.executable, "-m", "tests.faults.campaign", str(folder), number, str(SEED), *SCENARIOS]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True)
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in SCENARIOS}
+    return {name: _found(folder, name) for name in SCENARIOS}
+
+
+def _found(folder: Path, scenario: str) -> dict[str, Any]:
+    lines = (folder / f"{scenario}.jsonl").read_text().splitlines()
+    without: dict[str, Any] = json.loads((folder / f"{scenario}.json").read_text())
+    return {**without, "cases": list(map(json.loads, lines))}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -16,8 +16,12 @@ from torch.cuda import _gpu_trace as trace
 
 import instrument
 from instrument.errors import SyncError
+from instrument.guard import guard
+from instrument.syncs import sources
+from instrument.syncs.detector import SyncDetector
 from instrument.syncs.live import detect_syncs, no_syncs
 from instrument.syncs.policy import allow_sync
+from instrument.syncs.recorder import Recorder
 from tests.support.gpu_waits import Gpu, gpu, here, shown
 
 __all__ = ["gpu"]
@@ -530,3 +534,26 @@ def test_one_inside_of_itself(gpu: Gpu) -> None:
         bool(gpu.x)
     gpu.x.nonzero()
     assert ["item", "cpu", "tolist", "bool"] == [op for op, _, _ in shown(syncs.findings)]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Recorder, "add"), (SyncDetector, "judge"), (sources, "begun"), (sources, "context_of")],
+)
+def test_what_fails_breaks_no_call_that_waits(
+    gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    """No call, backward pass or end of the block raises what noting a wait raises."""
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("for a wait")
+
+    monkeypatch.setattr(owner, name, fail)
+    Waits.gpu = gpu
+    before = guard.failures["noting a wait"]
+    with detect_syncs():
+        gpu.x.item()
+        torch.cuda.synchronize()
+        f"{gpu.x}"
+        Waits.apply(torch.ones(2, requires_grad=True)).sum().backward()
+    assert guard.failures["noting a wait"] > before

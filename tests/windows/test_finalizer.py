@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,8 +22,10 @@ import torch
 
 import instrument
 from instrument.config import settings
+from instrument.descriptors import OwnSocket
+from instrument.guard import guard
 from instrument.windows import finalizer as module
-from instrument.windows.process import FinalizerProcess
+from instrument.windows.process import FEATURE, FinalizerProcess
 
 from ..support import programs
 from ..support.finalizers import eventually, finalizer, processes
@@ -262,6 +266,46 @@ def test_a_window_that_cannot_be_handed_over(
     assert [("recorded", "not compressed: MemoryError: for the job"), ("recorded", None)] == reasons
     assert [[0], [1]] == recorded(out)
     assert "finishing a window failed and was skipped" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["sendall", "recv"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOBUFS, "no room"), MemoryError("no room")])
+def test_a_connection_that_fails(
+    out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
+) -> None:
+    """The process is given up without being waited for, each window has one line, and the next one has another."""
+    original = getattr(socket.socket, method)
+    failures, before = [error], guard.failures[FEATURE]
+
+    def failing(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return original(*arguments)
+
+    monkeypatch.setattr(OwnSocket, method, failing, raising=False)
+    with every_step(out, 2) as prof:
+        window(prof)
+        eventually(lambda: 1 == len(prof.windows))
+        window(prof)
+    assert [(1, "recorded"), (2, "recorded")] == statuses(manifest(out))
+    given_up = f"not compressed: the process that finishes windows was given up: {error!r}"
+    assert {given_up, None} >= {entry["reason"] for entry in manifest(out)}
+    assert guard.failures[FEATURE] > before
+    assert [[0], [1]] == recorded(out)
+    assert not processes(os.getpid())
+
+
+def test_a_connection_that_the_program_closes(out: Path, lenient: None) -> None:
+    """As daemons do; each window has one line, which says why it is not compressed."""
+    with every_step(out, 2) as prof:
+        window(prof)
+        eventually(lambda: 1 == len(prof.windows))
+        os.close(prof._finalizer._process._socket.fileno())
+        window(prof)
+    assert [(1, "recorded"), (2, "recorded")] == statuses(manifest(out))
+    assert "closed the connection" in manifest(out)[1]["reason"]
+    assert [[0], [1]] == recorded(out)
+    assert not processes(os.getpid())
 
 
 def test_a_process_that_is_no_python(out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from ..integrations.loop import Loop
 from ..sigaction import c_handler, c_library, is_default
 from ..windows.loop import Profile
 
+FEATURE = "handling SIGTERM"
 _PACKAGE = Path(__file__).parents[1]
 _OWN = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
 _WAITS = str(_PACKAGE / "windows/steps.py")  # for the program's own items
@@ -51,7 +52,7 @@ class Termination:
         Profile.idle.append(self._idle)
         os.register_at_fork(after_in_child=self._forked)
 
-    @guard.contained("handling SIGTERM")
+    @guard.contained(FEATURE)
     def _started(self) -> None:
         main = threading.current_thread() is threading.main_thread()
         if self._pipe is not None or not main or os.getpid() != self._process:
@@ -72,7 +73,7 @@ class Termination:
         self._c_handler = c_handler(signal.SIGTERM)
         threading.Thread(target=self._watch, args=(reader,), name="instrument-sigterm", daemon=True).start()
 
-    @guard.contained("handling SIGTERM")
+    @guard.contained(FEATURE)
     def _idle(self) -> None:
         """Handle the signal no more, as no window is open or to come."""
         if threading.current_thread() is threading.main_thread() and not (self._saving or self._again):
@@ -83,7 +84,7 @@ class Termination:
         if self._pipe is not None and os.getpid() == self._process:
             self._restore()
 
-    @guard.contained("handling SIGTERM")
+    @guard.contained(FEATURE)
     def check(self) -> None:
         """Forget descriptors that the program closed: their numbers may be those of its own files by now."""
         if self._pipe is None or self._pipe[1].own:
@@ -92,6 +93,7 @@ class Termination:
             self._restore()
             log.warning("SIGTERM is not handled any more, as the program closed files that it did not open")
 
+    @guard.contained(FEATURE)
     def _forked(self) -> None:
         """Leave a child with what it would have had."""
         if self._pipe is not None:
@@ -113,7 +115,10 @@ class Termination:
         """Save what is open, unless this interrupts the very code that records, or a backward pass."""
         if self._saving:
             _die()
-        if compat.in_backward() or _inside(frame):
+        early = True
+        with guard.contained(FEATURE):
+            early = compat.in_backward() or _inside(frame)
+        if early:
             self._again = True
             return
         self._saving = True
@@ -126,6 +131,7 @@ class Termination:
         finally:  # also where an error is to be raised
             _die()
 
+    @guard.contained(FEATURE)
     def _watch(self, reader: OwnDescriptor) -> None:
         """Count the signals that arrive, whatever the main thread does."""
         received = 0
@@ -140,6 +146,7 @@ class Termination:
                 threading.Thread(target=self._wait, name="instrument-sigterm", daemon=True).start()
         reader.close()
 
+    @guard.contained(FEATURE)
     def _wait(self) -> None:
         """Call the handler again where it came too early; end the process where it never comes to it."""
         deadline = time.monotonic() + _GRACE_S

@@ -147,11 +147,18 @@ class OpenRanges:
     def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)  # TorchScript compiles the source of what is wrapped
         def enter(context: Any) -> Any:
-            if get_ident() == self._thread:
-                self._opened.append(weakref.ref(context))
-                if len(self._opened) > self._room:
-                    self._opened = [ref for ref in self._opened if ref() is not None]
-                    self._room = max(_ROOM, 2 * len(self._opened))
+            try:
+                if get_ident() == self._thread:
+                    self._opened.append(weakref.ref(context))
+                    if len(self._opened) > self._room:
+                        self._opened = [ref for ref in self._opened if ref() is not None]
+                        self._room = max(_ROOM, 2 * len(self._opened))
+            except Exception as error:
+                try:
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             return original(context)
 
         return enter

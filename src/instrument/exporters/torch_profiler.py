@@ -81,7 +81,10 @@ class TorchProfilerExporter:
                 log.warning(f"{tool} traces the GPU: torch.profiler records the CPU only")
         _check(options)
         try:
-            refuse_late(self._options)
+            if options:
+                refuse_late(self._options)
+        except (MemoryError, RecursionError):  # they say nothing of the options
+            raise
         except Exception as error:  # torch raises whatever it stumbles over, without naming the argument
             if is_interrupt(error):
                 raise
@@ -210,17 +213,18 @@ class TorchProfilerCapture:
         try:
             self._end_step()  # a range that is freed in the next recording crashes torch
             self.profiler.stop_trace()
+            self._end_ranges()
         except BaseException as error:
             self._take_off(error)
+            self._end_ranges()  # once more, if it was that which failed
             raise
         finally:
-            self._end_ranges()
             sessions.release(self)
 
     def _end_ranges(self) -> None:
-        ranges, self._ranges = self._ranges, None
-        if ranges is not None:
-            ranges.end()
+        if self._ranges is not None:
+            self._ranges.end()
+            self._ranges = None
 
     def _take_off(self, error: BaseException) -> None:
         """Have torch record no more after its stop failed: the next window would find a profiler active."""

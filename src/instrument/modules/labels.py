@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import weakref
@@ -59,8 +60,8 @@ class Labels:
 
     def keep(self, thing: Any, label: str) -> None:
         """Give ``thing`` the label ``label`` until it is gone."""
-        key, known = id(thing), self._known
-        known[key] = weakref.ref(thing, lambda _: known.pop(key, None)), label
+        # A method of dict: what a callback raises cannot be contained. The reference is the default of `pop`.
+        self._known[id(thing)] = weakref.ref(thing, functools.partial(self._known.pop, id(thing))), label
 
     def held(self, kind: type) -> list[Any]:
         """Return the instances of ``kind`` that variables of the running functions lead to; at most 15 ms."""

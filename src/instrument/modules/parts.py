@@ -18,7 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import compat
 from ..guard import guard
-from ..interrupts import is_interrupt
+from ..interrupts import Suppressed
 from ..patch import Patch, leave_no_frame
 from ..regions import live, region
 from ..regions.region import Region
@@ -270,9 +270,7 @@ def _copied(moved: Callable[..., Moved], *args: Any, **kwargs: Any) -> Region | 
             if device is None or source.device.type != "cpu" or device.type == "cpu":
                 return None
             return _copy_region(str(compat.with_index(device)), source.numel() * source.element_size())
-    except (TypeError, ValueError, RuntimeError) as error:
-        if is_interrupt(error):
-            raise
+    except TypeError:
         return None  # wrong arguments, which the method itself will say
     except Exception as error:
         try:
@@ -294,13 +292,19 @@ def _to(source: torch.Tensor, *args: Any, **kwargs: Any) -> Moved:
     if isinstance(target, torch.Tensor):
         return source, target.device
     known = isinstance(target, (str, int, torch.device))
-    return source, torch.device(target) if known else None  # else a dtype
+    return source, _device(target) if known else None  # else a dtype
 
 
 def _cuda(tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> Moved:
     if device is None or isinstance(device, int):
-        return tensor, torch.device("cuda", device)
-    return tensor, torch.device(device)
+        return tensor, _device("cuda", device)
+    return tensor, _device(device)
+
+
+def _device(*given: Any) -> torch.device | None:
+    with Suppressed(TypeError, ValueError, RuntimeError):  # wrong arguments, which the method itself will say
+        return torch.device(*given)
+    return None
 
 
 def _copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Moved:

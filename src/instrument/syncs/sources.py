@@ -22,6 +22,7 @@ from .gpu_trace import GpuTrace
 from .listener import Listener
 from .sync_warning import SyncWarning
 
+FEATURE = "noting a wait"
 # The modules whose functions run inside of calls that wait
 _CALLED = [f"{__package__}.{name}" for name in (
     "sources", "calls", "explicit", "sync_warning", "gpu_trace", "listener", "detector", "live", "recorder",
@@ -97,7 +98,7 @@ class Sources:
         scope = self._scope(thread)
         if not self._listeners or (scope is not None and scope.whole):
             return
-        with guard.contained("noting a wait"):
+        with guard.contained(FEATURE):
             where = (id(frame), frame.f_lasti if frame is not None else -1)
             wait = self._waits.get(thread)
             if wait is not None and wait.where == where:
@@ -120,7 +121,7 @@ class Sources:
         scope = self._scope(thread)
         if scope is not None and scope.whole:
             return
-        with guard.contained("noting a wait"):
+        with guard.contained(FEATURE):
             wait = self._waits.pop(thread, None)
             if wait is None and not self._trace.active:
                 self._commit(self._begin("stream", frame, scope))
@@ -135,6 +136,7 @@ class Sources:
         for thread in list(self._waits):
             self._flush(thread)
 
+    @guard.contained(FEATURE)
     def _flush(self, thread: int) -> None:
         wait = self._waits.pop(thread, None)
         scope = self._scope(thread)
@@ -163,7 +165,7 @@ class Sources:
             yield
             return
         wait = None
-        with guard.contained("noting a wait"):
+        with guard.contained(FEATURE):
             self._flush(thread)
             wait = self._begin("device", frame, Scope(copy=copy), op, cause)
             self._judge(wait)
@@ -211,18 +213,25 @@ class Sources:
     @contextlib.contextmanager
     def calling_backward(self, frame: FrameType) -> Iterator[None]:
         """Run a backward pass for ``frame``, whose nodes may wait on other threads."""
+        caller = None
+        with guard.contained(FEATURE):
+            caller = self._calling(frame)
+            self._callers.append(caller)
+        try:
+            yield
+        finally:
+            if caller in self._callers:
+                self._callers.remove(caller)
+
+    def _calling(self, frame: FrameType) -> Caller:
+        """Return the caller of a backward pass that ``frame`` calls."""
         thread = threading.get_ident()
         outer = self._caller(thread)
         context = context_of(outer) or contextvars.copy_context()
         regions = {id(listener): listener.recorder.path() for listener in self._listeners}
         if outer is not None:
             regions = {one: path or outer.regions.get(one, ()) for one, path in regions.items()}
-        caller = Caller(thread, frame, context, regions)
-        self._callers.append(caller)
-        try:
-            yield
-        finally:
-            self._callers.remove(caller)
+        return Caller(thread, frame, context, regions)
 
     @contextlib.contextmanager
     def _within(self, scope: Scope) -> Iterator[None]:
@@ -255,6 +264,7 @@ class Sources:
         own = [caller for caller in self._callers if caller.thread == thread]
         return (own or self._callers)[-1]
 
+    @guard.contained(FEATURE)
     def _commit(self, wait: Wait) -> None:
         self._judge(wait)
         self._count(wait)
@@ -263,6 +273,7 @@ class Sources:
         for listener, event in wait.events:
             listener.judge(event, wait.thread)
 
+    @guard.contained(FEATURE)
     def _count(self, wait: Wait) -> None:
         for listener, event in wait.events:
             event.blocked_ns = wait.blocked_ns

@@ -85,8 +85,10 @@ class OptimizerSteps:
     def remove(self) -> None:
         """End."""
         self._stepped = _nothing
-        self._handle.remove()
-        undo(self._patches)
+        try:
+            self._handle.remove()
+        finally:
+            undo(self._patches)
 
     def _patched(self) -> Iterator[Patch]:
         import torch
@@ -143,10 +145,18 @@ class OptimizerSteps:
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            thread = get_ident()
-            outermost = not (live.tracing() or compat.in_backward())
-            if outermost:
-                self._passes.add(thread)
+            thread, outermost = 0, False
+            try:
+                thread = get_ident()
+                outermost = not (live.tracing() or compat.in_backward())
+                if outermost:
+                    self._passes.add(thread)
+            except Exception as error:
+                try:
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:

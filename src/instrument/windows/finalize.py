@@ -61,10 +61,9 @@ class Finalize:
             answer = self._kinds[job["kind"]](job)
         return {**answer, "errors": self._errors}
 
-    def flush(self) -> None:
-        """Write the lines of windows whose timing does not come any more."""
-        for number in list(self._held):
-            self._timed({"window": number, "timing": None})
+    def rest(self) -> list[Job]:
+        """Return jobs that write the lines of windows whose timing does not come any more."""
+        return [{"kind": "timed", "job": 0, "window": number, "timing": None} for number in self._held]
 
     def _window(self, job: Job) -> dict[str, Any]:
         """Compress the trace of a window, and read it for the summary."""
@@ -200,14 +199,18 @@ def main(parent: int) -> None:
     threading.Thread(target=_receive, args=(jobs, parent), daemon=True).start()
     finalize = Finalize()
     while (job := jobs.get()) is not None:
-        answer = finalize.answer(job)
-        with suppress(OSError):  # nobody is there to read it
-            data = json.dumps({"job": job["job"], **answer}).encode() + b"\n"
-            while data:
-                data = data[os.write(answers, data) :]
+        _reply(answers, job, finalize.answer(job))
         if job["kind"] == "end":
             return
-    finalize.flush()
+    for job in finalize.rest():
+        _reply(answers, job, finalize.answer(job))
+
+
+def _reply(answers: int, job: Job, answer: Mapping[str, Any]) -> None:
+    with suppress(OSError):  # nobody is there to read it
+        data = json.dumps({"job": job["job"], **answer}).encode() + b"\n"
+        while data:
+            data = data[os.write(answers, data) :]
 
 
 def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:

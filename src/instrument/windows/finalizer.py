@@ -17,14 +17,12 @@ from ..exporters.raw_trace import packed, part
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
 from .manifest import Manifest, described, not_compressed
-from .process import FinalizerProcess
+from .process import FEATURE, FinalizerProcess
 
 _WAIT_S = 60.0  # how long the end of a run waits for its windows, ...
 _WAIT_S_PER_BYTE = 0.5e-6  # ... and a second more for each 2 MB of trace
 _STDERR_S = 5.0  # how long the summary waits for whoever reads standard error
 _CHUNK = 1024  # characters, which a pipe that is ready for any takes at once
-
-FEATURE = "finishing a window"
 
 Tell = Callable[[str], None]
 
@@ -145,6 +143,7 @@ class WindowFinalizer:
                 windows = "1 window" if unreported == 1 else f"{unreported} windows"
                 (tell or self._print)(f"instrument: {windows} {self._hint}\n")
 
+    @guard.contained(FEATURE)
     def close(self) -> None:
         """Let the process end when its work is done, as no window follows."""
         if self._process is not None:
@@ -163,10 +162,23 @@ class WindowFinalizer:
         process = self._process
         if process is None:
             return
-        size = sum(_size(job["raw"]) for job in list(self._jobs.values()) if "raw" in job)
-        process.end(_WAIT_S + size * _WAIT_S_PER_BYTE)
+        wait_s = _WAIT_S
+        failure: Exception | None = None
+        with guard.contained(FEATURE):
+            sizes = [_size(job["raw"]) for job in list(self._jobs.values()) if "raw" in job]
+            wait_s += sum(sizes) * _WAIT_S_PER_BYTE
+        try:
+            process.end(wait_s)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            failure = error
+            process.give_up(error)
+            process.end(wait_s)
         self._process = None
         self._abandon(process.ended or "does not answer")  # what was sent when it was gone, if anything
+        if failure is not None:
+            guard.failed(FEATURE, failure)
 
     def _send(self, kind: str, **job: Any) -> None:
         if self._process is not None and (self._process.closed or self._process.ended):
@@ -204,6 +216,9 @@ class WindowFinalizer:
                 guard.failed(feature, CaptureError(error))
         except BaseException as error:  # also a SystemExit of the user's function: the thread has to go on
             self._failure = self._failure or (error if isinstance(error, Exception) else None)
+            if answer.get("written"):  # its line is there
+                self._jobs.pop(answer["job"], None)
+                self._jobs.pop(answer.get("window", 0), None)
 
     def _print(self, text: str) -> None:
         """Write to `stderr`, and where that is closed or broken to ``sys.stderr``."""

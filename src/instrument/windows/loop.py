@@ -505,6 +505,7 @@ class Profile(LikeTorch):
             return [_ELSEWHERE if recording.elsewhere else _IN_BACKWARD if self._postponed else _UNSEEN]
         return []
 
+    @guard.contained(FEATURE)
     def _hand_over(self, step: int) -> None:
         """Complete the window that is over, if one is left, with the times of steps before ``step``."""
         number, self._untimed = self._untimed, None

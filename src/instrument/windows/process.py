@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ..descriptors import OwnSocket
-from ..interrupts import Suppressed
+from ..guard import guard
+from ..interrupts import Suppressed, is_interrupt
 from .background import BackgroundProcess
 
+FEATURE = "finishing a window"
 _CODE = """\
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -34,6 +36,7 @@ main({parent})
 _PACKAGE = Path(__file__).resolve().parents[1]
 _ROOM = 1 << 15  # bytes that the connection takes without being read
 _KILL_S = 5  # how long its end may take once it is killed
+_TOO_LONG = "was killed as it took too long"
 _WAKE = b'{"kind": "wake", "job": 0}\n'
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a process that is gone must not end this one with SIGPIPE
 _ENVIRONMENT = {
@@ -50,15 +53,15 @@ class FinalizerProcess:
     Where no thread can be started, as at exit from Python 3.12 on, `end` hands over all answers.
 
     The process is in a session of its own, so that Ctrl-C at the terminal does not reach it, and no child of this
-    one where that is possible (`BackgroundProcess`). Once its work is done it ends after `close`, or when this
-    process is gone. It holds none of this process's files open.
+    one where that is possible (`BackgroundProcess`). Once its work is done it ends after `close` or `give_up`, or
+    when this process is gone. It holds none of this process's files open.
 
     Args:
         answered: called with each answer, a mapping with the number of its ``job``.
         gone: called after the last answer.
 
     Attributes:
-        closed: whether `close` was called.
+        closed: whether it takes no more jobs.
         ended: how the process ended, in words.
 
     Raises:
@@ -73,7 +76,8 @@ class FinalizerProcess:
         self._lock = threading.Lock()
         self._unsent: deque[bytes] = deque()
         self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
-        self._killed = False
+        self._rest = b""  # of an answer that is not whole so far
+        self._failed: str | None = None  # in words
         self._deadline: float | None = None  # of `end`, if there is no thread to wait for
         self.closed = False
         self.ended: str | None = None
@@ -91,7 +95,8 @@ class FinalizerProcess:
         _running.add(self)
 
     def _start_thread(self) -> threading.Thread | None:
-        thread = threading.Thread(target=self._receive, name="instrument", daemon=True)
+        receive = guard.contained(FEATURE)(self._receive)
+        thread = threading.Thread(target=receive, name="instrument", daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -99,33 +104,53 @@ class FinalizerProcess:
         return thread
 
     def send(self, job: Mapping[str, Any]) -> None:
-        """Send a job without blocking; what the connection has no room for is sent when there is some."""
-        with self._lock:
-            self._unsent.append(json.dumps(job).encode() + b"\n")
-            self._flush()
+        """Send a job without blocking; what the connection has no room for is sent when there is some.
+
+        Raises:
+            Exception: what failed here; the process was given up.
+        """
+        try:
+            with self._lock:
+                self._unsent.append(json.dumps(job).encode() + b"\n")
+                self._flush()
+        except Exception as error:
+            if not is_interrupt(error):
+                self.give_up(error)
+            raise
 
     def close(self) -> None:
         """Let the process end when its work is done."""
         if not self.closed:
-            self.closed = True
             self.send({"kind": "end", "job": 0})
+            self.closed = True
 
     def end(self, timeout: float) -> None:
         """Wait until its work is done and all answers are handed over; after ``timeout`` seconds kill it."""
         self.close()
-        if self._thread is None:
-            if self.ended is None:
-                self._deadline = time.monotonic() + timeout
-                self._receive()
-            return
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            self._kill()
-            self._thread.join(_KILL_S)
+        deadline = time.monotonic() + timeout
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                self._kill(_TOO_LONG)
+                self._thread.join(_KILL_S)
+                return
+        if self.ended is None:  # there was no thread, or it failed
+            self._deadline = deadline
+            self._receive()
 
-    def _kill(self) -> None:
-        self._killed = True
-        self._process.kill()
+    def give_up(self, error: Exception) -> None:
+        """Send nothing more because of ``error``: the process ends once it has done what it was sent."""
+        self.closed = True
+        self._failed = self._failed or f"was given up: {error!r}"
+        with Suppressed(OSError):  # the process is gone
+            if self._connected():
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def _kill(self, why: str) -> None:
+        self.closed = True
+        if self.ended is None:
+            self._failed = self._failed or why
+            self._process.kill()
 
     def _flush(self) -> None:
         """Send what there is room for; the caller holds the lock."""
@@ -139,39 +164,58 @@ class FinalizerProcess:
         self._write(data)
 
     def _write(self, data: bytes) -> None:
-        with Suppressed(OSError):  # the process is gone, which is noticed where answers are received
+        with Suppressed(ConnectionError):  # the process is gone, which is noticed where answers are received
             self._limit()
-            if self._socket.own:
+            if self._connected():
                 self._socket.sendall(data, _NO_SIGNAL)
 
     def _receive(self) -> None:
-        rest = b""
-        while data := self._received():
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                self._line(line)
+        for _ in range(2):
+            try:
+                self._read()
+                break
+            except Exception as error:
+                if is_interrupt(error):
+                    raise
+                if isinstance(error, TimeoutError):
+                    self._deadline = time.monotonic() + _KILL_S
+                    self._kill(_TOO_LONG)
+                else:
+                    self.give_up(error)
+                    guard.note(FEATURE, error)
+        else:
+            self._kill(_TOO_LONG)
         ended = self._process.wait()
         self._socket.close()
         _running.discard(self)
-        self.ended = "was killed as it took too long" if self._killed else ended
+        self.ended = self._failed or ended
         self._gone(self)
 
-    def _line(self, line: bytes) -> None:
-        answer = None
-        with Suppressed(ValueError):  # half a line of a process that was killed, or what is not Python may print
-            answer = json.loads(line)
-        if not isinstance(answer, dict):
-            return
+    def _read(self) -> None:
+        """Hand over the answers that come, until the connection ends."""
+        while True:
+            while b"\n" in self._rest:
+                line, _, rest = self._rest.partition(b"\n")
+                answer = _parsed(line)
+                self._rest = rest  # not before: an answer that could not be parsed is tried again
+                self._take(answer)
+            data = self._received()
+            if not data:
+                return
+            self._rest += data
+
+    def _take(self, answer: dict[str, Any]) -> None:
         if "job" in answer:
             self._answered(answer)
             self._went_on()
-        else:
+        elif answer:
             self._process.exit_code = answer.get("exit_code")
 
     def _went_on(self) -> None:
         """A job was answered: send what there is room for, also a large one."""
         with self._lock:
-            self._unanswered.popleft()
+            if self._unanswered:  # else it is the line of a window, for which nobody asked
+                self._unanswered.popleft()
             large = b""
             if self._unsent and not self._unanswered and len(self._unsent[0]) > _ROOM:
                 large = self._unsent.popleft()
@@ -186,22 +230,31 @@ class FinalizerProcess:
             self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
 
     def _received(self) -> bytes:
-        try:
+        with Suppressed(ConnectionError):  # the process is gone
             self._limit()
-            return self._socket.recv(1 << 12) if self._socket.own else b""
-        except TimeoutError:
-            if not self._killed:
-                self._kill()
-                self._deadline = time.monotonic() + _KILL_S
-                return self._received()
-        except OSError:
-            pass
+            if self._connected():
+                return self._socket.recv(1 << 12)
         return b""
+
+    def _connected(self) -> bool:
+        if self._socket.own:
+            return True
+        self._kill("cannot be reached, as the program closed the connection")
+        return False
 
     def forked(self) -> None:
         """Let go of the process in a fork of this one."""
         self._socket.close()
         self._process.forked()
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Return an answer, empty for half a line of a process that was killed and for what is not Python prints."""
+    with Suppressed(ValueError):
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            return answer
+    return {}
 
 
 def _code() -> str:
@@ -218,6 +271,7 @@ def _environment() -> dict[str, str]:
 _running: weakref.WeakSet[FinalizerProcess] = weakref.WeakSet()
 
 
+@guard.contained(FEATURE)
 def _forked() -> None:
     for process in list(_running):
         process.forked()

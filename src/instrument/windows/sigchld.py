@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from ..guard import guard
 from ..sigaction import DEFAULT, exchange, handler
 
 _lock = threading.Lock()
@@ -77,6 +78,7 @@ def _dead_child() -> bool:
     return False
 
 
+@guard.contained("holding SIGCHLD back")
 def _forked() -> None:
     """In a fork that another thread made inside of the block: the thread that would leave it is not there."""
     global _lock, _saved

@@ -84,9 +84,10 @@ class Count:
     @guard.contained(FEATURE)
     def leave(self) -> None:
         """Stop following the optimizers."""
-        follower, self._follower = self._follower, None
+        follower = self._follower
         if follower is not None:
             follower.remove()
+            self._follower = None
             self._compare(follower.parameters)
 
     def _compare(self, parameters: Sequence[Any]) -> None:
@@ -141,8 +142,15 @@ class Steps(Generic[T]):
         step = profile.step
         try:
             for item in self._iterable:
-                if profile.near or count.attentive:
-                    count.begin_step()
+                try:
+                    if profile.near or count.attentive:
+                        count.begin_step()
+                except Exception as error:
+                    try:
+                        guard.failed(FEATURE, error)
+                    except Exception as raised:
+                        if raised is error:
+                            raise
                 count.open = True
                 yield item
                 if count.open:
@@ -152,6 +160,7 @@ class Steps(Generic[T]):
             count.leave()
             count.busy = False
             profile.pause(begun=not count.open)
+            count.leave()  # once more, in case it failed
 
     def __bool__(self) -> bool:
         return True  # not by the length, which a generator has not

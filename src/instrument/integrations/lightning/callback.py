@@ -171,25 +171,17 @@ class InstrumentCallback(OfLightning):
             self._apart = name
 
     @guard.contained(FEATURE)
-    def _batch_start(self, *_: Any) -> None:
-        """Open the step of an evaluation by itself."""
+    def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
+        """Open the step of an evaluation that runs by itself."""
         if self._evaluating and self._driving:
             self.loop.enter("step")
 
     @guard.contained(FEATURE)
-    def _batch_end(self, *_: Any) -> None:
-        """End it."""
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """End the step."""
         if self._evaluating and self._driving:
             self.loop.leave("step")
             self.loop.step()
-
-    def on_validation_batch_start(self, *given: Any, **_: Any) -> None:
-        """Open the step of an evaluation that runs by itself."""
-        self._batch_start(*given)
-
-    def on_validation_batch_end(self, *given: Any, **_: Any) -> None:
-        """End the step."""
-        self._batch_end(*given)
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
