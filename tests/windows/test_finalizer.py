@@ -255,7 +255,7 @@ def test_a_window_that_cannot_be_handed_over(
 
     with every_step(out, 2) as prof:
         with monkeypatch.context() as patch:
-            patch.setattr(module.WindowFinalizer, "_send", fail)
+            patch.setattr(module.WindowFinalizer, "_register", fail)
             window(prof)
         window(prof)
     reasons = [(entry["status"], entry["reason"]) for entry in manifest(out)]

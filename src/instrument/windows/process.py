@@ -34,6 +34,7 @@ main({parent})
 _PACKAGE = Path(__file__).resolve().parents[1]
 _ROOM = 1 << 15  # bytes that the connection takes without being read
 _KILL_S = 5  # how long its end may take once it is killed
+_FLUSH_S = 0.1  # how often `end` looks for jobs that have room now
 _WAKE = b'{"kind": "wake", "job": 0}\n'
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a process that is gone must not end this one with SIGPIPE
 _ENVIRONMENT = {
@@ -70,7 +71,7 @@ class FinalizerProcess:
     ) -> None:
         self._answered = answered
         self._gone = gone
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # held by who sends; nobody waits for it
         self._unsent: deque[bytes] = deque()
         self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
         self._killed = False
@@ -100,15 +101,14 @@ class FinalizerProcess:
 
     def send(self, job: Mapping[str, Any]) -> None:
         """Send a job without blocking; what the connection has no room for is sent when there is some."""
-        with self._lock:
-            self._unsent.append(json.dumps(job).encode() + b"\n")
-            self._flush()
+        self._unsent.append(json.dumps(job).encode() + b"\n")
+        self._flush()
 
     def close(self) -> None:
         """Let the process end when its work is done."""
         if not self.closed:
-            self.closed = True
             self.send({"kind": "end", "job": 0})
+            self.closed = True
 
     def end(self, timeout: float) -> None:
         """Wait until its work is done and all answers are handed over; after ``timeout`` seconds kill it."""
@@ -118,7 +118,10 @@ class FinalizerProcess:
                 self._deadline = time.monotonic() + timeout
                 self._receive()
             return
-        self._thread.join(timeout)
+        deadline = time.monotonic() + timeout
+        while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+            self._flush()  # in a signal handler that interrupted this thread in `_flush` no other can
+            self._thread.join(min(left, _FLUSH_S))
         if self._thread.is_alive():
             self._kill()
             self._thread.join(_KILL_S)
@@ -127,14 +130,30 @@ class FinalizerProcess:
         self._killed = True
         self._process.kill()
 
-    def _flush(self) -> None:
-        """Send what there is room for; the caller holds the lock."""
-        while self._unsent and sum(self._unanswered) + len(self._unsent[0]) <= _ROOM:
-            self._pass(self._unsent.popleft())
-        if self._unsent and not self._unanswered:  # a large job: what receives the answer sends it
-            self._pass(_WAKE)
+    def _flush(self, *, waits: bool = False) -> None:
+        """Send what there is room for; with ``waits`` also a job that is larger than the room.
 
-    def _pass(self, data: bytes) -> None:
+        It waits for no other thread: the one that sends looks again afterwards. A signal handler may call this on
+        the thread that it interrupted here, and sends what is left.
+        """
+        while self._fits() and self._lock.acquire(blocking=False):
+            try:
+                with Suppressed(IndexError):  # such a handler sent it
+                    self._send_next(waits)
+            finally:
+                self._lock.release()
+
+    def _fits(self) -> bool:
+        with Suppressed(IndexError):  # there is none, or another thread sent it
+            size = len(self._unsent[0])
+            return not self._unanswered or sum(self._unanswered.copy()) + size <= _ROOM
+        return False
+
+    def _send_next(self, waits: bool) -> None:
+        if not self._fits():
+            return
+        large = len(self._unsent[0]) > _ROOM
+        data = self._unsent.popleft() if waits or not large else _WAKE  # whose answer the other thread waits for
         self._unanswered.append(len(data))
         self._write(data)
 
@@ -170,16 +189,8 @@ class FinalizerProcess:
 
     def _went_on(self) -> None:
         """A job was answered: send what there is room for, also a large one."""
-        with self._lock:
-            self._unanswered.popleft()
-            large = b""
-            if self._unsent and not self._unanswered and len(self._unsent[0]) > _ROOM:
-                large = self._unsent.popleft()
-                self._unanswered.append(len(large))  # so that nothing else is sent meanwhile
-            else:
-                self._flush()
-        if large:  # without the lock, for which the loop would wait
-            self._write(large)
+        self._unanswered.popleft()
+        self._flush(waits=True)
 
     def _limit(self) -> None:
         if self._deadline is not None:
