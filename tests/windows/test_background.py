@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -282,3 +283,33 @@ process.end(60)
 print(process.ended)
 """
     assert "was ended by SIGALRM\n" == run(code, tmp_path)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_it_cannot_read_ends_it(tmp_path: Path, gone: bool) -> None:
+    """A line that is no job, or training that was gone before it began: it finishes what it has, and ends."""
+    entry = {"window": 1, "timing": None}
+    window = {
+        "kind": "window",
+        "job": 1,
+        "entry": entry,
+        "folder": str(tmp_path),
+        "raw": str(tmp_path / "trace.json"),
+    }
+    (tmp_path / "trace.json").write_text("{}")
+    training = subprocess.Popen(["/bin/true"])
+    training.wait()
+    code = f"""
+        from instrument.windows import finalize
+        finalize._LOOK_S = 0.1
+        finalize.main({training.pid if gone else os.getpid()})
+    """
+    options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    command = [sys.executable, programs.program(code, tmp_path)]
+    with subprocess.Popen(command, env=programs.environment(), **options) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps({**window, "read": False}).encode() + (b"\n" if gone else b"\n{no job\n"))
+        process.stdin.flush()  # which stays open, as in a fork of training
+        assert 0 == process.wait(60)
+    assert [1] == [entry["window"] for entry in manifest(tmp_path)]
+    assert (tmp_path / "trace.json.gz").exists()
