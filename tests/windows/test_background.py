@@ -310,6 +310,9 @@ def test_what_it_cannot_read_ends_it(tmp_path: Path, gone: bool) -> None:
         assert process.stdin is not None
         process.stdin.write(json.dumps({**window, "read": False}).encode() + (b"\n" if gone else b"\n{no job\n"))
         process.stdin.flush()  # which stays open, as in a fork of training
-        assert 0 == process.wait(60)
+        try:
+            assert 0 == process.wait(60)
+        finally:
+            process.kill()
     assert [1] == [entry["window"] for entry in manifest(tmp_path)]
     assert (tmp_path / "trace.json.gz").exists()

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,6 @@ from .training import manifest, recorded, statuses, traces, train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 KILLED = "not compressed: the process that finishes windows was ended by SIGKILL"
-
-
-@pytest.fixture(autouse=True)
-def none_before() -> None:
-    """Another file's tests may have left one, which would be counted here."""
-    for left in processes(os.getpid()):
-        with suppress(ProcessLookupError):
-            os.kill(left, signal.SIGKILL)
-    eventually(lambda: not processes(os.getpid()))
 
 
 def window(prof: Any) -> None:
