@@ -16,7 +16,7 @@ from instrument.windows import background
 from instrument.windows.process import FinalizerProcess
 
 from ..support import programs
-from ..support.finalizers import eventually, processes
+from ..support.finalizers import LOOKS_OFTEN, eventually, processes
 from .training import manifest, statuses
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a child")
@@ -195,7 +195,7 @@ for _ in range(3):
 
 def test_training_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     """What it recorded is finished, also while a fork outlives it."""
-    code = f"""{TRAIN}
+    code = f"""{LOOKS_OFTEN}{TRAIN}
 fork = os.fork()
 if fork == 0:
     os.close(1), os.close(2)

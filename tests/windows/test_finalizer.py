@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from instrument.windows import finalizer as module
 from instrument.windows.process import FinalizerProcess
 
 from ..support import programs
-from ..support.finalizers import eventually, finalizer, processes
+from ..support.finalizers import LOOKS_OFTEN, eventually, finalizer, processes
 from .training import manifest, recorded, statuses, traces, train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -320,6 +321,7 @@ def test_a_fork_lets_go_of_it(tmp_path: Path) -> None:
         prof.start()
         torch.ones(3).sum()
         prof.step()
+        reader, writer = os.pipe()
         before = len(os.listdir("/proc/self/fd"))
         fork = os.fork()
         if fork == 0:
@@ -327,12 +329,13 @@ def test_a_fork_lets_go_of_it(tmp_path: Path) -> None:
             prof.stop()
             print(before - len(os.listdir("/proc/self/fd")), flush=True)
             sys.stdout.close(), os.close(1), os.close(2)
+            os.write(writer, b".")
             time.sleep(60)
-        time.sleep(1)
+        os.read(reader, 1)
         print(os.getpid(), fork, flush=True)
         os._exit(0)
     """
-    done = run(code, tmp_path)
+    done = run(LOOKS_OFTEN + textwrap.dedent(code), tmp_path)
     closed, number, fork = done.stdout.split()
     try:
         assert "1" == closed
