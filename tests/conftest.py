@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from instrument.config import settings
 from instrument.regions import annotation, live
+from instrument.windows import process
 from instrument.windows.loop import Profile
 
 # DeepSpeed, which other packages import, chooses once for the process and takes "cuda" for its default.
@@ -44,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Raise internal errors, and fail a test that leaves a profiler or an emitter live."""
+    """Raise internal errors, and fail a test that leaves a profiler, an emitter or a finishing process live."""
     assert annotation.annotate  # follows torch's profilers from here on
     monkeypatch.setattr(settings, "strict", True)
     live.compiled_away.clear()
@@ -52,6 +53,12 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for running in list(Profile._running):  # loops of `steps` that may go on until the process ends
         running.abandon("the test is over")
+    finishing = list(process._running)
+    unclosed = [left for left in finishing if not left.closed]
+    for left in finishing:
+        left.end(30)
+    assert not unclosed
+    assert not any(left._killed for left in finishing)
     assert not torch.autograd._profiler_enabled()
     assert not live.recording
 

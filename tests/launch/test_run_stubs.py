@@ -168,12 +168,18 @@ def test_a_program_without_steps(tmp_path: Path, code: int, reason: str) -> None
     assert reason in done.stderr
 
 
-def test_a_damaged_manifest_is_no_reason_to_fail(tmp_path: Path) -> None:
-    """It says nothing, then."""
+def test_a_damaged_manifest_is_no_reason_to_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines that are broken say nothing, then; the others do."""
     asked = request(tmp_path)
     asked.out.mkdir()
-    (asked.out / "manifest.jsonl").write_bytes(b"\xff{")
+    path = asked.out / "manifest.jsonl"
+    path.write_bytes(b"\xff{")
     outcome.tell(VENDORS["nsys"], asked, asked.out / "nsys-x", 0, 0)
+    assert "no window opened" in capsys.readouterr().err
+    skipped = '{"window": 1, "status": "skipped", "reason": "why not", "planned_steps": [1, 2]}'
+    path.write_text(f'{{"window": 9}}\n{{"half\n{skipped}\n')
+    outcome.tell(VENDORS["nsys"], asked, asked.out / "nsys-x", len(b'{"window": 9}\n'), 0)
+    assert "window 1 (steps 1-2) was skipped, why not" in " ".join(capsys.readouterr().err.split())
 
 
 LISTENER = """

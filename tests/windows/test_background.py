@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from instrument.windows import background
 from instrument.windows.process import FinalizerProcess
 
 from ..support import programs
-from ..support.finalizers import eventually, processes
+from ..support.finalizers import LOOKS_OFTEN, eventually, processes
 from .training import manifest, statuses
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a child")
@@ -194,7 +195,7 @@ for _ in range(3):
 
 def test_training_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     """What it recorded is finished, also while a fork outlives it."""
-    code = f"""{TRAIN}
+    code = f"""{LOOKS_OFTEN}{TRAIN}
 fork = os.fork()
 if fork == 0:
     os.close(1), os.close(2)
@@ -282,3 +283,36 @@ process.end(60)
 print(process.ended)
 """
     assert "was ended by SIGALRM\n" == run(code, tmp_path)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_it_cannot_read_ends_it(tmp_path: Path, gone: bool) -> None:
+    """A line that is no job, or training that was gone before it began: it finishes what it has, and ends."""
+    entry = {"window": 1, "timing": None}
+    window = {
+        "kind": "window",
+        "job": 1,
+        "entry": entry,
+        "folder": str(tmp_path),
+        "raw": str(tmp_path / "trace.json"),
+    }
+    (tmp_path / "trace.json").write_text("{}")
+    training = subprocess.Popen(["/bin/true"])
+    training.wait()
+    code = f"""
+        from instrument.windows import finalize
+        finalize._LOOK_S = 0.1
+        finalize.main({training.pid if gone else os.getpid()})
+    """
+    options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    command = [sys.executable, programs.program(code, tmp_path)]
+    with subprocess.Popen(command, env=programs.environment(), **options) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps({**window, "read": False}).encode() + (b"\n" if gone else b"\n{no job\n"))
+        process.stdin.flush()  # which stays open, as in a fork of training
+        try:
+            assert 0 == process.wait(60)
+        finally:
+            process.kill()
+    assert [1] == [entry["window"] for entry in manifest(tmp_path)]
+    assert (tmp_path / "trace.json.gz").exists()

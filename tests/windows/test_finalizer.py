@@ -12,8 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,11 @@ from instrument.windows import finalizer as module
 from instrument.windows.process import FEATURE, FinalizerProcess
 
 from ..support import programs
-from ..support.finalizers import eventually, finalizer, processes
+from ..support.finalizers import LOOKS_OFTEN, eventually, finalizer, processes
 from .training import manifest, recorded, statuses, traces, train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 KILLED = "not compressed: the process that finishes windows was ended by SIGKILL"
-
-
-@pytest.fixture(autouse=True)
-def none_before() -> None:
-    """Another file's tests may have left one, which would be counted here."""
-    for left in processes(os.getpid()):
-        with suppress(ProcessLookupError):
-            os.kill(left, signal.SIGKILL)
-    eventually(lambda: not processes(os.getpid()))
 
 
 def window(prof: Any) -> None:
@@ -259,7 +250,7 @@ def test_a_window_that_cannot_be_handed_over(
 
     with every_step(out, 2) as prof:
         with monkeypatch.context() as patch:
-            patch.setattr(module.WindowFinalizer, "_send", fail)
+            patch.setattr(module.WindowFinalizer, "_register", fail)
             window(prof)
         window(prof)
     reasons = [(entry["status"], entry["reason"]) for entry in manifest(out)]
@@ -374,6 +365,7 @@ def test_a_fork_lets_go_of_it(tmp_path: Path) -> None:
         prof.start()
         torch.ones(3).sum()
         prof.step()
+        reader, writer = os.pipe()
         before = len(os.listdir("/proc/self/fd"))
         fork = os.fork()
         if fork == 0:
@@ -381,12 +373,13 @@ def test_a_fork_lets_go_of_it(tmp_path: Path) -> None:
             prof.stop()
             print(before - len(os.listdir("/proc/self/fd")), flush=True)
             sys.stdout.close(), os.close(1), os.close(2)
+            os.write(writer, b".")
             time.sleep(60)
-        time.sleep(1)
+        os.read(reader, 1)
         print(os.getpid(), fork, flush=True)
         os._exit(0)
     """
-    done = run(code, tmp_path)
+    done = run(LOOKS_OFTEN + textwrap.dedent(code), tmp_path)
     closed, number, fork = done.stdout.split()
     try:
         assert "1" == closed

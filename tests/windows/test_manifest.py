@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import re
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ import pytest
 import instrument
 from instrument.integrations.loop import Loop
 from instrument.regions import live
-from instrument.windows.manifest import Manifest
+from instrument.windows import manifest as module
+from instrument.windows.manifest import Manifest, append, entries_of, files_of
 
 from .training import Recorder, manifest, train
 
@@ -177,3 +181,105 @@ def test_a_folder_that_cannot_be_written_leaves_the_line_in_the_object(tmp_path:
     record = Manifest(tmp_path / "file" / "runs")
     record.add(record.entry(rank=0, window=1, status="recorded", planned_steps=(1, None), exporter="e"))
     assert [1] == [entry["window"] for entry in record.entries]
+
+
+LINE: dict[str, Any] = {"rank": 0, "status": "recorded", "planned_steps": (1, 2), "exporter": "e"}
+
+
+def windows(out: Path) -> list[int]:
+    return [entry["window"] for entry in entries_of(out)]
+
+
+def test_a_disk_that_is_full_takes_no_line_of_another_rank(
+    out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another rank appends while a write fails stays; what failed is written once there is room."""
+
+    class Full(io.FileIO):
+        left = 20
+
+        def write(self, data: Any) -> int:
+            if len(data) <= Full.left:
+                return super().write(data)
+            if Full.left:
+                part, Full.left = data[: Full.left], 0
+                return super().write(part)
+            monkeypatch.undo()
+            append(out, [b'{"window": 2}\n'])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    append(out, [b'{"window": 1}\n'])
+    record = Manifest(out)
+    monkeypatch.setattr(Path, "open", lambda path, mode, **_: Full(path, mode.replace("b", "")))
+    record.add(record.entry(window=3, **LINE))
+    assert [1, 2] == windows(out)
+    record.flush()
+    assert [1, 2, 3] == windows(out)
+
+
+def test_a_disk_that_has_room_again_in_the_middle_of_a_line(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is written once more, as a whole, since another rank may have written after its first part."""
+
+    class Short(io.FileIO):
+        wrote = 0
+
+        def write(self, data: Any) -> int:
+            Short.wrote += 1
+            if Short.wrote > 1:
+                return super().write(data)
+            written = super().write(data[:20])
+            with contextlib.closing(io.FileIO(self.name, "a")) as other:
+                other.write(b'\n{"window": 2}\n')
+            return written
+
+    record = Manifest(out)
+    out.mkdir(parents=True)
+    monkeypatch.setattr(Path, "open", lambda path, mode, **_: Short(path, mode.replace("b", "")))
+    record.add(record.entry(window=1, **LINE))
+    monkeypatch.undo()
+    assert [2, 1] == windows(out)
+
+
+@pytest.mark.parametrize(
+    "left", [b'{"window": 1}\n{"win', b'{"window": 1}\n' + b"[" * 100_000, b'{"window": 1}\n\xff\n']
+)
+def test_a_line_that_is_broken(out: Path, left: bytes) -> None:
+    """As of a process that was killed: it is passed over, and the next line does not join it."""
+    out.mkdir(parents=True)
+    (out / "manifest.jsonl").write_bytes(left)
+    record = Manifest(out)
+    record.add(record.entry(window=2, **LINE))
+    assert [1, 2] == windows(out)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([{"path": "window-0001/a.json"}, {"path": "b"}], ["window-0001/a.json", "b"]),
+        ([{"path": "/etc/passwd"}, {"path": "../b"}, {"path": 3}, {}, "b", None], []),
+        ("a.json", []),
+        (None, []),
+    ],
+)
+def test_files_that_a_line_names(files: Any, expected: list[str]) -> None:
+    """Only paths inside of the folder are files of a window, whatever somebody wrote there."""
+    assert expected == files_of({"files": files})
+    assert [] == files_of({})
+
+
+def test_a_line_that_another_thread_adds_meanwhile(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for nobody: whoever writes at that time writes it as well."""
+    record = Manifest(out)
+    threads = [threading.Thread(target=record.add, args=(record.entry(window=2, **LINE),))]
+
+    def write(*arguments: Any) -> None:
+        for thread in threads:
+            threads.remove(thread)
+            thread.start()
+            thread.join(30)
+            assert not thread.is_alive()
+        append(*arguments)
+
+    monkeypatch.setattr(module, "append", write)
+    record.add(record.entry(window=1, **LINE))
+    assert [1, 2] == windows(out)

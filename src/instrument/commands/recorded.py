@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..traces.ranks import TraceSet
-from ..windows.manifest import entries_of
+from ..windows.manifest import entries_of, files_of
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,7 @@ def recorded(path: str, traces: TraceSet) -> Recorded | None:
 def _traces(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the traces in a folder that hold steps, by the lines of its manifest."""
     for entry in entries_of(folder) if folder.is_dir() else ():
-        files = entry.get("files")
-        for file in files if isinstance(files, list) else ():
-            name = file.get("path") if isinstance(file, dict) else None
-            if not isinstance(name, str) or ".." in Path(name).parts or Path(name).is_absolute():
-                continue
+        for name in files_of(entry):
             if entry.get("steps") and (folder / name).is_file():
                 yield folder / name, entry
 

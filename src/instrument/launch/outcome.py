@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,16 +15,13 @@ from ..config import settings
 from ..guard import guard
 from ..report.plain import line
 from ..traces.find import rank_of
+from ..windows.manifest import NAME, entries_of, size_of
 from .request import Request, Vendor
-
-_MANIFEST = "manifest.jsonl"
 
 
 def size(out: Path) -> int:
     """Return how much of the manifest there is before the run."""
-    with suppress(OSError):
-        return (out / _MANIFEST).stat().st_size
-    return 0
+    return size_of(out / NAME) or 0
 
 
 def tell(vendor: Vendor, request: Request, report: Path, manifest: int, code: int) -> None:
@@ -44,7 +40,7 @@ def tell(vendor: Vendor, request: Request, report: Path, manifest: int, code: in
         if reports:
             _read(vendor, reports, rank_of(report), console)
         else:
-            reason = why(request, _windows(request.out, manifest), code)
+            reason = why(request, list(entries_of(request.out, manifest)), code)
             line(console, f"instrument: {vendor.title} left no report: {reason}")
     with suppress(OSError, ValueError, AttributeError):  # closed, broken or missing
         sys.stderr.write(console.file.getvalue())  # type: ignore[attr-defined]
@@ -88,13 +84,3 @@ def why(request: Request, windows: Sequence[dict[str, Any]], code: int) -> str:
         "no window opened, since nothing told steps: the program needs a framework that tells them, an optimizer "
         "or instrument.profile; or record the whole run: --steps all"
     )
-
-
-def _windows(out: Path, start: int) -> list[dict[str, Any]]:
-    """The lines that this run added to the manifest."""
-    try:
-        with (out / _MANIFEST).open("rb") as file:
-            file.seek(start)
-            return [json.loads(text) for text in file.read().splitlines()]
-    except (OSError, ValueError):
-        return []

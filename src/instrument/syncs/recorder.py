@@ -30,7 +30,7 @@ class Recorder:
         self.step: int | None = None
         self.dropped = 0
         self._found: dict[Key, Finding] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler of the program may wait for the GPU, too
 
     def note(self, op: str, cause: str, frame: FrameType | None, **more: Any) -> Event:
         """Return the event of a wait that the caller of ``frame`` makes now, with all that is known here.
@@ -53,13 +53,15 @@ class Recorder:
         """Count ``event``."""
         key = _key(event)
         with self._lock:
+            new = None
             found = self._found.get(key)
-            if found is not None:
-                found.add(event)
-            elif len(self._found) < MAX_FINDINGS:
-                self._found[key] = Finding.of(event)
-            else:
+            if found is None and len(self._found) < MAX_FINDINGS:
+                new = Finding.of(event)
+                found = self._found.setdefault(key, new)
+            if found is None:
                 self.dropped += 1
+            elif found is not new:
+                found.add(event)
 
     def like(self, event: Event) -> Finding | None:
         """Return the finding that ``event`` would be counted in; None where it would be a new one."""

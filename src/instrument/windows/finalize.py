@@ -103,7 +103,7 @@ class Finalize:
         """Write the line of a window."""
         written = False
         with self._noted("writing the manifest"), suppress(OSError):  # the training process tries again, and warns
-            append(Path(job["folder"]), json.dumps(job["entry"]).encode() + b"\n")
+            append(Path(job["folder"]), [json.dumps(job["entry"]).encode() + b"\n"])
             written = True
         return {"entry": job["entry"], "written": written}
 
@@ -217,23 +217,25 @@ def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
     """Read jobs as they come, so that the training process never waits for room in the connection."""
     rest = b""
     started = _start_time(parent)
-    while True:
-        # A process that training forked may hold the connection open when training itself is gone.
-        if not select.select([0], [], [], _LOOK_S)[0]:
-            if _start_time(parent) != started:
+    try:
+        while True:
+            # A process that training forked may hold the connection open when training itself is gone.
+            if not select.select([0], [], [], _LOOK_S)[0]:
+                if started is None or _start_time(parent) != started:
+                    break
+                continue
+            try:
+                data = os.read(0, 1 << 16)
+            except OSError:
                 break
-            continue
-        try:
-            data = os.read(0, 1 << 16)
-        except OSError:
-            break
-        if not data:
-            break
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            jobs.put(json.loads(line))
-    signal.alarm(_ORPHAN_S)
-    jobs.put(None)
+            if not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                jobs.put(json.loads(line))
+    finally:  # also after a line that is no job: nothing more is read
+        signal.alarm(_ORPHAN_S)
+        jobs.put(None)
 
 
 def _start_time(process: int) -> str | None:

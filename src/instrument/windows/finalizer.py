@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ..exporters.capture import Capture
 from ..exporters.raw_trace import packed, part
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
-from .manifest import Manifest, described, not_compressed
+from .manifest import Manifest, described, not_compressed, size_of
 from .process import FEATURE, FinalizerProcess
 
 _WAIT_S = 60.0  # how long the end of a run waits for its windows, ...
@@ -53,7 +52,6 @@ class WindowFinalizer:
         self._unread = 0  # those whose trace is read, since the last summary
         self._tell: Tell | None = None
         self._failure: Exception | None = None  # to be raised by `finish`: strict settings
-        self._lock = threading.Lock()
 
     def recorded(self, capture: Capture, files: Sequence[Path], *, read: bool, **entry: Any) -> int:
         """Begin to finish a window whose ``files`` were saved; `timed` completes it.
@@ -69,21 +67,20 @@ class WindowFinalizer:
         """
         number = 0
         try:
-            number = self._last + 1
+            self._leave_ended()
             folder, raw = self._manifest.folder, capture.raw
             line = self._manifest.entry(**entry)
             if raw is None:
                 self._unreported += 1
-                self._last = number
-                self._jobs[number] = {"entry": {**line, "files": described(files, folder)}}
+                number = self._register(entry={**line, "files": described(files, folder)})
             else:
                 read = read and settings.summary
                 self._unread += read
-                self._send("window", entry=line, folder=str(folder), raw=str(raw), read=read)
+                number = self._register(kind="window", entry=line, folder=str(folder), raw=str(raw), read=read)
+                self._submit(number)
         except BaseException as error:
             with guard.contained(FEATURE):
-                if number not in self._jobs:  # else `finish` writes its line
-                    number = 0
+                if not number:  # else `finish` writes its line, or a signal handler that called it did
                     self._keep(capture, files, entry, error)
             if not isinstance(error, Exception):
                 raise
@@ -109,8 +106,8 @@ class WindowFinalizer:
         job["entry"]["timing"] = timing
         if "raw" in job:
             self._send("timed", window=number, timing=timing)
-        else:
-            self._line(self._jobs.pop(number)["entry"])
+        elif self._jobs.pop(number, None) is not None:
+            self._line(job["entry"])
 
     @guard.contained(FEATURE)
     def unrecorded(self, **entry: Any) -> None:
@@ -118,8 +115,7 @@ class WindowFinalizer:
         self._line(self._manifest.entry(**entry))
 
     def _line(self, entry: dict[str, Any]) -> None:
-        if self._process is not None and self._process.closed:
-            self._leave()
+        self._leave_ended()
         if self._jobs:  # after the lines of the windows before it
             self._send("line", entry=entry, folder=str(self._manifest.folder))
         else:
@@ -165,7 +161,7 @@ class WindowFinalizer:
         wait_s = _WAIT_S
         failure: Exception | None = None
         with guard.contained(FEATURE):
-            sizes = [_size(job["raw"]) for job in list(self._jobs.values()) if "raw" in job]
+            sizes = [size_of(Path(job["raw"])) or 0 for job in list(self._jobs.values()) if "raw" in job]
             wait_s += sum(sizes) * _WAIT_S_PER_BYTE
         try:
             process.end(wait_s)
@@ -180,23 +176,36 @@ class WindowFinalizer:
         if failure is not None:
             guard.failed(FEATURE, failure)
 
-    def _send(self, kind: str, **job: Any) -> None:
+    def _leave_ended(self) -> None:
         if self._process is not None and (self._process.closed or self._process.ended):
             self._leave()
-        self._last += 1
-        job |= {"kind": kind, "job": self._last}
-        self._jobs[self._last] = job
-        if self._process is None:
+
+    def _send(self, kind: str, **job: Any) -> None:
+        self._leave_ended()
+        self._submit(self._register(kind=kind, **job))
+
+    def _register(self, **job: Any) -> int:
+        """Return the number of a job that `finish` completes where nothing else does."""
+        number = self._last = self._last + 1
+        self._jobs[number] = job | {"job": number}
+        return number
+
+    def _submit(self, number: int) -> None:
+        job, process = self._jobs.get(number), self._process
+        if process is None:
             try:
-                self._process = FinalizerProcess(self._answered, self._gone)
+                process = self._process = FinalizerProcess(self._answered, self._gone)
             except Exception as error:  # no memory, files, threads or interpreter
                 if is_interrupt(error):
                     raise
                 self._abandon(f"could not be started: {error}")
                 return
             if self._state is not None:
-                self._process.send({"kind": "resume", "job": 0, "state": self._state})
-        self._process.send(job)
+                process.send({"kind": "resume", "job": 0, "state": self._state})
+        if job is not None and number in self._jobs:
+            process.send(job)
+        else:  # a signal handler called `finish` meanwhile
+            process.close()
 
     # What follows is called on the thread that waits for the answers or, where it cannot be started, by `_leave`.
 
@@ -222,8 +231,8 @@ class WindowFinalizer:
 
     def _print(self, text: str) -> None:
         """Write to `stderr`, and where that is closed or broken to ``sys.stderr``."""
-        if self.stderr is None or not _print(text, self.stderr):
-            _print(text, sys.stderr)
+        if self.stderr is None or not _written(text, self.stderr):
+            _written(text, sys.stderr)
 
     def _gone(self, process: FinalizerProcess) -> None:
         if process is self._process and process.ended:
@@ -231,14 +240,15 @@ class WindowFinalizer:
 
     def _abandon(self, how: str) -> None:
         """Do without the process what it left undone: keep the traces, write the lines, and say why."""
-        with self._lock:
-            jobs = [job for number in sorted(self._jobs) if (job := self._jobs.pop(number, None)) is not None]
-        if not jobs:
-            return
         reason = f"the process that finishes windows {how}"
-        for job in jobs:
+        abandoned = False
+        for number in sorted(self._jobs):
+            job = self._jobs.pop(number, {})  # another thread or a signal handler may be at this too
+            abandoned = abandoned or bool(job)
             if "entry" in job:
                 self._abandoned(job, reason)
+        if not abandoned:
+            return
         try:
             guard.failed(FEATURE, CaptureError(reason))
         except Exception as error:
@@ -262,8 +272,8 @@ class WindowFinalizer:
         return {**entry, "files": described([path] if path.exists() else [], self._manifest.folder)}
 
 
-def _print(text: str, file: Any) -> bool:
-    """Write to ``file``, as far as somebody reads it; False where it is closed, broken or missing."""
+def _written(text: str, file: Any) -> bool:
+    """Write to ``file``, as far as somebody reads it; return False where it is closed, broken or missing."""
     try:
         for start in range(0, len(text), _CHUNK):
             if not _ready(file):
@@ -302,9 +312,3 @@ def _cwd() -> str | None:
     with Suppressed(OSError):  # it is gone
         return str(Path.cwd())
     return None
-
-
-def _size(path: str) -> int:
-    with Suppressed(OSError):
-        return Path(path).stat().st_size
-    return 0

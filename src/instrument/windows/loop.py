@@ -443,9 +443,16 @@ class Profile(LikeTorch):
             if self._recording is None and capture is not None:  # interrupted in between
                 with guard.contained("leaving a capture"):
                     capture.discard()
-            self._give_up(window, error)
+            if self._started:
+                self._give_up(window, error)
             if is_interrupt(error):
                 raise
+        finally:
+            recording = self._recording
+            if recording is not None and not self._started:  # a signal handler called `stop` before it was there
+                self._recording, self._change = None, NEVER
+                with guard.contained("leaving a window"):
+                    recording.abandon()
 
     def _close(self, recording: Recording, *, begun: bool = False, complete: bool = False) -> None:
         """End the window: on time, or early because the loop ended (see `end`)."""

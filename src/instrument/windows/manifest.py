@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -19,7 +20,7 @@ from ..guard import guard
 from ..interrupts import Suppressed
 
 _NUMBERS = count(1)  # of the runs of this process
-_NAME = "manifest.jsonl"
+NAME = "manifest.jsonl"
 
 
 class Manifest:
@@ -42,7 +43,7 @@ class Manifest:
         self.folder = folder
         self._lines: list[bytes] = []  # a quarter of the memory that the entries would take
         self._unwritten: list[bytes] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # held by who writes; nobody waits for it
         self._warned = False
         self._run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
 
@@ -86,24 +87,28 @@ class Manifest:
     def add(self, entry: Mapping[str, Any], *, written: bool = False) -> None:
         """Keep the line of one window, and write it unless it is ``written``; a failure is contained."""
         line = json.dumps(entry).encode() + b"\n"
-        with self._lock:
-            self._lines.append(line)
-            if not written:
-                self._unwritten.append(line)
+        self._lines.append(line)
+        if not written:
+            self._unwritten.append(line)
         self.flush()
 
+    @guard.contained("writing the manifest")
     def flush(self) -> None:
-        """Write the lines that could not be written so far."""
-        with self._lock, guard.contained("writing the manifest"):
-            if self._unwritten:
-                try:
-                    append(self.folder, b"".join(self._unwritten))
-                except OSError as error:
-                    if settings.strict:
-                        raise
-                    self._warn(unwritable(self.folder) or f"cannot write the manifest: {error}")
-                else:
-                    self._unwritten.clear()
+        """Write the lines that could not be written so far.
+
+        This waits for no other thread: the one that writes looks again afterwards. A signal handler may call it on
+        the thread that it interrupted here, and writes what is left.
+        """
+        while self._unwritten and self._lock.acquire(blocking=False):
+            try:
+                append(self.folder, self._unwritten)
+            except OSError as error:
+                if settings.strict:
+                    raise
+                self._warn(unwritable(self.folder) or f"cannot write the manifest: {error}")
+                return
+            finally:
+                self._lock.release()
 
     @guard.contained("checking the folder")
     def check(self, *, warned: bool = False) -> None:
@@ -135,11 +140,17 @@ def unwritable(folder: Path) -> str | None:
     return None
 
 
-def entries_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the manifest in ``folder`` that can be read; nothing if there is no manifest."""
-    with Suppressed(OSError), (folder / _NAME).open("rb") as lines:
+def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the manifest in ``folder`` that can be read; nothing if there is no manifest.
+
+    Args:
+        folder: of the manifest.
+        start: how many bytes of it to leave out, as `size_of` returns them.
+    """
+    with Suppressed(OSError), (folder / NAME).open("rb") as lines:
+        lines.seek(start)
         for line in lines:
-            with Suppressed(ValueError):
+            with Suppressed(ValueError, RecursionError):
                 entry = json.loads(line)
                 if isinstance(entry, dict):
                     yield entry
@@ -151,33 +162,43 @@ def entry_of(trace: Path) -> dict[str, Any] | None:
     name = f"{trace.absolute().parent.name}/{trace.name}"
     found = None
     for entry in entries_of(folder):
-        if any(file.get("path") == name for file in _files(entry)):
+        if name in files_of(entry):
             found = entry
     return found
 
 
-def _files(entry: dict[str, Any]) -> list[dict[str, Any]]:
+def files_of(entry: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the files that a line names, relative to the folder of the manifest and inside of it."""
     files = entry.get("files")
-    return [file for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+    names = [file.get("path") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+    return [name for name in names if isinstance(name, str) and _inside(Path(name))]
 
 
-def append(folder: Path, lines: bytes) -> None:
-    """Append whole lines to the manifest in ``folder``.
+def _inside(path: Path) -> bool:
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def append(folder: Path, lines: list[bytes]) -> None:
+    """Append ``lines`` to the manifest in ``folder``; each that is written is removed from the list.
 
     Raises:
-        OSError: they cannot be written; nothing of them is left in the file.
+        OSError: a line cannot be written; the file may end in a part of it, which the next line does not join.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _NAME
-    # One write in append mode: ranks that share the folder do not cut each other's lines.
-    with path.open("ab", buffering=0) as file:
-        before = file.tell()
-        try:
-            while lines:  # more than once only where the disk is full, which the second write says
-                lines = lines[file.write(lines) :]
-        except OSError:  # no half line that the next one would be glued to
-            file.truncate(before)
-            raise
+    path = folder / NAME
+    # Each line is one write in append mode, and nothing is taken back: ranks share the folder.
+    with path.open("a+b", buffering=0) as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        for line in tuple(lines):
+            if line not in lines:  # a signal handler that interrupted this wrote it
+                continue
+            if file.write(line) < len(line) and file.write(b"\n" + line) <= len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # also said by the second write
+            with Suppressed(ValueError):
+                lines.remove(line)
 
 
 def not_compressed(entry: Mapping[str, Any], kept: bool, why: str) -> dict[str, Any]:
@@ -189,10 +210,11 @@ def not_compressed(entry: Mapping[str, Any], kept: bool, why: str) -> dict[str, 
 
 def described(files: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
     """Return ``files`` as a line names them: the path relative to ``folder``, and the size in bytes."""
-    return [{"path": str(path.relative_to(folder)), "bytes": _size(path)} for path in files]
+    return [{"path": str(path.relative_to(folder)), "bytes": size_of(path)} for path in files]
 
 
-def _size(path: Path) -> int | None:
+def size_of(path: Path) -> int | None:
+    """Return the size of a file in bytes; None where it cannot be read."""
     with Suppressed(OSError):  # somebody took it away
         return path.stat().st_size
     return None

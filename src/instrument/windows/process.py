@@ -37,6 +37,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _ROOM = 1 << 15  # bytes that the connection takes without being read
 _KILL_S = 5  # how long its end may take once it is killed
 _TOO_LONG = "was killed as it took too long"
+_FLUSH_S = 0.1  # how often `end` looks for jobs that have room now
 _WAKE = b'{"kind": "wake", "job": 0}\n'
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a process that is gone must not end this one with SIGPIPE
 _ENVIRONMENT = {
@@ -73,7 +74,7 @@ class FinalizerProcess:
     ) -> None:
         self._answered = answered
         self._gone = gone
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # held by who sends; nobody waits for it
         self._unsent: deque[bytes] = deque()
         self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
         self._rest = b""  # of an answer that is not whole so far
@@ -110,9 +111,8 @@ class FinalizerProcess:
             Exception: what failed here; the process was given up.
         """
         try:
-            with self._lock:
-                self._unsent.append(json.dumps(job).encode() + b"\n")
-                self._flush()
+            self._unsent.append(json.dumps(job).encode() + b"\n")
+            self._flush()
         except Exception as error:
             if not is_interrupt(error):
                 self.give_up(error)
@@ -129,7 +129,9 @@ class FinalizerProcess:
         self.close()
         deadline = time.monotonic() + timeout
         if self._thread is not None:
-            self._thread.join(timeout)
+            while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+                self._flush()  # in a signal handler that interrupted this thread in `_flush` no other can
+                self._thread.join(min(left, _FLUSH_S))
             if self._thread.is_alive():
                 self._kill(_TOO_LONG)
                 self._thread.join(_KILL_S)
@@ -152,14 +154,30 @@ class FinalizerProcess:
             self._failed = self._failed or why
             self._process.kill()
 
-    def _flush(self) -> None:
-        """Send what there is room for; the caller holds the lock."""
-        while self._unsent and sum(self._unanswered) + len(self._unsent[0]) <= _ROOM:
-            self._pass(self._unsent.popleft())
-        if self._unsent and not self._unanswered:  # a large job: what receives the answer sends it
-            self._pass(_WAKE)
+    def _flush(self, *, waits: bool = False) -> None:
+        """Send what there is room for; with ``waits`` also a job that is larger than the room.
 
-    def _pass(self, data: bytes) -> None:
+        It waits for no other thread: the one that sends looks again afterwards. A signal handler may call this on
+        the thread that it interrupted here, and sends what is left.
+        """
+        while self._fits() and self._lock.acquire(blocking=False):
+            try:
+                with Suppressed(IndexError):  # such a handler sent it
+                    self._send_next(waits)
+            finally:
+                self._lock.release()
+
+    def _fits(self) -> bool:
+        with Suppressed(IndexError):  # there is none, or another thread sent it
+            size = len(self._unsent[0])
+            return not self._unanswered or sum(self._unanswered.copy()) + size <= _ROOM
+        return False
+
+    def _send_next(self, waits: bool) -> None:
+        if not self._fits():
+            return
+        large = len(self._unsent[0]) > _ROOM
+        data = self._unsent.popleft() if waits or not large else _WAKE  # whose answer the other thread waits for
         self._unanswered.append(len(data))
         self._write(data)
 
@@ -213,17 +231,9 @@ class FinalizerProcess:
 
     def _went_on(self) -> None:
         """A job was answered: send what there is room for, also a large one."""
-        with self._lock:
-            if self._unanswered:  # else it is the line of a window, for which nobody asked
-                self._unanswered.popleft()
-            large = b""
-            if self._unsent and not self._unanswered and len(self._unsent[0]) > _ROOM:
-                large = self._unsent.popleft()
-                self._unanswered.append(len(large))  # so that nothing else is sent meanwhile
-            else:
-                self._flush()
-        if large:  # without the lock, for which the loop would wait
-            self._write(large)
+        with Suppressed(IndexError):  # it is the line of a window, for which nobody asked
+            self._unanswered.popleft()
+        self._flush(waits=True)
 
     def _limit(self) -> None:
         if self._deadline is not None:

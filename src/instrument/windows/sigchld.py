@@ -12,7 +12,7 @@ from typing import Any
 from ..guard import guard
 from ..sigaction import DEFAULT, exchange, handler
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a handler of the program may start another process
 _saved: Callable[[], None] | None = None  # puts the handler back
 
 
@@ -82,7 +82,7 @@ def _dead_child() -> bool:
 def _forked() -> None:
     """In a fork that another thread made inside of the block: the thread that would leave it is not there."""
     global _lock, _saved
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     if _saved is not None:
         _saved()
         _saved = None

@@ -1,0 +1,101 @@
+"""A signal handler of the program may use the library while it interrupts the library on its thread."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import instrument
+from instrument.config import settings
+from instrument.syncs.finding import Event, Finding
+from instrument.syncs.recorder import Recorder as SyncRecorder
+from instrument.windows import finalizer, process
+from instrument.windows import manifest as manifests
+
+from .training import Recorder, manifest, train
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "alarm"), reason="no such signals")
+SIGNALS = (signal.SIGUSR1, signal.SIGALRM)
+
+
+@pytest.fixture(autouse=True)
+def bounded() -> Iterator[None]:
+    """Put the handlers back; a thread that waits for itself is interrupted."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for itself"))
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Raise SIGUSR1 where this thread calls ``owner.name`` the next time."""
+    original, left = getattr(owner, name), [signal.SIGUSR1]
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if left and threading.current_thread() is threading.main_thread():
+            signal.raise_signal(left.pop())
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("exits", [False, True])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (process.FinalizerProcess, "_write"),
+        (process.FinalizerProcess, "send"),
+        (process.FinalizerProcess, "_start_thread"),
+        (finalizer.WindowFinalizer, "_submit"),
+        (manifests, "append"),
+        (subprocess, "Popen"),
+    ],
+)
+def test_a_handler_that_stops_the_profile(
+    out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, exits: bool
+) -> None:
+    """Each window has one line, with the files that are there, whether the handler ends the program or not."""
+
+    def handle(*_: Any) -> None:
+        prof.stop()
+        if exits:
+            sys.exit("by the handler")
+
+    monkeypatch.setattr(settings, "summary", True)
+    monkeypatch.setattr(finalizer, "_WAIT_S", 20)
+    signal.signal(signal.SIGUSR1, handle)
+    recorder = Recorder()
+    exporter = {"exporter": recorder} if name == "append" else {}
+    prof = instrument.profile(out, schedule=instrument.schedule(active=1, repeat=3), **exporter)
+    prof.tell = lambda text: None
+    interrupt(monkeypatch, owner, name)
+    with pytest.raises(SystemExit) if exits else contextlib.nullcontext(), prof:
+        train(5, prof.step)
+    entries = manifest(out)
+    assert [1, 2, 3] == sorted(entry["window"] for entry in entries)
+    assert sorted(prof.windows, key=str) == sorted(entries, key=str)
+    assert all((out / file["path"]).exists() for entry in entries for file in entry["files"])
+    assert recorder.count("start") == recorder.count("stop") + recorder.count("discard")
+    assert not any("too long" in (entry["reason"] or "") for entry in entries)
+
+
+def test_a_handler_that_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that saves a checkpoint: its wait is counted beside the one that it interrupted."""
+    recorder, event = SyncRecorder(), Event("item", "a copy")
+    signal.signal(signal.SIGUSR1, lambda *_: recorder.add(event))
+    for _ in range(2):
+        interrupt(monkeypatch, Finding, "add")
+        recorder.add(event)
+        monkeypatch.undo()
+    assert [4] == [finding.count for finding in recorder.findings]
