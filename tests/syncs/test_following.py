@@ -210,6 +210,35 @@ def test_a_step_ends_after_its_regions(step_on: str, model: nn.Module, tmp_path:
         assert (start < ends).tolist() == (end <= ends).tolist()
 
 
+@pytest.mark.parametrize("still_annotated", [True, False])
+def test_an_interrupted_call_counts_for_no_other(still_annotated: bool) -> None:
+    """A call of the model that Ctrl-C interrupts between two hooks is no step, neither then nor later."""
+    seen: list[int] = []
+    model, other, x = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Tanh()), torch.ones(1, 2)
+    follower = StepFollower(lambda: seen.append(1), lambda: None, "forward")
+    calls(model, 1)
+    interrupts = iter([KeyboardInterrupt])
+
+    def hook(*_: object) -> None:
+        for error in interrupts:
+            raise error
+
+    model.register_forward_hook(hook)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        with instrument.annotate_modules(other):
+            handle = instrument.annotate_modules(model)
+            with pytest.raises(KeyboardInterrupt):
+                model(x)
+            if not still_annotated:
+                handle.remove()
+                model(x)
+            other(x)
+            other(x)
+        handle.remove()
+    follower.remove()
+    assert 1 + (not still_annotated) == len(seen)
+
+
 def test_the_model_can_be_copied_and_compiled() -> None:
     """Neither a pickle nor a copy of the model counts, and code is compiled once, as without."""
     seen, graphs = [], []
