@@ -146,7 +146,7 @@ def test_passes_and_calls_of_another_thread(step_on: str) -> None:
 @pytest.mark.parametrize("named", [True, False])
 def test_a_pass_counts_once(annotated_first: bool, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many patches are around it, in whatever order, and whether its region is drawn."""
-    monkeypatch.setattr(following, "_optimizers", lambda: [])  # those of other tests
+    monkeypatch.setattr(following, "live_optimizers", lambda: [])  # those of other tests
     seen: list[list[int]] = [[], []]
     handles: list[Any] = []
     followers = [

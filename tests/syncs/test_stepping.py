@@ -89,6 +89,17 @@ def test_one_for_each_epoch(counter: Counter) -> None:
     assert counter.steps == 12
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_that_shares_some_parameters(counter: Counter, order: int) -> None:
+    """So does one that has parameters of its own beside, wherever among them the shared ones are."""
+    head, other_head, body = weights(3)
+    optimizers = [torch.optim.SGD([head, body]), torch.optim.SGD([body, other_head])]
+    for optimizer in optimizers[::order]:
+        for _ in range(4):
+            optimizer.step()
+    assert counter.steps == 8
+
+
 def test_another_training(counter: Counter) -> None:
     """One that goes on alone takes over, a critic that takes several steps at a time does not."""
     first, second = (torch.optim.SGD([parameter]) for parameter in weights())

@@ -18,7 +18,7 @@ class Stack(list[Any]):
     """The calls (`Call`) that are open on one thread, outermost first.
 
     Attributes:
-        then: called once when the outermost one is closed by its hook, and dropped if an interrupt keeps that away.
+        then: called once when the outermost one is closed by its hook; dropped where an interrupt prevents that.
     """
 
     __slots__ = ("__weakref__", "then", "thread")

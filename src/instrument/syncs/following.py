@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from ..guard import guard
 from ..identity import IdentitySet
 from ..modules import parts
+from ..modules.optimizers import live_optimizers, share_parameters
 from ..patch import Patch, leave_no_frame, undo
 from ..regions import live
 from .forward import OutermostModel
@@ -222,15 +222,16 @@ class StepFollower:
         """Find the optimizers that were made before this one follows them, or without their constructor."""
         if not self._looked:
             self._looked = True
-            for optimizer in _optimizers():
+            for optimizer in live_optimizers():
                 self._earlier.add(optimizer)
 
     def _waits_for_optimizer(self) -> bool:
         """Whether an optimizer was made, so that its steps are to be expected."""
         if not len(self._optimizers):
             self._look()
+            model = self.model
             for optimizer in self._earlier:
-                if _updates(optimizer, self.model):
+                if model is None or share_parameters(optimizer, model):
                     self._optimizers.add(optimizer)
             self._earlier.clear()
         return len(self._optimizers) > 0 and not self.compiled
@@ -294,23 +295,6 @@ def _grad_enabled() -> bool:
     import torch
 
     return bool(torch.is_grad_enabled())
-
-
-def _optimizers() -> list[Any]:
-    """Return the optimizers that there are; 50 ms for a million objects."""
-    import torch
-
-    kind = torch.optim.Optimizer
-    found = [known for known in gc.get_objects() if issubclass(type(known), kind)]
-    return [optimizer for optimizer in found if hasattr(optimizer, "param_groups")]  # else it is being made
-
-
-def _updates(optimizer: Any, model: Any) -> bool:
-    """Tell whether ``optimizer`` updates a parameter of ``model``; any one does where that is not known."""
-    if model is None:
-        return True
-    held = {id(parameter) for parameter in model.parameters()}
-    return any(id(parameter) in held for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _nothing() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from .. import compat
 from ..guard import guard
 from ..identity import IdentitySet
+from ..modules.optimizers import parameters, share_parameters
 from ..patch import Patch, leave_no_frame, undo
 from ..regions import live
 
@@ -80,7 +81,7 @@ class OptimizerSteps:
     def parameters(self) -> list[Any]:
         """What the first optimizer updates; empty where none has stepped so far."""
         first = self._first() if self._first is not None else None
-        return [parameter for group in first.param_groups for parameter in group["params"]] if first else []
+        return parameters(first) if first else []
 
     def remove(self) -> None:
         """End."""
@@ -207,7 +208,7 @@ class OptimizerSteps:
         rival = self._rival() if self._rival is not None else None
         if rival is None:
             rival, self._rival, self._rival_steps = optimizer, weakref.ref(optimizer), 0
-            if optimizer not in self._apart and not _shared(first, optimizer):
+            if optimizer not in self._apart and not share_parameters(first, optimizer):
                 self._apart.add(optimizer)
         if rival is not optimizer:
             return False
@@ -240,12 +241,6 @@ class OptimizerSteps:
 def running(thread: int | None) -> bool:
     """Tell whether ``thread`` is the number of a thread that runs."""
     return any(found.ident == thread for found in threading.enumerate()) if thread is not None else False
-
-
-def _shared(first: Any, second: Any) -> bool:
-    """Tell whether two optimizers update one parameter: as far as the first of each group shows."""
-    held = {id(parameter) for group in first.param_groups for parameter in group["params"]}
-    return any(id(parameter) in held for group in second.param_groups for parameter in group["params"][:1])
 
 
 def _nothing() -> None:
