@@ -229,7 +229,7 @@ def test_the_folder_of_a_run(runs: Path) -> None:
     assert text.startswith(f"The 2 windows of the last run in {runs}\n")
     assert "(mean of steps 60-61, 70-71)" in text
     assert "Recorded: 4 of the 90 steps" in text
-    assert "Not shown, because inside compiled code: attention" in text
+    assert "Not shown, because they are inside compiled code: attention" in text
     for number, steps in (1, "20-21"), (2, "30-31"), (3, "40-41"):
         assert (
             f"Left out: {runs}/window-{number:04d}/rank0.first.pt.trace.json (steps {steps}, another run)\n"

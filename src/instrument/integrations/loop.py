@@ -49,6 +49,7 @@ class Loop:
     _current: ClassVar[Loop | None] = None  # one at a time, or each would spoil the other's windows
     asked: ClassVar[Loop | None] = None  # the automatic one of this process
     made = False  # one that could not be made never starts
+    models = IdentitySet()
     _given: tuple[Any, dict[str, Any]] = "runs/instrument", {"modules": False, "record": False}
     _open: list[tuple[str, Any]] = []  # noqa: RUF012  # each has its own
     _planned = True

@@ -39,10 +39,11 @@ class OptimizerSteps:
     each epoch makes one anew, or follows a phase of the first alone, as where layers are trained one after the
     other; else once it goes on alone. One on another thread does so only after the thread of the first has ended.
     A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes in the backward pass, as where
-    each parameter has its own, ends with that pass, and is a step of the thread that called the pass. One around
-    another makes one step.
+    each parameter has its own, ends with that pass, and is a step of the thread that called the pass. An optimizer
+    that wraps another counts as one step.
 
-    A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` tells of one.
+    A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` says whether there
+    was one.
 
     The call comes after torch closed the range that it draws around the step, and after the whole backward: a
     recording that stops inside of these and another that starts there crash torch.
