@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import instrument
+from instrument import compat
 from instrument.syncs import following
 from instrument.syncs.following import StepFollower
 from instrument.traces.read import read_trace
@@ -273,3 +274,21 @@ def test_a_range_of_the_program_begins_no_step(name: str) -> None:
         assert begun == [True]
     finally:
         follower.remove()
+
+
+def test_a_pass_runs_whatever_fails_around_it(lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass is not lost, nor run twice, where the library fails before it."""
+
+    def fail() -> bool:
+        raise RuntimeError("broken")
+
+    gradients: list[torch.Tensor] = []
+    follower = StepFollower(int, int)
+    try:
+        monkeypatch.setattr(compat, "in_backward", fail)
+        weight = torch.ones(2, requires_grad=True)
+        weight.register_hook(gradients.append)
+        weight.sum().backward()
+    finally:
+        follower.remove()
+    assert 1 == len(gradients)

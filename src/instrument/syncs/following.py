@@ -9,10 +9,9 @@ from typing import Any
 
 from ..guard import guard
 from ..identity import IdentitySet
-from ..modules import parts
+from ..modules import backward_calls, parts
 from ..modules.optimizers import live_optimizers, share_parameters
 from ..patch import Patch, leave_no_frame, undo
-from ..regions import live
 from .forward import OutermostModel
 from .function import SIGNS, FunctionCalls, check
 from .program_steps import program_steps
@@ -124,8 +123,6 @@ class StepFollower:
     def remove(self) -> None:
         """End, and put back all that was replaced."""
         program_steps.remove(self._program)
-        if self._passed in parts.after_backward:
-            parts.after_backward.remove(self._passed)
         self._stepped = self._restarted = _nothing
         self._missed = None
         for source in (self._steps, self._model, self._function):
@@ -144,9 +141,8 @@ class StepFollower:
             self._model = OutermostModel(self._model_found, self._model_called)
         if step_on not in (None, *SIGNS):
             self._function = FunctionCalls(step_on, lambda: self._ended(step_on))
-        self._patches.append(Patch(torch.autograd, "backward", self._backward))
+        self._patches.append(backward_calls.around(self._begins, then=self._passed))
         self._patches.append(Patch(torch.optim.Optimizer, "__init__", self._making))
-        parts.after_backward.append(self._passed)
         self._patches += parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
     # What the sources call
@@ -235,24 +231,6 @@ class StepFollower:
                     self._optimizers.add(optimizer)
             self._earlier.clear()
         return len(self._optimizers) > 0 and not self.compiled
-
-    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if not live.tracing():
-                self._begins()
-            parts.backward_calls.depth += 1
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            finally:
-                parts.backward_calls.depth -= 1
-            parts.backward_calls.passed()
-            return result
-
-        return backward
 
     @guard.contained(FEATURE)
     def _passed(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from .. import compat
 from ..guard import guard
 from ..identity import IdentitySet
+from ..modules import backward_calls
 from ..modules.optimizers import parameters, share_parameters
 from ..patch import Patch, leave_no_frame, undo
 from ..regions import live
@@ -96,7 +97,7 @@ class OptimizerSteps:
         from ..modules.parts import Switch, contexts
 
         yield Patch(torch.amp.GradScaler, "step", self._scaled)
-        yield Patch(torch.autograd, "backward", self._backward)
+        yield backward_calls.around(self._pass_begins, self._passes.discard, self._passed)
         yield from contexts(torch.autograd.profiler.record_function, self._range, Switch())
 
     def _range(self, context: Any) -> live.Token | None:
@@ -142,29 +143,15 @@ class OptimizerSteps:
                 if raised is error:
                     raise
 
-    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            thread = get_ident()
-            outermost = not (live.tracing() or compat.in_backward())
-            if outermost:
-                self._passes.add(thread)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            finally:
-                if outermost:
-                    self._passes.discard(thread)
-            self._passed()
-            return result
-
-        return backward
+    def _pass_begins(self) -> int | None:
+        if compat.in_backward():
+            return None
+        self._passes.add(get_ident())
+        return get_ident()
 
     @guard.contained(FEATURE)
     def _passed(self) -> None:
-        if self._due and get_ident() in self._due and not compat.in_backward():
+        if get_ident() in self._due:
             self._due.discard(get_ident())
             self._tell()
 
