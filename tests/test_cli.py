@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import instrument
 from instrument.cli import app
+from instrument.traces import read
 from instrument.traces.trace import Trace
 
 GPU_TRACE = Path(__file__).parent / "data" / "gpu_two_steps.json"
@@ -229,7 +231,7 @@ def test_the_folder_of_a_run(runs: Path) -> None:
     assert text.startswith(f"The 2 windows of the last run in {runs}\n")
     assert "(mean of steps 60-61, 70-71)" in text
     assert "Recorded: 4 of the 90 steps" in text
-    assert "Not shown, because inside compiled code: attention" in text
+    assert "Not shown, because they are inside compiled code: attention" in text
     for number, steps in (1, "20-21"), (2, "30-31"), (3, "40-41"):
         assert (
             f"Left out: {runs}/window-{number:04d}/rank0.first.pt.trace.json (steps {steps}, another run)\n"
@@ -237,6 +239,22 @@ def test_the_folder_of_a_run(runs: Path) -> None:
         )
     assert all(f"  {runs}/window-{number:04d}/rank0.second.pt.trace.json\n" in text for number in (1, 2))
     assert text.count("rank0.second") == 2
+
+
+def test_each_window_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one, whose ranks are read first, is not read again with the others."""
+    (runs / "window-0002" / "rank0.first.pt.trace.json").unlink()  # else two processes read
+    paths: list[Path] = []
+    original = read.read_kineto
+
+    def noted(path: Path, *arguments: Any) -> Trace:
+        paths.append(path)
+        return original(path, *arguments)
+
+    monkeypatch.setattr(read, "read_kineto", noted)
+    result = CliRunner().invoke(app, ["summarize", str(runs)])
+    assert "(mean of steps 60-61, 70-71)" in result.stdout
+    assert sorted(paths) == [runs / f"window-{number:04d}/rank0.second.pt.trace.json" for number in (1, 2)]
 
 
 def test_one_window_of_a_run(runs: Path) -> None:

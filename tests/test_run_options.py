@@ -103,6 +103,23 @@ def test_ranks_of_a_whole_run(profiler: str) -> None:
     assert "--ranks has no effect with --steps all" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--steps", "3", "--repeat", "0"], "--repeat cannot be combined with --steps"),
+        (["--steps", "3", "--wait", "0"], "--wait cannot be combined with --steps"),
+        (["--steps", "all", "--warmup", "0"], "--warmup cannot be combined with --steps all"),
+        (["--every", "9", "--wait", "0"], "--wait cannot be combined with --every"),
+        (["--modules", "none", "--names", "class"], "--names has no effect with --modules none"),
+    ],
+)
+def test_options_that_change_nothing(options: list[str], said: str) -> None:
+    """One that has no effect beside another is refused, also with a value that is 0 or the default."""
+    result = run(*options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
 def test_options_of_torch_under_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a tool, which records instead of torch.profiler, the options of the latter are named."""
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")

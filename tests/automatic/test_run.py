@@ -269,15 +269,15 @@ def test_what_a_step_holds(tmp_path: Path) -> None:
         (["--steps", "3 at 4", "--", "train.py"], "--steps must be steps such as \"10-12,100\": '3 at 4'"),
         (
             ["--steps", "all", "--wait", "2", "--", "train.py"],
-            '"--steps all" is the whole run, so these cannot be: --wait',
+            "--wait cannot be combined with --steps all",
         ),
         (
             ["--every", "2", "--warmup", "1", "--active", "3", "--", "train.py"],
             "--every must be an integer >= 4 (--warmup 1 + --active 3), got 2",
         ),
         (["--steps", "3,4", "--active", "2", "--", "train.py"], "from '3,4' with --active 2"),
-        (["--modules", "x", "--", "train.py"], '"--modules" must be'),
-        (["--ranks", "a", "--", "train.py"], '"--ranks" must be'),
+        (["--modules", "x", "--", "train.py"], "--modules must be"),
+        (["--ranks", "a", "--", "train.py"], "--ranks must be"),
         (["--budget", "x", "--", "train.py"], "a budget is written as REGION=N"),
         ([], "nothing to run"),
         (["--", "no-such-program"], "there is no program no-such-program"),
@@ -376,10 +376,11 @@ def test_options_that_leave_it_out(line: str, options: str) -> None:
 
 @pytest.mark.parametrize("options", [["-E"], ["-IB"], ["-S"]])
 def test_nothing_is_recorded(tmp_path: Path, options: list[str]) -> None:
-    """Where Python does not import what records, one sentence says so, and the program runs."""
+    """Where Python does not load the start-up code, one sentence says so, and the program runs."""
     done = run(tmp_path, [*RUN, "--out", "nope", "--", sys.executable, *options, "-c", "print(1)"])
     flag = options[0][:2]
-    said = f"instrument: nothing is recorded: with {flag}, Python does not import what records; run it without\n"
+    lost = "nothing is recorded: Python does not load instrument's start-up code"
+    said = f"instrument: {lost} with {flag}; remove {flag}\n"
     assert (0, "1\n", said) == (done.returncode, done.stdout, done.stderr)
 
 

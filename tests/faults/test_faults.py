@@ -36,7 +36,6 @@ OUTERMOST = {
     "instrument.integrations.attachment:in_place_of.method",
     "instrument.modules.fitting:copied.getstate",
     "instrument.regions.wrap:_generator.wrapper",
-    "instrument.syncs.following:StepFollower._backward.backward",
     "instrument.syncs.following:StepFollower._making.init",
     "instrument.syncs.forward:OutermostModel._first_call.call",
     "instrument.syncs.function:FunctionCalls._following.call",

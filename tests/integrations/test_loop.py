@@ -34,6 +34,18 @@ def test_models_are_not_kept(tmp_path: Path) -> None:
     loop.stop()
 
 
+@pytest.mark.parametrize("modules", [2, False])
+def test_models_that_it_has(tmp_path: Path, modules: int | bool) -> None:
+    """It knows those that were named until it stops, also where they get no regions."""
+    loop = Loop(tmp_path, modules=modules)
+    first, second = model(), model()
+    loop.start(first)
+    loop.name(second)
+    assert {first, second} == set(loop.models)
+    loop.stop()
+    assert not set(loop.models)
+
+
 def test_copies_begin_anew(tmp_path: Path) -> None:
     """A copy or a pickle of a loop, running or not, has its arguments and none of its state."""
     loop = Loop(tmp_path, at="2-3", modules=2, budget=1)

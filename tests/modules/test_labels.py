@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -248,6 +250,47 @@ def test_one_made_in_a_window(recorded: Callable[..., list[dict[str, Any]]]) -> 
     with instrument.annotate_step("optimizer"):
         names = [event["name"] for event in recorded(step)]
     assert names == ["Optimizer.step#Adadelta.step", "Optimizer.step#Adadelta.step[late]"]
+
+
+def test_a_step_that_makes_optimizers_searches_little(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """Those of an inner loop keep the name of their variable, and cost no search of all that the program holds."""
+    held = [[Thing() for _ in range(90)] for _ in range(90)]
+    model = nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    outer = torch.optim.Adadelta(model.parameters())
+    calls = Counter[tuple[str, str]]()
+
+    def step() -> None:
+        outer.step()
+        sys.setprofile(lambda frame, event, _: calls.update([(Path(frame.f_code.co_filename).name, event)]))
+        for _ in range(20):
+            inner = torch.optim.Adadelta(model.parameters())
+            inner.step()
+            for _ in DataLoader(range(1)):
+                pass
+        sys.setprofile(None)
+        del held[:]
+
+    with instrument.annotate_step("optimizer", "data"):
+        names = Counter(event["name"] for event in recorded(step))
+    assert names["Optimizer.step#Adadelta.step[inner]"] == 20
+    assert 0 < calls["labels.py", "call"] < 40_000  # some for each value looked at: 8,100 by each search
+
+
+def test_a_number_is_used_again(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """An optimizer that no variable holds takes the number of one that is gone."""
+
+    def step() -> None:
+        kept = Slots()
+        kept.held = torch.optim.Rprop([torch.ones(1)])
+        kept.held.step()
+        for _ in range(3):
+            gc.collect()
+            torch.optim.Rprop([torch.ones(1)]).step()
+
+    with instrument.annotate_step("optimizer"):
+        names = Counter(event["name"] for event in recorded(step))
+    assert names == {"Optimizer.step#Rprop.step": 1, "Optimizer.step#Rprop.step[1]": 3}
 
 
 def test_data_loaders(recorded: Callable[..., list[dict[str, Any]]]) -> None:

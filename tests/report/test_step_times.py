@@ -54,7 +54,7 @@ def test_a_step_that_is_far_from_the_others() -> None:
 @pytest.mark.parametrize(
     ("around_ms", "said"),
     [
-        (3.5, "so they are typical."),
+        (3.5, "about as long (within 25 %), so they are typical."),
         (1.8, "the recorded ones took 2.0 times as long, in part because they were recorded."),
         (36, "so they are not typical."),
     ],

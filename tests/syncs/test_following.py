@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import instrument
+from instrument import compat
 from instrument.syncs import following
 from instrument.syncs.following import StepFollower
 from instrument.traces.read import read_trace
@@ -146,7 +147,7 @@ def test_passes_and_calls_of_another_thread(step_on: str) -> None:
 @pytest.mark.parametrize("named", [True, False])
 def test_a_pass_counts_once(annotated_first: bool, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many patches are around it, in whatever order, and whether its region is drawn."""
-    monkeypatch.setattr(following, "_optimizers", lambda: [])  # those of other tests
+    monkeypatch.setattr(following, "live_optimizers", lambda: [])  # those of other tests
     seen: list[list[int]] = [[], []]
     handles: list[Any] = []
     followers = [
@@ -210,6 +211,35 @@ def test_a_step_ends_after_its_regions(step_on: str, model: nn.Module, tmp_path:
         assert (start < ends).tolist() == (end <= ends).tolist()
 
 
+@pytest.mark.parametrize("still_annotated", [True, False])
+def test_an_interrupted_call_counts_for_no_other(still_annotated: bool) -> None:
+    """A call of the model that Ctrl-C interrupts between two hooks is no step, neither then nor later."""
+    seen: list[int] = []
+    model, other, x = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Tanh()), torch.ones(1, 2)
+    follower = StepFollower(lambda: seen.append(1), lambda: None, "forward")
+    calls(model, 1)
+    interrupts = iter([KeyboardInterrupt])
+
+    def hook(*_: object) -> None:
+        for error in interrupts:
+            raise error
+
+    model.register_forward_hook(hook)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        with instrument.annotate_modules(other):
+            handle = instrument.annotate_modules(model)
+            with pytest.raises(KeyboardInterrupt):
+                model(x)
+            if not still_annotated:
+                handle.remove()
+                model(x)
+            other(x)
+            other(x)
+        handle.remove()
+    follower.remove()
+    assert 1 + (not still_annotated) == len(seen)
+
+
 def test_the_model_can_be_copied_and_compiled() -> None:
     """Neither a pickle nor a copy of the model counts, and code is compiled once, as without."""
     seen, graphs = [], []
@@ -244,3 +274,21 @@ def test_a_range_of_the_program_begins_no_step(name: str) -> None:
         assert begun == [True]
     finally:
         follower.remove()
+
+
+def test_a_pass_runs_whatever_fails_around_it(lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass is not lost, nor run twice, where the library fails before it."""
+
+    def fail() -> bool:
+        raise RuntimeError("broken")
+
+    gradients: list[torch.Tensor] = []
+    follower = StepFollower(int, int)
+    try:
+        monkeypatch.setattr(compat, "in_backward", fail)
+        weight = torch.ones(2, requires_grad=True)
+        weight.register_hook(gradients.append)
+        weight.sum().backward()
+    finally:
+        follower.remove()
+    assert 1 == len(gradients)

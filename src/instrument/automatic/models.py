@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from ..modules.optimizers import parameter_ids
+
 MOST = 16  # models; a population of thousands would be no summary
 
 
@@ -24,20 +26,15 @@ def outermost(optimizers: Iterable[Any], models: Iterable[nn.Module] = ()) -> li
             around.setdefault(id(child), []).append(module)
     starts = [[model] for model in models]
     for optimizer in optimizers:
-        parameters = _parameters(optimizer)
-        starts.append([m for m in modules if any(id(own) in parameters for own in m._parameters.values())])
+        updated = parameter_ids(optimizer)
+        starts.append([m for m in modules if any(id(own) in updated for own in m._parameters.values())])
     roots = {id(root): root for start in starts for root in _roots(start, around)[:MOST]}
     return list(roots.values())
 
 
 def trains(optimizer: Any, models: Iterable[nn.Module]) -> bool:
     """Tell whether ``models`` hold all parameters of ``optimizer``."""
-    held = {id(parameter) for model in models for parameter in model.parameters()}
-    return _parameters(optimizer) <= held
-
-
-def _parameters(optimizer: Any) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return parameter_ids(optimizer) <= set[int]().union(*map(parameter_ids, models))
 
 
 def _roots(climbing: list[nn.Module], around: dict[int, list[nn.Module]]) -> list[nn.Module]:

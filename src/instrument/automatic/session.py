@@ -41,7 +41,6 @@ class Session:
         loop.modes = True
         self._optimizers = IdentitySet()  # that were made, or stepped
         self._new: list[weakref.ref[Any]] = []  # those whose models are to be named
-        self._named = IdentitySet()  # models
         self._process = os.getpid()
         self._since = time.time()
         self._steps: StepFollower | None = None
@@ -163,17 +162,17 @@ class Session:
     def _unnamed(self) -> list[Any]:
         """Return the new optimizers, but for those that update parameters of annotated models alone."""
         known = [optimizer() for optimizer in self._new]
-        known = [optimizer for optimizer in known if optimizer is not None and not trains(optimizer, self._named)]
+        known = [
+            optimizer for optimizer in known if optimizer is not None and not trains(optimizer, self._loop.models)
+        ]
         self._new = [weakref.ref(optimizer) for optimizer in known]
         return known
 
     def _name(self, *models: Any) -> None:
-        new = [model for model in models if model not in self._named]
+        new = [model for model in models if model not in self._loop.models]
         if new:
             with self._loop.own_work():
                 self._loop.name(*new)
-        for model in new:
-            self._named.add(model)
 
     def _explain(self) -> None:
         """Log once what counts as a step, unless an optimizer does, and annotate the model that shows it."""

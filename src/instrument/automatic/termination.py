@@ -91,7 +91,10 @@ class Termination:
             return
         if threading.current_thread() is threading.main_thread() and os.getpid() == self._process:
             self._restore()
-            log.warning("SIGTERM is not handled any more, as the program closed files that it did not open")
+            log.warning(
+                "SIGTERM no longer saves an open window, "
+                "because the program closed file descriptors that it did not open"
+            )
 
     @guard.contained(FEATURE)
     def _forked(self) -> None:

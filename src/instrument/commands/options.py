@@ -42,11 +42,13 @@ def typed(options: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_useless(options: Mapping[str, Any], profiler: str) -> None:
-    """Refuse options that have no effect with ``profiler``.
+    """Refuse options that have no effect with ``profiler`` or with another option.
 
     Raises:
         ValueError: the first of them, and the profilers it needs.
     """
+    if "names" in options and options.get("modules") == "none":
+        raise ValueError("--names has no effect with --modules none")
     for name in options:
         needed = _NEEDS.get(name)
         if needed is not None and profiler not in needed:
@@ -84,7 +86,7 @@ def plan(steps: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     if steps == "all":
         if options:
             names = ", ".join(f"--{name}" for name in options)
-            raise ValueError(f'"--steps all" is the whole run, so these cannot be: {names}')
+            raise ValueError(f"{names} cannot be combined with --steps all, which records the whole run")
         return {"at": 0, "active": sys.maxsize}
     for option, name in _contradictions(steps, options):
         raise ValueError(f"--{name} cannot be combined with {option}")
@@ -107,7 +109,7 @@ def _contradictions(steps: str | None, options: Mapping[str, Any]) -> Iterator[t
         refused = {"--steps": ("wait", "repeat", "every")}
         if "-" in steps and "active" in options:
             yield "a range in --steps", "active"
-    yield from ((option, name) for option, names in refused.items() for name in names if options.get(name))
+    yield from ((option, name) for option, names in refused.items() for name in names if name in options)
 
 
 def _as_options(message: str) -> str:
@@ -125,7 +127,7 @@ def levels(modules: str) -> int | bool | None:
     if modules in ("all", "none"):
         return None if modules == "all" else False
     if not modules.isdecimal():
-        raise ValueError(f'"--modules" must be a number of levels, "all" or "none": {modules}')
+        raise ValueError(f'--modules must be a number of levels, "all" or "none": {modules}')
     return int(modules)
 
 
@@ -136,7 +138,7 @@ def numbers(ranks: str) -> list[int]:
         ValueError: the text is not a list of integers.
     """
     if not all(rank.strip().isdecimal() for rank in ranks.split(",")):
-        raise ValueError(f'"--ranks" must be numbers such as 0,8: {ranks}')
+        raise ValueError(f"--ranks must be numbers such as 0,8: {ranks}")
     return [int(rank) for rank in ranks.split(",")]
 
 

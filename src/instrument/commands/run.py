@@ -170,9 +170,9 @@ def run(
     if profiler in (Profiler.torch, Profiler.none):
         loop |= {"exporter": "torch_profiler"} if profiler is Profiler.torch else {"record": False}
     started = environment(loop)
-    if options_of_python := " ".join(excluded(line)):
+    if flags := " and ".join(excluded(line)):
         lost = "no step and no region is recorded" if profiler.value in VENDORS else "nothing is recorded"
-        say(f"{lost}: with {options_of_python}, Python does not import what records; run it without")
+        say(f"{lost}: Python does not load instrument's start-up code with {flags}; remove {flags}")
     if profiler.value in VENDORS:
         count = options.windows(loop)
         request = Request(line, out.absolute(), count, started, region or (), launches, option or ())

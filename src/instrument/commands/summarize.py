@@ -103,18 +103,21 @@ def _print(
         render_set(trace, collectives, windows=last, hidden=run.hidden if run else (), console=console)
     else:
         files, folder = [file for file, _ in run.windows], run.folder
-        windows = _read(run, unread)
+        windows = _read(run, first, unread)
         render_set(trace, collectives, windows=windows, title=run.title, hidden=run.hidden, console=console)
     if first.format == "kineto" and path != "-":
         render_files(files, folder, console=console)
     return not unread
 
 
-def _read(run: Recorded, unread: list[Path]) -> Windows:
-    """Read the windows of a run one by one; say which cannot be read, and add these to ``unread``."""
+def _read(run: Recorded, held: Trace, unread: list[Path]) -> Windows:
+    """Read the windows of a run one by one, but for the one that is ``held``.
+
+    Say which cannot be read, and add these to ``unread``.
+    """
     for file, entry in run.windows:
         try:
-            yield read_file(file), Timing.of(entry)
+            yield held if file == held.path else read_file(file), Timing.of(entry)
         except (TraceError, OSError) as error:
             say(sentence(error))
             unread.append(file)

@@ -41,11 +41,15 @@ class Loop:
 
     Raises:
         TypeError, ValueError: arguments that are none of these.
+
+    Attributes:
+        models: those that `name` was called with, until `stop`.
     """
 
     _current: ClassVar[Loop | None] = None  # one at a time, or each would spoil the other's windows
     asked: ClassVar[Loop | None] = None  # the automatic one of this process
     made = False  # one that could not be made never starts
+    models = IdentitySet()
     _given: tuple[Any, dict[str, Any]] = "runs/instrument", {"modules": False, "record": False}
     _open: list[tuple[str, Any]] = []  # noqa: RUF012  # each has its own
     _planned = True
@@ -89,7 +93,7 @@ class Loop:
             self._syncs = instrument.detect_syncs(level, budget=budget)
         self._tell = tell
         self._before: list[dict[str, Any]] = []  # what came of the windows of earlier runs
-        self._models = IdentitySet()  # that have regions
+        self.models = IdentitySet()
         self._handles: list[Any] = []
         self._open = []
         self.step_on: str | None = None  # what ends the steps of an automatic one, as `StepFollower` takes it
@@ -213,10 +217,11 @@ class Loop:
         """Make the modules of ``models`` regions, until `stop`."""
         for model in models:
             with guard.contained(FEATURE):
-                if self.made and self._modules is not False and model not in self._models:
+                if self.made and model not in self.models:
                     depth, names, modes = self._modules, self._names, self.modes
-                    self._handles.append(instrument.annotate_modules(model, depth, names=names, modes=modes))
-                    self._models.add(model)
+                    if depth is not False:
+                        self._handles.append(instrument.annotate_modules(model, depth, names=names, modes=modes))
+                    self.models.add(model)
 
     def between_steps(self) -> bool:
         """End the recorded step, as `Profile.between_steps` does."""
@@ -255,7 +260,7 @@ class Loop:
         while self._handles:
             with guard.contained(FEATURE):
                 self._handles.pop().remove()
-        self._models.clear()
+        self.models.clear()
         if self._syncs is not None:
             with guard.contained(FEATURE):
                 self._syncs.stop()

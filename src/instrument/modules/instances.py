@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,6 +14,8 @@ from torch.utils.data import DataLoader
 from .. import compat
 from ..identity import IdentitySet
 from .labels import Labels
+
+_IN_STEPS = 2_000  # values that all searches in the steps of a recording look at: 2 ms
 
 
 class Instances:
@@ -34,7 +37,11 @@ class Instances:
     def look(self) -> None:
         """Find the instances that there are, as a recording begins."""
         self._unheld.clear()
-        self._find()
+        self._labels.budget = sys.maxsize
+        try:
+            self._find()
+        finally:
+            self._labels.budget = _IN_STEPS
 
     def _find(self) -> None:
         """Search the variables of the running functions: 0.1 ms, or up to 15 ms where they hold very much."""
@@ -56,17 +63,24 @@ class Instances:
         if instance is None:
             return ""
         if instance not in self._known:  # made since, or held by a function that runs only now
+            same = [known for known in self._known if type(known).__name__ == type(instance).__name__]
             self._known.add(instance)
-            self._find()
+            if same:
+                self._labels.tell_from(instance, same)
         label = self._labels.of(instance) or self._number(instance)
         return f"[{label}]" if label else ""
 
     def _number(self, instance: Any) -> str:
-        """Return ``1`` for the second of a class that this recording names and that has no label, and so on."""
+        """Return a number for one of a class without a label: "" for the first that this recording names, then 1.
+
+        One that is gone leaves its number to the next.
+        """
         same = self._unheld.setdefault(type(instance).__name__, [])
-        at = next((at for at, known in enumerate(same) if known() is instance), len(same))
-        if at == len(same):
-            same.append(weakref.ref(instance))
+        held = [known() for known in same]
+        at = next((at for at, known in enumerate(held) if known is instance), -1)
+        if at < 0:
+            at = next((at for at, known in enumerate(held) if known is None), len(same))
+            same[at : at + 1] = [weakref.ref(instance)]
         return str(at or "")
 
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -26,9 +26,13 @@ class Labels:
     Args:
         depth: how many names a label has at most.
         frameworks: whether the names that a framework has for its own count.
+
+    Attributes:
+        budget: how many values all further searches together may look at, about 1 us each.
     """
 
     def __init__(self, depth: int = _DEPTH, *, frameworks: bool = True) -> None:
+        self.budget = sys.maxsize
         self._depth = depth
         self._frameworks = frameworks
         self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
@@ -38,9 +42,9 @@ class Labels:
         return self._known[id(thing)][1] if id(thing) in self._known else ""
 
     def tell_apart(self, things: Sequence[Any], *, numbers: bool = True) -> None:
-        """Label ``things``, which go by one name, unless there is but one.
+        """Give each of `things`, which share a name, a label of its own; do nothing for a single one.
 
-        Without ``numbers``, what no running function holds is left out: it may be left over.
+        With ``numbers=False``, skip those that no variable of a running function leads to.
         """
         missing = [thing for thing in things if id(thing) not in self._known]
         if len(things) < 2 or not missing:
@@ -56,6 +60,12 @@ class Labels:
             if not label or label in taken:
                 label = next(str(number) for number in range(len(things) + 1) if str(number) not in taken)
             taken.add(label)
+            self.keep(thing, label)
+
+    def tell_from(self, thing: Any, others: Iterable[Any]) -> None:
+        """Give ``thing`` a label that none of ``others`` has, if a variable of a running function leads to it."""
+        label = self._paths([thing]).get(id(thing), "")
+        if label and label not in map(self.of, others):
             self.keep(thing, label)
 
     def keep(self, thing: Any, label: str) -> None:
@@ -77,25 +87,25 @@ class Labels:
     def _search(self, wanted: Callable[[object], bool], most: int) -> dict[int, tuple[str, object]]:
         """Return what is ``wanted``, up to ``most`` objects, with the shortest path to each, by its id."""
         found, seen = dict[int, tuple[str, object]](), set[int]()
-        level = [
+        level: Iterator[tuple[str, object]] = (
             (name, value)
             for variables in _namespaces(self._frameworks)
             for name, value in variables.items()
             if not name.startswith("__")
-        ]
-        looked_at = 0
+        )
+        end = max(self.budget - _LOOKED_AT, 0)
         for _ in range(self._depth):
             below = []
             for path, value in level:
-                looked_at += 1
+                self.budget -= 1
                 if wanted(value):
                     found.setdefault(id(value), (path, value))
                 elif id(value) not in seen:
                     seen.add(id(value))
                     below.append((path, value))
-                if len(found) == most or looked_at > _LOOKED_AT:
+                if len(found) == most or self.budget <= end:
                     return found
-            level = [(path, held) for above, value in below for path, held in _inside(above, value)]
+            level = ((path, held) for above, value in below for path, held in _inside(above, value))
         return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..interrupts import Suppressed
 from ..patch import Patch, leave_no_frame
 from ..regions import live, region
 from ..regions.region import Region
+from . import backward_calls
 from .instances import loaders, optimizers
 
 FEATURE = "the regions of a step"
@@ -29,27 +29,6 @@ OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 DATA = "enumerate(DataLoader)#"
 _NUMBERS = itertools.count()
 Begin = Callable[[Any], live.Token | None]
-
-
-class BackwardCalls(threading.local):
-    """The calls of `torch.autograd.backward` on this thread, which several patches may wrap.
-
-    Attributes:
-        depth: how many of the wrappers are running; the outermost one calls `passed`.
-    """
-
-    depth = 0
-
-    @guard.contained("following backward passes")
-    def passed(self) -> None:
-        """Call `after_backward`, unless another wrapper or a backward pass is around this one."""
-        if not (self.depth or live.tracing() or compat.in_backward()):
-            for call in after_backward.copy():
-                call()
-
-
-backward_calls = BackwardCalls()
-after_backward: list[Callable[[], None]] = []  # called after a backward pass, once its region is closed
 
 
 class Switch:
@@ -223,35 +202,10 @@ def _backward(switch: Switch) -> Iterator[Patch]:
     """
     shown = region.make(live.ONCE, None, None, None, None)
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            token = None
-            try:
-                draw = switch.on and not live.tracing() and not live.is_open()
-                token = live.enter(shown) if draw else None
-            except Exception as error:
-                try:
-                    guard.failed(FEATURE, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
-            backward_calls.depth += 1
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            finally:
-                backward_calls.depth -= 1
-                if token is not None:
-                    live.leave(token)
-            backward_calls.passed()
-            return result
+    def begin() -> live.Token | None:
+        return live.enter(shown) if switch.on and not live.is_open() else None
 
-        return backward
-
-    yield Patch(torch.autograd, "backward", make)
+    yield backward_calls.around(begin, live.leave)
 
 
 def _copies(switch: Switch) -> Iterator[Patch]:

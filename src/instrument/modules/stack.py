@@ -18,7 +18,7 @@ class Stack(list[Any]):
     """The calls (`Call`) that are open on one thread, outermost first.
 
     Attributes:
-        then: called once when the outermost one is closed by its hook.
+        then: called once when the outermost one is closed by its hook; dropped where an interrupt prevents that.
     """
 
     __slots__ = ("__weakref__", "then", "thread")
@@ -35,6 +35,8 @@ class Stack(list[Any]):
         running = _frames(sys._getframe()) if self else set()
         while self and self[-1].frame not in running:
             self.close()
+            if not self:
+                self.then = None
         return self[-1] if self else None
 
     def close(self) -> None:
@@ -57,6 +59,7 @@ here = _Here()
 def when_closed(call: Callable[[], None]) -> None:
     """Call ``call()`` once no call is open on this thread: now, or when the outermost one is closed."""
     if here.stack.shed() is None:
+        here.stack.then = None  # an interrupt came just before its call
         call()
     else:
         here.stack.then = call

@@ -94,7 +94,7 @@ def _typical(summary: Summary) -> Iterator[str]:
     steps, around = summary.typical
     ratio = median(summary.step_times_ns) / (around or 1)
     if max(ratio, 1 / (ratio or 1)) <= _ALIKE:
-        said = "the recorded ones took as long, so they are typical"
+        said = "the recorded ones took about as long (within 25 %), so they are typical"
     elif ratio > 1:
         said = f"the recorded ones took {ratio:.1f} times as long, in part because they were recorded"
     else:

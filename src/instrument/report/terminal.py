@@ -45,7 +45,7 @@ def render(
         line(console, "No regions: name parts of the step with instrument.annotate to see them here.")
     if hidden:
         more = f" and {len(hidden) - _HIDDEN} more, see manifest.jsonl" if len(hidden) > _HIDDEN else ""
-        line(console, f"Not shown, because inside compiled code: {', '.join(hidden[:_HIDDEN])}{more}")
+        line(console, f"Not shown, because they are inside compiled code: {', '.join(hidden[:_HIDDEN])}{more}")
     if summary.operators:
         _print_operators(summary, console)
     if files:

@@ -41,8 +41,7 @@ def render_windows(
     """Print several windows of one process as if they were one; the GPU's time is that of the last.
 
     Args:
-        windows: The trace of each, one at least, with what the loop that recorded it knows of the run. Only one
-            trace is held at a time.
+        windows: The trace of each, one at least, with what the loop that recorded it knows of the run.
         collectives: Which kernels communicate.
         hidden: Regions that were not recorded because they are inside compiled code.
         console: Where to print.

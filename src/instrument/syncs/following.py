@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
 from ..guard import guard
 from ..identity import IdentitySet
-from ..modules import parts
+from ..modules import backward_calls, parts
+from ..modules.optimizers import live_optimizers, share_parameters
 from ..patch import Patch, leave_no_frame, undo
-from ..regions import live
 from .forward import OutermostModel
 from .function import SIGNS, FunctionCalls, check
 from .program_steps import program_steps
@@ -124,8 +123,6 @@ class StepFollower:
     def remove(self) -> None:
         """End, and put back all that was replaced."""
         program_steps.remove(self._program)
-        if self._passed in parts.after_backward:
-            parts.after_backward.remove(self._passed)
         self._stepped = self._restarted = _nothing
         self._missed = None
         for source in (self._steps, self._model, self._function):
@@ -144,9 +141,8 @@ class StepFollower:
             self._model = OutermostModel(self._model_found, self._model_called)
         if step_on not in (None, *SIGNS):
             self._function = FunctionCalls(step_on, lambda: self._ended(step_on))
-        self._patches.append(Patch(torch.autograd, "backward", self._backward))
+        self._patches.append(backward_calls.around(self._begins, then=self._passed))
         self._patches.append(Patch(torch.optim.Optimizer, "__init__", self._making))
-        parts.after_backward.append(self._passed)
         self._patches += parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
     # What the sources call
@@ -222,36 +218,19 @@ class StepFollower:
         """Find the optimizers that were made before this one follows them, or without their constructor."""
         if not self._looked:
             self._looked = True
-            for optimizer in _optimizers():
+            for optimizer in live_optimizers():
                 self._earlier.add(optimizer)
 
     def _waits_for_optimizer(self) -> bool:
         """Whether an optimizer was made, so that its steps are to be expected."""
         if not len(self._optimizers):
             self._look()
+            model = self.model
             for optimizer in self._earlier:
-                if _updates(optimizer, self.model):
+                if model is None or share_parameters(optimizer, model):
                     self._optimizers.add(optimizer)
             self._earlier.clear()
         return len(self._optimizers) > 0 and not self.compiled
-
-    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if not live.tracing():
-                self._begins()
-            parts.backward_calls.depth += 1
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            finally:
-                parts.backward_calls.depth -= 1
-            parts.backward_calls.passed()
-            return result
-
-        return backward
 
     @guard.contained(FEATURE)
     def _passed(self) -> None:
@@ -294,23 +273,6 @@ def _grad_enabled() -> bool:
     import torch
 
     return bool(torch.is_grad_enabled())
-
-
-def _optimizers() -> list[Any]:
-    """Return the optimizers that there are; 50 ms for a million objects."""
-    import torch
-
-    kind = torch.optim.Optimizer
-    found = [known for known in gc.get_objects() if issubclass(type(known), kind)]
-    return [optimizer for optimizer in found if hasattr(optimizer, "param_groups")]  # else it is being made
-
-
-def _updates(optimizer: Any, model: Any) -> bool:
-    """Tell whether ``optimizer`` updates a parameter of ``model``; any one does where that is not known."""
-    if model is None:
-        return True
-    held = {id(parameter) for parameter in model.parameters()}
-    return any(id(parameter) in held for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _nothing() -> None:

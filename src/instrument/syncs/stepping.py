@@ -12,6 +12,8 @@ from typing import Any
 from .. import compat
 from ..guard import guard
 from ..identity import IdentitySet
+from ..modules import backward_calls
+from ..modules.optimizers import parameters, share_parameters
 from ..patch import Patch, leave_no_frame, undo
 from ..regions import live
 
@@ -38,10 +40,11 @@ class OptimizerSteps:
     each epoch makes one anew, or follows a phase of the first alone, as where layers are trained one after the
     other; else once it goes on alone. One on another thread does so only after the thread of the first has ended.
     A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes in the backward pass, as where
-    each parameter has its own, ends with that pass, and is a step of the thread that called the pass. One around
-    another makes one step.
+    each parameter has its own, ends with that pass, and is a step of the thread that called the pass. An optimizer
+    that wraps another counts as one step.
 
-    A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` tells of one.
+    A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` says whether there
+    was one.
 
     The call comes after torch closed the range that it draws around the step, and after the whole backward: a
     recording that stops inside of these and another that starts there crash torch.
@@ -80,7 +83,7 @@ class OptimizerSteps:
     def parameters(self) -> list[Any]:
         """What the first optimizer updates; empty where none has stepped so far."""
         first = self._first() if self._first is not None else None
-        return [parameter for group in first.param_groups for parameter in group["params"]] if first else []
+        return parameters(first) if first else []
 
     def remove(self) -> None:
         """End."""
@@ -96,7 +99,7 @@ class OptimizerSteps:
         from ..modules.parts import Switch, contexts
 
         yield Patch(torch.amp.GradScaler, "step", self._scaled)
-        yield Patch(torch.autograd, "backward", self._backward)
+        yield backward_calls.around(self._pass_begins, self._passes.discard, self._passed)
         yield from contexts(torch.autograd.profiler.record_function, self._range, Switch())
 
     def _range(self, context: Any) -> live.Token | None:
@@ -142,37 +145,15 @@ class OptimizerSteps:
                 if raised is error:
                     raise
 
-    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            thread, outermost = 0, False
-            try:
-                thread = get_ident()
-                outermost = not (live.tracing() or compat.in_backward())
-                if outermost:
-                    self._passes.add(thread)
-            except Exception as error:
-                try:
-                    guard.failed(FEATURE, error)
-                except Exception as raised:
-                    if raised is error:
-                        raise
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            finally:
-                if outermost:
-                    self._passes.discard(thread)
-            self._passed()
-            return result
-
-        return backward
+    def _pass_begins(self) -> int | None:
+        if compat.in_backward():
+            return None
+        self._passes.add(get_ident())
+        return get_ident()
 
     @guard.contained(FEATURE)
     def _passed(self) -> None:
-        if self._due and get_ident() in self._due and not compat.in_backward():
+        if get_ident() in self._due:
             self._due.discard(get_ident())
             self._tell()
 
@@ -217,7 +198,7 @@ class OptimizerSteps:
         rival = self._rival() if self._rival is not None else None
         if rival is None:
             rival, self._rival, self._rival_steps = optimizer, weakref.ref(optimizer), 0
-            if optimizer not in self._apart and not _shared(first, optimizer):
+            if optimizer not in self._apart and not share_parameters(first, optimizer):
                 self._apart.add(optimizer)
         if rival is not optimizer:
             return False
@@ -250,12 +231,6 @@ class OptimizerSteps:
 def running(thread: int | None) -> bool:
     """Tell whether ``thread`` is the number of a thread that runs."""
     return any(found.ident == thread for found in threading.enumerate()) if thread is not None else False
-
-
-def _shared(first: Any, second: Any) -> bool:
-    """Tell whether two optimizers update one parameter: as far as the first of each group shows."""
-    held = {id(parameter) for group in first.param_groups for parameter in group["params"]}
-    return any(id(parameter) in held for group in second.param_groups for parameter in group["params"][:1])
 
 
 def _nothing() -> None:

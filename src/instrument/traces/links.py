@@ -186,7 +186,7 @@ def main_thread(steps: Table, regions: Table) -> int:
 
 
 def _main_threads(steps: Table, regions: Table, process_of: Array) -> Array:
-    """The `main_thread` of each process, by its number, and at last -1 for no process."""
+    """The `main_thread` of each process; the last element is -1, for no process."""
     count = len(process_of) - 1
     process, times = process_of[:count], _spent(steps, count)
     main = np.full(int(process.max(initial=-1)) + 2, -1)

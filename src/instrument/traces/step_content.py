@@ -48,7 +48,7 @@ class Steps:
 
 
 class _Held:
-    """Which process is the last, by its number, to have a step at a time."""
+    """For each time, the highest-numbered process that has a step open."""
 
     def __init__(self, of: Array, starts: Array, ends: Array) -> None:
         self._edges = np.unique(np.concatenate((starts, ends)))

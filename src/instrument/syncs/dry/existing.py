@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from ...modules.optimizers import live_optimizers, parameter_ids, parameters
 from .tags import tensors
 
 
@@ -24,10 +24,9 @@ def existing(on_gpu: Iterable[Any]) -> list[Any]:
     found: list[Any] = []
     for value in [on_gpu] if single else on_gpu:
         if isinstance(value, torch.nn.Module):
-            parameters = list(value.parameters())
-            found += [*parameters, *value.buffers(), *_state(parameters)]
+            found += [*value.parameters(), *value.buffers(), *_state(value)]
         elif isinstance(value, torch.optim.Optimizer):
-            found += [t for group in value.param_groups for t in tensors(group["params"])]
+            found += tensors(parameters(value))
             found += _arrays(value.state.values())
         else:
             held = list(tensors(value))
@@ -37,11 +36,10 @@ def existing(on_gpu: Iterable[Any]) -> list[Any]:
     return found + [t.grad for t in found if t.is_leaf and t.grad is not None]
 
 
-def _state(parameters: list[Any]) -> list[Any]:
-    """The state of ``parameters`` in the optimizers of this process, which takes 0.1 s to look up."""
-    keys = {id(parameter) for parameter in parameters}
-    optimizers = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
-    states = [getattr(each, "state", None) for each in optimizers]  # one that is being made has none
+def _state(model: torch.nn.Module) -> list[Any]:
+    """The state of the parameters of ``model`` in the optimizers of this process, which takes 0.1 s to look up."""
+    keys = parameter_ids(model)
+    states = [getattr(optimizer, "state", None) for optimizer in live_optimizers()]
     return _arrays(
         held for state in states if isinstance(state, Mapping) for key, held in state.items() if id(key) in keys
     )

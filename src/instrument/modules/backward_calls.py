@@ -1,0 +1,88 @@
+"""Wraps `torch.autograd.backward`, which `torch.Tensor.backward` calls as well."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from .. import compat
+from ..guard import guard
+from ..patch import Patch, leave_no_frame
+from ..regions import live
+
+FEATURE = "following backward passes"
+T = TypeVar("T")
+
+
+class _Here(threading.local):
+    """On this thread: how many wrappers run, and what is called after the outermost of them."""
+
+    depth = 0
+    then: tuple[Callable[[], None], ...] = ()
+
+
+_here = _Here()
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def around(
+    begin: Callable[[], T | None], end: Callable[[T], None] = _nothing, then: Callable[[], None] | None = None
+) -> Patch:
+    """Have functions called around each call of `torch.autograd.backward`, unless torch.compile traces it.
+
+    Args:
+        begin: called before; its errors are contained.
+        end: called with what ``begin`` returned, unless that is None, after any call; must not raise.
+        then: called after a call that did not fail and that no backward pass is around, once no other wrapper of
+            this function runs on the thread; its errors are contained.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            begun, outermost = None, False
+            try:
+                if not live.tracing():
+                    outermost = not compat.in_backward()
+                    begun = begin()
+            except Exception as error:
+                try:
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
+            _here.depth += 1
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                _here.then = ()
+                raise
+            finally:
+                _here.depth -= 1
+                if begun is not None:
+                    end(begun)
+            if outermost:
+                _passed(then)
+            return result
+
+        return backward
+
+    return Patch(torch.autograd, "backward", make)
+
+
+@guard.contained(FEATURE)
+def _passed(then: Callable[[], None] | None) -> None:
+    if then is not None:
+        _here.then = (*_here.then, then)
+    if not _here.depth:
+        calls, _here.then = _here.then, ()
+        for call in calls:
+            call()
