@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import instrument
+from instrument.exporters.sessions import sessions
 from instrument.guard import Guard
 from instrument.interrupts import Suppressed, is_interrupt
 from instrument.patch import Patch, undo
@@ -216,20 +217,22 @@ def test_patches_are_undone_where_a_signal_handler_raises(
 class Alarms:
     """A time limit at swept moments, from a microsecond to some 10 ms, around what is to be interrupted."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Exception], seed: int) -> None:
         self.fired = self.caught = 0
-        self._delays = itertools.cycle(1e-6 * 1.09**power for power in random.Random(0).sample(range(110), 110))
+        self._kind = kind
+        powers = random.Random(seed).sample(range(110), 110)
+        self._delays = itertools.cycle(1e-6 * 1.09**power for power in powers)
 
     def late(self, *_: Any) -> None:
         self.fired += 1
-        raise TimeLimit
+        raise self._kind
 
     def limit(self, call: Callable[[], object]) -> None:
         try:
             signal.setitimer(signal.ITIMER_REAL, next(self._delays))
             call()
             signal.setitimer(signal.ITIMER_REAL, 0)
-        except TimeLimit:
+        except self._kind:
             self.caught += 1
 
 
@@ -250,13 +253,16 @@ def losses(count: int, around: Callable[[int], Any], after: Callable[[], None] =
 
 
 @pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize(("kind", "seed"), [(TimeLimit, 1), (TimeLimit, 3), (TimeoutError, 4)])
 def test_alarms_at_any_moment_of_a_recording(
+    kind: type[Exception],
+    seed: int,
     tmp_path: Path,
     handle: Callable[[Any], None],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The program sees them, and training goes on as without.
+    """The program sees them, training goes on as without, and nothing stays on that keeps later windows away.
 
     Python gives an error to `sys.unraisablehook` where the handler is called in a destructor, as of `Popen`; one
     in some hundred is lost in an import or in a log handler.
@@ -265,7 +271,7 @@ def test_alarms_at_any_moment_of_a_recording(
     monkeypatch.setattr(sys, "unraisablehook", lambda given: unraisable.append(given.exc_type))
     with instrument.profile(tmp_path / "first", schedule="1", on_trace_ready=lambda prof: None) as prof:
         losses(3, lambda number: contextlib.nullcontext(), prof.step)  # imports what is needed
-    alarms, count = Alarms(), 330
+    alarms, count = Alarms(kind, seed), 330
     handle(alarms.late)
     schedule = instrument.schedule(wait=0, warmup=1, active=1)
 
@@ -287,6 +293,8 @@ def test_alarms_at_any_moment_of_a_recording(
     assert alarms.fired - alarms.caught - len(unraisable) <= alarms.fired / 50
     assert not torch.autograd._profiler_enabled()
     reasons = {entry["reason"] for entry in prof.windows if entry["status"] == "failed"}
-    assert reasons == {"interrupted by TimeLimit"}
+    assert reasons == {f"interrupted by {kind.__name__}"}
+    assert "another torch profiler is active" not in {entry["reason"] for entry in prof.windows}
+    assert sessions.owner is None
     failures = [line for line in caplog.text.splitlines() if "failed and was skipped" in line]
     assert all("finishing a window" in line for line in failures)  # what was not sent to the process that does it

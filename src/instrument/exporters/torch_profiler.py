@@ -104,14 +104,14 @@ class TorchProfilerExporter:
         before = sessions.capture
         try:
             capture = TorchProfilerCapture(self._options)
+            if self._options.get("acc_events"):
+                if self._last is not None:
+                    accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)
+                self._last = capture
         except BaseException:
             if sessions.capture is not before:  # interrupted after torch's profiler was prepared
                 sessions.drop()
             raise
-        if self._options.get("acc_events"):
-            if self._last is not None:
-                accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)
-            self._last = capture
         return capture
 
 
@@ -270,7 +270,8 @@ class TorchProfilerCapture:
                 self.profiler.start_trace()
                 self._stop()
         finally:
-            sessions.release(self)
+            if not profiler_running():  # else it was interrupted, and is tried again
+                sessions.release(self)
 
 
 def _job() -> dict[str, Any] | None:

@@ -80,7 +80,9 @@ class Profile(LikeTorch):
         self._exporter = exporter
         self._on_trace_ready = on_trace_ready
         self._ranks = ranks
-        self._left_on: Recording | None = None  # by a `stop` on another thread, until this one's next step
+        self._left_on: Recording | None = (
+            None  # by another thread's `stop` or an interrupt, until the next step
+        )
         self._over = 0  # the number of the last window that is over
         self._goes_on = 0  # the number of the window that the end of a loop cut, and the next one goes on with
         self._manifest = Manifest(self.out)
@@ -264,9 +266,8 @@ class Profile(LikeTorch):
             recording.steps is None or (begun and recording.steps[0] == self.step_num)
         )
         if recording is not None and empty and recording.here():
-            self._recording = None
-            with guard.contained("leaving a window for later"):
-                recording.abandon()
+            self._left_on, self._recording = recording, None
+            self._abandon(recording)
         elif recording is not None:
             self._goes_on = recording.window.index
             self._close(recording, begun=begun)
@@ -385,9 +386,9 @@ class Profile(LikeTorch):
         if self._closing:  # on_trace_ready calls `step`, which counts and no more
             return
         if self._left_on is not None and self._left_on.here():
-            with guard.contained("leaving a window that was stopped elsewhere"):
-                left, self._left_on = self._left_on, None
-                left.abandon()
+            with guard.contained("leaving a window that was left on"):
+                self._left_on.abandon()
+            self._left_on = None
         if not self._started:
             self._change = NEVER if self._left_on is None else step + 1
             return
@@ -524,8 +525,8 @@ class Profile(LikeTorch):
             self._finalizer.close()
 
     def _give_up(self, window: Window, error: BaseException) -> None:
-        """Take note of why a window is not recorded, leave nothing on, and go on to the next."""
-        recording, self._recording = self._recording, None
+        """Leave nothing on, take note of why a window is not recorded, and go on to the next."""
+        recording = self._recording
         self._over, self._goes_on = window.index, 0
         interrupted = is_interrupt(error)
         if isinstance(error, CaptureError):
@@ -533,16 +534,26 @@ class Profile(LikeTorch):
         else:
             what = f"{type(error).__name__}: {error}".removesuffix(": ")
             status, reason = "failed", f"{'interrupted by ' * interrupted}{what}"
-        self._note(window, status, reason, recording)
+        try:
+            if recording is not None:
+                self._left_on = recording
+                self._abandon(recording)
+        finally:  # also where a signal handler of the program raises
+            self._recording = None
+            if self._left_on is not None:
+                self._change = self.step_num
+            self._note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
-        with guard.contained("leaving a failed window"):
-            if recording is not None and recording.here():
-                recording.abandon()
-            elif recording is not None:
-                self._left_on, self._change = recording, self.step_num
         refused = isinstance(error, OSError) and error.errno is not None and not settings.strict
         if status == "failed" and not interrupted and not refused:  # by the system, as the line says
             guard.failed(f"exporter {self._exporter.name}", cast(Exception, error))
+
+    def _abandon(self, recording: Recording) -> None:
+        """Leave nothing of ``recording`` on; what is interrupted, or on another thread, is for its next step."""
+        if recording.here():
+            with guard.contained("leaving a failed window"):
+                recording.abandon()
+            self._left_on = None
 
     def _unreached(self) -> Iterable[Window]:
         following = self._plan.window(self._over + 1)

@@ -39,6 +39,7 @@ class Recording:
         self._thread = threading.get_ident()
         self.elsewhere = False
         self._warming = False
+        self._off = False  # the capture
 
     def here(self) -> bool:
         """Tell whether this is the thread that opened the window; warn the first time it is not."""
@@ -105,13 +106,13 @@ class Recording:
         self.capture.add_metadata("instrument_steps", f"{first}-{last}")
         self.capture.add_metadata("instrument_warmup", str(first - self.opened if self.steps else 0))
         self.capture.stop()
-        self.end_ns = time.time_ns()
+        self.end_ns, self._off = time.time_ns(), True
 
     def abandon(self) -> None:
-        """Leave nothing on after a failure, or after a warm-up that led to nothing."""
-        if self.end_ns is not None:
+        """Leave nothing on after a failure, or a warm-up that led to nothing; again if an interrupt cut that off."""
+        if self._off:
             return
-        self.end_ns = time.time_ns()
+        self.end_ns = self.end_ns or time.time_ns()
         try:
             self._warm()
             with suppress(CaptureError):  # the reason is known by now
@@ -119,5 +120,6 @@ class Recording:
                     self.capture.discard()
                 else:
                     self.capture.stop()
+            self._off = True
         finally:
             live.live.check()
