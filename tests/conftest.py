@@ -16,6 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.config import settings
+from instrument.exporters.sessions import sessions
 from instrument.regions import annotation, live
 from instrument.windows import process
 from instrument.windows.loop import Profile
@@ -58,8 +59,9 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for left in finishing:
         left.end(30)
     assert not unclosed
-    assert not any(left._killed for left in finishing)
+    assert not any(left._failed for left in finishing)
     assert not torch.autograd._profiler_enabled()
+    assert sessions.capture is None
     assert not live.recording
 
 

@@ -51,12 +51,7 @@ def handler(action: bytes) -> int:
 def c_handler(number: int) -> int | None:
     """Return the address of a signal's handler: 0 is the default, 1 ignores it; None if it is not known."""
     libc = c_library()
-    try:
-        return None if libc is None else handler(exchange(libc, number))
-    except OSError as error:
-        if is_interrupt(error):
-            raise
-        return None
+    return None if libc is None else handler(exchange(libc, number))
 
 
 def is_default(number: int) -> bool:

@@ -80,9 +80,7 @@ class Profile(LikeTorch):
         self._exporter = exporter
         self._on_trace_ready = on_trace_ready
         self._ranks = ranks
-        self._left_on: Recording | None = (
-            None  # by another thread's `stop` or an interrupt, until the next step
-        )
+        self._left_on: Recording | None = None  # by another thread's `stop` or an interrupt, until the next step
         self._over = 0  # the number of the last window that is over
         self._goes_on = 0  # the number of the window that the end of a loop cut, and the next one goes on with
         self._manifest = Manifest(self.out)

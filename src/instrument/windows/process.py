@@ -215,19 +215,18 @@ class FinalizerProcess:
             while b"\n" in self._rest:
                 line, _, rest = self._rest.partition(b"\n")
                 answer = _parsed(line)
-                self._rest = rest  # not before: an answer that could not be parsed is tried again
-                self._take(answer)
+                asked = "job" in answer
+                if asked:
+                    self._answered(answer)
+                else:
+                    self._process.exit_code = answer.get("exit_code", self._process.exit_code)
+                self._rest = rest  # not before: an answer that could not be parsed or handed over is tried again
+                if asked:
+                    self._went_on()
             data = self._received()
             if not data:
                 return
             self._rest += data
-
-    def _take(self, answer: dict[str, Any]) -> None:
-        if "job" in answer:
-            self._answered(answer)
-            self._went_on()
-        elif answer:
-            self._process.exit_code = answer.get("exit_code")
 
     def _went_on(self) -> None:
         """A job was answered: send what there is room for, also a large one."""

@@ -109,7 +109,7 @@ class Recording:
         self.end_ns, self._off = time.time_ns(), True
 
     def abandon(self) -> None:
-        """Leave nothing on after a failure, or a warm-up that led to nothing; again if an interrupt cut that off."""
+        """Leave nothing on after a failure, or a warm-up that led to nothing; again after an interrupt."""
         if self._off:
             return
         self.end_ns = self.end_ns or time.time_ns()
