@@ -274,23 +274,21 @@ class WindowFinalizer:
 
 def _written(text: str, file: Any) -> bool:
     """Write to ``file``, as far as somebody reads it; return False where it is closed, broken or missing."""
-    try:
+    with Suppressed(OSError, ValueError, AttributeError):
         for start in range(0, len(text), _CHUNK):
             if not _ready(file):
                 break
             file.write(text[start : start + _CHUNK])
             file.flush()
-    except (OSError, ValueError, AttributeError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _ready(file: Any) -> bool:
     """Wait until ``file`` takes more: a thread that hangs in writing to it aborts the program's end."""
-    try:
+    with Suppressed(OSError, ValueError):  # no file of the system's, as in a notebook
         return bool(select.select([], [file.fileno()], [], _STDERR_S)[1])
-    except (OSError, ValueError):  # no file of the system's, as in a notebook
-        return True
+    return True
 
 
 def _terminal(stderr: Any) -> dict[str, Any]:

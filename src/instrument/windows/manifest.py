@@ -17,7 +17,7 @@ from typing import Any
 from .. import log
 from ..config import settings
 from ..guard import guard
-from ..interrupts import Suppressed
+from ..interrupts import Suppressed, is_interrupt
 
 _NUMBERS = count(1)  # of the runs of this process
 NAME = "manifest.jsonl"
@@ -103,7 +103,7 @@ class Manifest:
             try:
                 append(self.folder, self._unwritten)
             except OSError as error:
-                if settings.strict:
+                if settings.strict or is_interrupt(error):
                     raise
                 self._warn(unwritable(self.folder) or f"cannot write the manifest: {error}")
                 return
@@ -135,6 +135,8 @@ def unwritable(folder: Path) -> str | None:
     try:
         tempfile.TemporaryFile(dir=place).close()  # os.access says yes to root, also in /proc
     except OSError as error:
+        if is_interrupt(error):
+            raise
         where = "" if place == folder else f"nothing can be created in {place}: "
         return f"cannot write to {folder}: {where}{error.strerror}"
     return None
