@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
@@ -34,6 +35,12 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 # pytest --hypothesis-profile=default
 hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of garbage collections, and of searches for objects: half a million of them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
