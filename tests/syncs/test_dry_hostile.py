@@ -92,7 +92,9 @@ def test_a_pool_of_before(fake: bool) -> None:
 
 
 def test_other_threads_of_before() -> None:
-    """Threads that cannot be watched are named."""
+    """Threads that cannot be watched are named, but for one that only draws progress bars."""
+    progress = pytest.importorskip("tqdm").tqdm(total=1, file=io.StringIO())
+    assert progress.monitor is None or progress.monitor.is_alive()
     go = threading.Event()
     thread = threading.Thread(target=go.wait, args=(30,), name="prefetcher")
     thread.start()
@@ -101,6 +103,7 @@ def test_other_threads_of_before() -> None:
     finally:
         go.set()
         thread.join()
+        progress.close()
     assert "threads that ran before were not watched: prefetcher" in report.coverage
 
 
