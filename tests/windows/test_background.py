@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from instrument.windows import background
+from instrument.windows.background import BackgroundProcess
 from instrument.windows.process import FinalizerProcess
 
 from ..support import programs
@@ -68,6 +70,21 @@ except ChildProcessError:
 """
     assert "True\n" == run(code, tmp_path)
     assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))[:1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no scheduling groups")
+def test_it_takes_no_cpu_from_training() -> None:
+    """Its session gets the smallest share; `nice` alone has no effect on other sessions."""
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        process = BackgroundProcess(["/bin/cat", "/proc/self/autogroup"], theirs, {})
+        theirs.close()
+        text = b""
+        while data := mine.recv(1000):
+            text += data
+        process.exit_code = 0
+        process.wait()
+    assert b"nice 19" in text
 
 
 HANDLED = f"""{BEGIN}

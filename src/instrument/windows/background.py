@@ -17,7 +17,8 @@ from .sigchld import held_back
 
 _SHELL = "/bin/sh"
 # The first shell exits at once. The second one waits for the command: only its parent learns how a process ends.
-_SCRIPT = r"""{ "$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } &"""
+# Linux divides the CPU between sessions (sched(7), autogroup), and heeds `nice` within one of them alone.
+_SCRIPT = r"""{ echo 19 >/proc/self/autogroup; "$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } &"""
 _PR_GET_CHILD_SUBREAPER = 37
 
 
@@ -26,7 +27,8 @@ class BackgroundProcess:
 
     On Linux the command is not a child of this process: `os.wait` does not return it, and its end raises no
     SIGCHLD. A shell starts it and exits, for which the constructor waits: about a millisecond. The line
-    ``{"exit_code": N}`` follows the command's own output, and is to be kept in `exit_code`.
+    ``{"exit_code": N}`` follows the command's own output, and is to be kept in `exit_code`. The session gets what
+    the program leaves of the CPU.
 
     Elsewhere the command is a child. So it is where orphans become children of this process, as for process 1
     of a container, and where the system has no shell or Python no `ctypes`.

@@ -191,8 +191,7 @@ def main(parent: int) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     with suppress(OSError):
-        os.nice(10)  # training comes first, ...
-        Path("/proc/self/oom_score_adj").write_text("1000")  # ... also where memory runs out
+        Path("/proc/self/oom_score_adj").write_text("1000")  # training comes first where memory runs out
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever is printed must not get among them
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()

@@ -21,7 +21,9 @@ from .background import BackgroundProcess
 
 FEATURE = "finishing a window"
 _CODE = """\
-import sys
+import os, sys
+if hasattr(os, "nice"):
+    os.nice(19)
 from importlib.util import module_from_spec, spec_from_file_location
 sys.path += [folder for folder in {path!r} if folder not in sys.path]
 spec = spec_from_file_location("instrument", {init!r}, submodule_search_locations=[{package!r}])
@@ -30,8 +32,9 @@ spec.loader.exec_module(package)
 from instrument.windows.finalize import main
 main({parent})
 """
-# Isolated, it finds the standard library and installed packages first, whatever lies in the current folder; the
-# package is the one that runs here.
+# Training comes first, also before the imports, which are half a second of work. Isolated, Python finds the
+# standard library and installed packages first, whatever lies in the current folder; the package is the one that
+# runs here.
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _ROOM = 1 << 15  # bytes that the connection takes without being read
