@@ -244,7 +244,8 @@ def test_example(
         (lines[line - 1].strip(), op): count for (line, op), count in found(report, str(path)).items()
     } == expected
     assert report.steps == 6
-    assert len(list(tmp_path.rglob("*.pt.trace.json.gz"))) == (name == "transformer_annotated.py")
+    # Another window may follow, so the loop did not wait for the trace to be compressed.
+    assert len(list(tmp_path.rglob("window-*"))) == (name == "transformer_annotated.py")
     monkeypatch.setattr(sys, "argv", [str(path), "--steps", "6"])
     runpy.run_path(str(EXAMPLES / "transformer.py"), run_name="__main__")
     assert printed == capsys.readouterr().out
