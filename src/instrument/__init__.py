@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .syncs.live import detect_syncs, no_syncs
     from .syncs.policy import allow_sync
     from .traces.read import read_trace
-    from .windows.loop import profile
+    from .windows.profile import profile
     from .windows.schedule import schedule
     from .windows.steps import steps
 
@@ -50,7 +50,7 @@ _HOMES = {
     "mark": ".regions.annotation",
     "metrics": ".diagnosis.metrics",
     "no_syncs": ".syncs.live",
-    "profile": ".windows.loop",
+    "profile": ".windows.profile",
     "read_trace": ".traces.read",
     "schedule": ".windows.schedule",
     "steps": ".windows.steps",

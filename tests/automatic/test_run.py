@@ -689,7 +689,7 @@ FAILING = [
 
 
 def test_tracebacks_in_a_window(tmp_path: Path) -> None:
-    """An error of the program shows no frame of ours, whatever of torch it comes out of, also one that ends it."""
+    """No frame of the library is in a traceback of the program, whichever torch function raises."""
     caught = "".join(f"        try: {line}\n        except Exception: traceback.print_exc()\n" for line in FAILING)
     write(tmp_path, f"import traceback\n{TRAIN}    if _ == 3:\n{caught}        model(torch.ones(1, 3))\n")
     plain = run(tmp_path, [sys.executable, "train.py"]).stderr

@@ -213,7 +213,7 @@ def test_a_step_ends_after_its_regions(step_on: str, model: nn.Module, tmp_path:
 
 @pytest.mark.parametrize("still_annotated", [True, False])
 def test_an_interrupted_call_counts_for_no_other(still_annotated: bool) -> None:
-    """A call of the model that Ctrl-C interrupts between two hooks is no step, neither then nor later."""
+    """A call of the model that Ctrl-C cuts off between two hooks is not counted as a step, now or later."""
     seen: list[int] = []
     model, other, x = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Tanh()), torch.ones(1, 2)
     follower = StepFollower(lambda: seen.append(1), lambda: None, "forward")

@@ -24,7 +24,7 @@ from instrument.exporters.raw_trace import part
 from instrument.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
 from instrument.guard import guard
 from instrument.regions import live
-from instrument.windows.loop import unmade
+from instrument.windows.profile import unmade
 
 from ..support import programs
 from .training import Recorder, Trained, manifest, nothing, recorded, statuses, steps, traces, train

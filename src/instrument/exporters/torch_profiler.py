@@ -83,10 +83,8 @@ class TorchProfilerExporter:
         try:
             if options:
                 refuse_late(self._options)
-        except (MemoryError, RecursionError):  # they say nothing of the options
-            raise
         except Exception as error:  # torch raises whatever it stumbles over, without naming the argument
-            if is_interrupt(error):
+            if is_interrupt(error) or isinstance(error, (MemoryError, RecursionError)):
                 raise
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise ValueError(f"torch.profiler refuses {given}: {error}") from error

@@ -16,9 +16,11 @@ from ..sigaction import c_library
 from .sigchld import held_back
 
 _SHELL = "/bin/sh"
+# Linux divides the CPU between sessions (sched(7), autogroup); `nice` matters only within one of them.
+_LEAST = "echo 19 >/proc/self/autogroup; "
+_CHILD = _LEAST + 'exec "$@"'
 # The first shell exits at once. The second one waits for the command: only its parent learns how a process ends.
-# Linux divides the CPU between sessions (sched(7), autogroup), and heeds `nice` within one of them alone.
-_SCRIPT = r"""{ echo 19 >/proc/self/autogroup; "$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } &"""
+_ORPHAN = f"{{ {_LEAST}" + r""""$@" <&1; printf '\n{"exit_code": %d}\n' "$?"; } &"""
 _PR_GET_CHILD_SUBREAPER = 37
 
 
@@ -57,10 +59,11 @@ class BackgroundProcess:
             "env": environment,
         }
         if self._libc is None:
-            self._started = subprocess.Popen(command, **options)
+            shell = [_SHELL, "-c", _CHILD, "sh"] if _has_shell() else []
+            self._started = subprocess.Popen([*shell, *command], **options)
         else:
             with held_back(self._libc):
-                self._started = subprocess.Popen([_SHELL, "-c", _SCRIPT, "sh", *command], **options)
+                self._started = subprocess.Popen([_SHELL, "-c", _ORPHAN, "sh", *command], **options)
                 code = self._started.wait()
             if code:  # it cannot fork
                 raise OSError(f"{_SHELL} ended with exit code {code}")
@@ -86,9 +89,13 @@ class BackgroundProcess:
         self._started.returncode = 0
 
 
+def _has_shell() -> bool:
+    return sys.platform == "linux" and os.access(_SHELL, os.X_OK)
+
+
 def _libc() -> Any:
     """Return the C library if a process can be started that is not a child of this one, else None."""
-    if sys.platform != "linux" or os.getpid() == 1 or not os.access(_SHELL, os.X_OK):
+    if os.getpid() == 1 or not _has_shell():
         return None
     libc = c_library()
     if libc is None:

@@ -232,7 +232,7 @@ def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 jobs.put(json.loads(line))
-    finally:  # also after a line that is no job: nothing more is read
+    finally:  # a malformed line raises; the process must end all the same
         signal.alarm(_ORPHAN_S)
         jobs.put(None)
 

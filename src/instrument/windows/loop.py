@@ -1,4 +1,4 @@
-"""`profile`: the object that a training loop steps, which opens and closes windows as the schedule says."""
+"""`Profile`: the object that a training loop steps, which opens and closes windows as the schedule says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from .. import compat, log, stderr
 from ..config import LAUNCHED, settings
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
-from ..exporters.choose import choose
 from ..guard import exiting, guard
 from ..interrupts import is_interrupt
 from ..regions import live, region
@@ -25,8 +24,9 @@ from ..syncs.program_steps import program_steps
 from .finalizer import WindowFinalizer
 from .like_torch import LikeTorch
 from .manifest import Manifest
+from .rank import process_suffix, rank
 from .recording import Recording
-from .schedule import Phase, Schedule, Window, schedule, span
+from .schedule import Phase, Schedule, Window, span
 from .timing import StepTimes
 from .torch_schedule import FromTorch
 
@@ -188,7 +188,7 @@ class Profile(LikeTorch):
         self._first = self.step_num
         self._process = os.getpid()
         atexit.register(self._exit)
-        self._rank = _rank()
+        self._rank = rank()
         if not self.yields:
             program_steps.follow(self)
         self._left_out = self._ranks is not None and self._rank not in self._ranks
@@ -264,7 +264,6 @@ class Profile(LikeTorch):
             recording.steps is None or (begun and recording.steps[0] == self.step_num)
         )
         if recording is not None and empty and recording.here():
-            self._left_on, self._recording = recording, None
             self._abandon(recording)
         elif recording is not None:
             self._goes_on = recording.window.index
@@ -384,7 +383,7 @@ class Profile(LikeTorch):
         if self._closing:  # on_trace_ready calls `step`, which counts and no more
             return
         if self._left_on is not None and self._left_on.here():
-            with guard.contained("leaving a window that was left on"):
+            with guard.contained("leaving a window"):
                 self._left_on.abandon()
             self._left_on = None
         if not self._started:
@@ -447,11 +446,9 @@ class Profile(LikeTorch):
             if is_interrupt(error):
                 raise
         finally:
-            recording = self._recording
-            if recording is not None and not self._started:  # a signal handler called `stop` before it was there
-                self._recording, self._change = None, NEVER
-                with guard.contained("leaving a window"):
-                    recording.abandon()
+            if self._recording is not None and not self._started:  # by a signal handler's `stop`
+                self._change = NEVER
+                self._abandon(self._recording)
 
     def _close(self, recording: Recording, *, begun: bool = False, complete: bool = False) -> None:
         """End the window: on time, or early because the loop ended (see `end`)."""
@@ -464,7 +461,7 @@ class Profile(LikeTorch):
                 recording.leave_out(self.step_num)
             recording.stop()
             folder = self.out / f"window-{window.index:04d}"
-            files = recording.capture.save(folder, f"rank{self._rank}{_process()}.{recording.end_ns}")
+            files = recording.capture.save(folder, f"rank{self._rank}{process_suffix()}.{recording.end_ns}")
             held = recording.steps is not None or not self._planned
             reasons = self._missing(recording, held, complete)
         except BaseException as error:
@@ -534,12 +531,8 @@ class Profile(LikeTorch):
             status, reason = "failed", f"{'interrupted by ' * interrupted}{what}"
         try:
             if recording is not None:
-                self._left_on = recording
                 self._abandon(recording)
         finally:  # also where a signal handler of the program raises
-            self._recording = None
-            if self._left_on is not None:
-                self._change = self.step_num
             self._note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
         refused = isinstance(error, OSError) and error.errno is not None and not settings.strict
@@ -547,11 +540,13 @@ class Profile(LikeTorch):
             guard.failed(f"exporter {self._exporter.name}", cast(Exception, error))
 
     def _abandon(self, recording: Recording) -> None:
-        """Leave nothing of ``recording`` on; what is interrupted, or on another thread, is for its next step."""
+        """End ``recording`` without a trace: now, or at its thread's next step if an interrupt comes."""
+        change, self._change = self._change, self.step_num
+        self._left_on, self._recording = recording, None
         if recording.here():
-            with guard.contained("leaving a failed window"):
+            with guard.contained("leaving a window"):
                 recording.abandon()
-            self._left_on = None
+            self._left_on, self._change = None, change
 
     def _unreached(self) -> Iterable[Window]:
         following = self._plan.window(self._over + 1)
@@ -623,111 +618,3 @@ class Profile(LikeTorch):
 
 def _where(begun: bool, complete: bool = False) -> str:
     return "before" if begun else "after" if complete else "in"
-
-
-def _rank() -> int:
-    """Return the rank of this process in its job, 0 where there is no job."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    rank = os.environ.get("RANK", "")
-    return int(rank) if rank.isdecimal() and len(rank) < 10 else 0
-
-
-def _process() -> str:
-    """Return what tells this process from others of the same rank: a child that is in no process group."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return ""
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    child = multiprocessing is not None and multiprocessing.parent_process() is not None
-    return f"-pid{os.getpid()}" if child else ""
-
-
-def unmade(*_: Any, **__: Any) -> Profile:
-    """Return what stands for a profile that could not be made."""
-    made = Profile.__new__(Profile)
-    made._metadata = {}
-    return made
-
-
-@guard.prepared(FEATURE, otherwise=unmade)
-def profile(
-    out: str | os.PathLike[str] = "runs/instrument",
-    *,
-    schedule: Schedule | str | Callable[[int], Any] | None = None,
-    on_trace_ready: Callable[[Profile], Any] | None = None,
-    exporter: str | Exporter = "auto",
-    ranks: Iterable[int] | None = None,
-    first_step: int = 0,
-    **options: Any,
-) -> Profile:
-    """Record chosen steps of a training loop; call ``.step()`` on what this returns after each step.
-
-    Each window lands in ``OUT/window-0001/`` as ``rank0.TIME.pt.trace.json.gz``, which opens in Perfetto,
-    chrome://tracing and TensorBoard; ``OUT/manifest.jsonl`` says what came of each. After the last window a
-    summary is printed to stderr. No failure of the recording reaches the loop.
-
-    Args:
-        out: the folder.
-        schedule: what `instrument.schedule` returns, or steps by name ("10-12"), or a function of a step's
-            number such as `torch.profiler.schedule` returns; None records everything in one window.
-        on_trace_ready: called at the end of each window, on the loop's thread, with what this returns.
-        exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof" or "vtune"; auto is that
-            of the vendor's tool which the process runs under, else torch.profiler.
-        ranks: the ranks that record; None for all. Others take part in nothing and wait for nobody.
-        first_step: the number of the first step, for a run that is resumed. Named steps and periods of a
-            schedule count from 0 all the same, cycles (wait, warmup, active) from here.
-        options: as `torch.profiler.profile` takes them: ``activities``, ``record_shapes``,
-            ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ...
-
-    Raises:
-        TypeError, ValueError: an argument that is not accepted; the message gives its name and value.
-
-    Example:
-        >>> with profile("runs/bert", schedule=schedule(wait=1, warmup=1, active=3, repeat=2)) as prof:
-        ...     for batch in loader:
-        ...         train_step(batch)
-        ...         prof.step()
-    """
-    folder = folder_of(out)
-    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
-        raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
-    if on_trace_ready is not None and not callable(on_trace_ready):
-        raise TypeError(f'"on_trace_ready" must be a function: {on_trace_ready!r}')
-    if ranks is not None and not isinstance(ranks, Iterable):
-        raise TypeError(f'"ranks" must be several integers, such as [0]: {ranks!r}')
-    chosen = None if ranks is None else frozenset(ranks)
-    if chosen is not None and not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
-        raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
-    plan = _plan(schedule, first_step)
-    made = Profile(folder, plan, choose(exporter, options), on_trace_ready, chosen, first_step)
-    made._planned = schedule is not None
-    return made
-
-
-def folder_of(out: Any) -> Path:
-    """Return the folder ``out`` as an absolute path, as the program may change its own.
-
-    Raises:
-        TypeError: it is not a path.
-    """
-    if not isinstance(out, (str, os.PathLike)):
-        raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
-    return Path(out).absolute()
-
-
-def _hint(out: object) -> str:
-    return '; the schedule goes into "schedule": profile("runs/x", schedule=...)' if callable(out) else ""
-
-
-def _plan(given: Schedule | str | Callable[[int], Any] | None, first_step: int) -> Schedule | FromTorch:
-    if given is None:
-        return schedule(at=first_step, active=NEVER)
-    if isinstance(given, str):
-        given = schedule(given)
-    if isinstance(given, Schedule):
-        return given.starting(first_step)
-    if callable(given):
-        return FromTorch(given, first_step)
-    raise TypeError(f'"schedule" must be an instrument.schedule(...) or a function of a step\'s number: {given!r}')

@@ -143,7 +143,7 @@ def unwritable(folder: Path) -> str | None:
 
 
 def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the manifest in ``folder`` that can be read; nothing if there is no manifest.
+    """Yield the readable lines of the manifest in ``folder``, none if there is no manifest.
 
     Args:
         folder: of the manifest.
@@ -197,8 +197,9 @@ def append(folder: Path, lines: list[bytes]) -> None:
         for line in tuple(lines):
             if line not in lines:  # a signal handler that interrupted this wrote it
                 continue
+            # A disk that is nearly full takes part of a line. Readers skip that; the whole line is tried again.
             if file.write(line) < len(line) and file.write(b"\n" + line) <= len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # also said by the second write
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with Suppressed(ValueError):
                 lines.remove(line)
 

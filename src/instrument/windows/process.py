@@ -82,7 +82,7 @@ class FinalizerProcess:
         self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
         self._rest = b""  # of an answer that is not whole so far
         self._failed: str | None = None  # in words
-        self._deadline: float | None = None  # of `end`, if there is no thread to wait for
+        self._deadline: float | None = None  # by which `end`, where it receives the answers itself, returns
         self.closed = False
         self.ended: str | None = None
         mine, theirs = socket.socketpair()

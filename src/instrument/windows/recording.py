@@ -39,7 +39,7 @@ class Recording:
         self._thread = threading.get_ident()
         self.elsewhere = False
         self._warming = False
-        self._off = False  # the capture
+        self._off = False  # whether the capture has ended
 
     def here(self) -> bool:
         """Tell whether this is the thread that opened the window; warn the first time it is not."""

@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from .. import log
 from ..guard import guard
-from .loop import FEATURE, Profile, folder_of, profile, unmade
+from .loop import FEATURE, Profile
+from .profile import folder_of, profile, unmade
 from .schedule import Schedule, span
 from .schedule import schedule as make_schedule
 

@@ -91,15 +91,14 @@ def attached(before: Sequence[Emitter], failed: set[str]) -> list[Emitter]:
             continue
         try:
             emitters.append(known.get(name) or _FACTORIES[name]())
-        except ImportError as error:
+        except Exception as error:
             if is_interrupt(error):
                 raise
             failed.add(name)
-            log.warning(f"regions will not show in the attached profiler: {error}", emitter=name)
-        except Exception as error:
-            if not is_interrupt(error):
-                failed.add(name)
-            guard.failed(f"emitter {name}", error)
+            if isinstance(error, ImportError):
+                log.warning(f"regions will not show in the attached profiler: {error}", emitter=name)
+            else:
+                guard.failed(f"emitter {name}", error)
     return emitters
 
 

@@ -31,7 +31,7 @@ from .modes import modes
 from .patches import patched
 from .state import State, as_cuda
 
-_WITHOUT_TENSORS = ("tqdm_monitor", "instrument")  # threads that draw progress bars, and of this library
+_WITHOUT_TENSORS = {"tqdm_monitor", "instrument", "instrument-sigterm"}  # names of threads
 _COVERAGE = (
     "a dry run: tensors on the GPU were on the CPU, so waits have no times; what libraries do outside of torch, "
     "and in CUDA code of their own, was not looked at; autocast changed no types"
@@ -70,7 +70,7 @@ class Run:
         pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # what these are given is watched
         known = {threading.current_thread(), threading.main_thread(), *pools}
         names = {thread.name for thread in threading.enumerate() if thread not in known}
-        self._before = sorted(name for name in names if not name.startswith(_WITHOUT_TENSORS))
+        self._before = sorted(names - _WITHOUT_TENSORS)
 
     def place(self, on_gpu: Iterable[Any]) -> None:
         """Take tensors that exist already for being on the GPU."""

@@ -1,0 +1,32 @@
+"""Which of a job's processes this one is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+
+def rank() -> int:
+    """Return the rank of this process in its job, 0 where there is no job."""
+    group = _process_group()
+    if group is not None:
+        return int(group.get_rank())
+    given = os.environ.get("RANK", "")
+    return int(given) if given.isdecimal() and len(given) < 10 else 0
+
+
+def process_suffix() -> str:
+    """Return what distinguishes the files of a child process in no process group from those of its siblings."""
+    if _process_group() is not None:
+        return ""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    child = multiprocessing is not None and multiprocessing.parent_process() is not None
+    return f"-pid{os.getpid()}" if child else ""
+
+
+def _process_group() -> Any:
+    """Return `torch.distributed` if this process is in a process group, else None."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    grouped = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if grouped else None
