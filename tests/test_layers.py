@@ -31,7 +31,7 @@ ORDER = [
     ["regions"],
     ["guard"],
     ["config", "compat"],
-    ["errors", "identity", "imports", "log", "patch", "tools"],
+    ["errors", "gpu", "identity", "imports", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],
     ["interrupts", "printable", "units"],
 ]

@@ -1,0 +1,29 @@
+"""What the program did with its GPU so far, asked without a call that initializes a driver or makes a context."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_KINDS = ("cuda", "xpu", "mtia", "hpu", "npu")  # of devices that torch, or an extension of it, has a module for
+
+
+def in_use() -> Any:
+    """Return the module of the kind of GPU that this process has initialized, such as `torch.cuda`; else None.
+
+    A child that was forked after its parent initialized CUDA cannot use it: None.
+    """
+    torch = sys.modules.get("torch")
+    for kind in _KINDS:
+        module = vars(torch).get(kind) if torch is not None else None
+        initialized = getattr(module, "is_initialized", None)
+        if initialized is not None and initialized():
+            return module
+    return None
+
+
+def capturing() -> bool:
+    """Tell whether the current stream captures a CUDA graph: a synchronization would invalidate it."""
+    module = in_use()
+    asked = getattr(module, "is_current_stream_capturing", None)
+    return asked is not None and bool(asked())
