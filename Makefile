@@ -7,7 +7,7 @@ PUBLIC := build/public-scripts/venv
 
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 
-.PHONY: demo test fuzz check bench public-scripts format clean
+.PHONY: demo test fuzz check bench gpu-check public-scripts format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
@@ -31,6 +31,11 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/modules.py
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/python benchmarks/syncs.py
+
+# What only a GPU can show, in ten minutes; results in build/gpu-check.json. CHECKS="graph regions" runs some,
+# INSTRUMENT_KEEP_TRACES=FOLDER keeps small traces, REHEARSE=1 runs it without a GPU.
+gpu-check: $(VENV)/.installed-test
+	$(BIN)/python -m scripts.gpu_check $(CHECKS) $(if $(REHEARSE),--rehearse)
 
 # Public training scripts under instrument. PUBLIC_SCRIPTS=FOLDER takes clones from there instead of from GitHub,
 # SCRIPTS="mnist vae" runs some; only all of them write the page.

@@ -1,0 +1,145 @@
+"""What a check is, what it is given, and how it ends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+KEEP = "INSTRUMENT_KEEP_TRACES"
+_LARGEST = 2 << 20  # bytes of a trace that is kept
+
+Figures = dict[str, Any]
+
+
+class FailedError(AssertionError):
+    """What was promised does not hold."""
+
+
+class SkippedError(Exception):
+    """The check cannot be made here, for a reason that is no fault."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a check is run with.
+
+    Attributes:
+        folder: an empty folder for what it writes.
+        device: "cuda", or "cpu" in a rehearsal, where `cuda` stands for `torch.cuda`.
+    """
+
+    folder: Path
+    device: str
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether there is no GPU, and figures mean nothing."""
+        return self.device == "cpu"
+
+    @property
+    def cuda(self) -> Any:
+        """`torch.cuda`, or in a rehearsal what has the same functions and does nothing."""
+        if self.rehearsal:
+            from .emulated import cuda
+
+            return cuda
+        import torch
+
+        return torch.cuda
+
+    def trace(self, folder: Path, name: str = "") -> Path:
+        """Return the one trace in ``folder``; kept as ``gpu_NAME`` where traces are kept and there is a name.
+
+        In a rehearsal each operator of it gets a kernel.
+
+        Raises:
+            FailedError: there is none, or more than one.
+        """
+        traces = sorted(folder.rglob("*.pt.trace.json*"))
+        expect(len(traces) == 1, f"one trace expected in {folder}: {[path.name for path in traces]}")
+        (path,) = traces
+        if self.rehearsal:
+            from .emulated import with_kernels
+
+            return with_kernels(path)
+        keep = os.environ.get(KEEP)
+        if keep and name:
+            data = path.read_bytes()
+            data = data if path.suffix == ".gz" else gzip.compress(data, 9)
+            if len(data) <= _LARGEST:
+                Path(keep).mkdir(parents=True, exist_ok=True)
+                (Path(keep) / f"gpu_{name}.json.gz").write_bytes(data)
+        return path
+
+
+Run = Callable[[Given], Figures]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: in the table and on the command line.
+        run: returns figures; raises `FailedError` or `SkippedError`.
+        limit_s: how long it may take.
+        alone: whether it measures times, so that nothing else runs beside it.
+    """
+
+    name: str
+    run: Run
+    limit_s: int
+    alone: bool = False
+
+
+def expect(holds: object, otherwise: str) -> None:
+    """Raise `FailedError` unless ``holds``."""
+    if not holds:
+        raise FailedError(otherwise)
+
+
+def python(
+    *arguments: str | Path, environ: Mapping[str, str] | None = None, limit_s: float = 60, code: int | None = 0
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with this checkout on its path, and without the settings of `instrument`.
+
+    Raises:
+        FailedError: it took longer than ``limit_s``, or ended with another code than ``code`` (None: any).
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT")}
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), kept.get("PYTHONPATH")]))
+    command = [sys.executable, *map(str, arguments)]
+    try:
+        done = subprocess.run(
+            command,
+            env=kept | {"PYTHONPATH": path, **(environ or {})},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise FailedError(f"{' '.join(command[1:5])} ... did not end in {limit_s:g} s") from error
+    if code is not None and done.returncode != code:
+        raise FailedError(f"{' '.join(command[1:5])} ... ended with code {done.returncode}: {done.stderr[-1500:]}")
+    return done
+
+
+def manifest(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of the manifest in ``folder``, none where there is none."""
+    path = folder / "manifest.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def recorded(folder: Path, steps: list[int]) -> None:
+    """Raise `FailedError` unless the manifest in ``folder`` has one window, recorded, of these steps."""
+    found = [(line["status"], line.get("steps"), line.get("reason")) for line in manifest(folder)]
+    expect(found == [("recorded", steps, None)], f"one window of the steps {steps} expected: {found}")

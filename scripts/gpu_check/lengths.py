@@ -1,0 +1,47 @@
+"""How long a step is where the CPU runs ahead of the GPU."""
+
+from __future__ import annotations
+
+import itertools
+from statistics import median
+
+from .check import Figures, Given, expect
+
+_STEPS, _MATMULS = 10, 8
+
+
+def ahead(given: Given) -> Figures:
+    """Steps of eight matmuls without a synchronization: their length on the GPU, against the GPU's own clock."""
+    import torch
+
+    import instrument
+
+    width = 64 if given.rehearsal else 8192
+    a = torch.randn(width, width, device=given.device)
+    event = given.cuda.Event
+
+    def step() -> None:
+        for _ in range(_MATMULS):
+            a @ a
+
+    for _ in range(3):
+        step()
+    given.cuda.synchronize()
+    marks = [event(enable_timing=True) for _ in range(_STEPS + 1)]
+    with instrument.profile(given.folder / "run", schedule=instrument.schedule(at=f"1-{_STEPS}")) as prof:
+        prof.step()
+        for mark in marks[:-1]:
+            mark.record()
+            step()
+            prof.step()
+        marks[-1].record()
+        given.cuda.synchronize()
+        prof.step()
+    pairs = itertools.pairwise(marks)
+    truth_ns = median(begin.elapsed_time(end) * 1e6 for begin, end in pairs)
+    steps = instrument.metrics(instrument.read_trace(given.trace(given.folder / "run", "ahead")))["per_step"]
+    cpu_ns = median(step["duration_ns"] for step in steps)
+    gpu_ns = median(step["gpu_ns"] for step in steps)
+    share = gpu_ns / truth_ns
+    expect(given.rehearsal or 0.95 < share < 1.05, f"{gpu_ns:.0f} ns, by the GPU's clock {truth_ns:.0f}")
+    return {"cpu_ns": cpu_ns, "gpu_ns": gpu_ns, "truth_ns": round(truth_ns)}

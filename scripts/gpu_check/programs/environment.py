@@ -1,0 +1,17 @@
+"""Chooses its GPU, here none, after torch is imported."""
+
+import os
+
+import torch
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+torch.manual_seed(0)
+model = torch.nn.Linear(16, 16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    loss = model(torch.randn(4, 16)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"loss {loss.item()}")
+print("devices", torch.cuda.device_count(), "initialized", torch.cuda.is_initialized())

@@ -1,0 +1,97 @@
+"""Regions of a window: on the CPU, on the GPU, and on the lane that the trace shows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from .check import Figures, Given, expect, python
+
+
+def _window(given: Given, name: str) -> Path:
+    """Record three steps with modules and README's regions; return the trace."""
+    import instrument
+
+    from .network import Training
+
+    training = Training(given.device)
+    with (
+        instrument.annotate_modules(training.model),
+        instrument.profile(given.folder / name, schedule=instrument.schedule(wait=1, warmup=1, active=3)) as prof,
+    ):
+        for _ in range(6):
+            training.step()
+            prof.step()
+    return given.trace(given.folder / name, name)
+
+
+def tree(given: Given) -> Figures:
+    """The outermost regions fill at most the steps; the modules of backward, and GPU time, are in "backward"."""
+    import instrument
+    from instrument.traces.summary import summarize
+
+    summary = summarize(instrument.read_trace(_window(given, "regions")))
+    outermost = {region.path[0]: region for region in summary.regions if len(region.path) == 1}
+    cpu_ns = sum(region.cpu_ns for region in outermost.values())
+    expect(cpu_ns <= summary.step_ns, f"outermost regions take {cpu_ns} ns of {summary.step_ns}")
+    outside = [region.path for region in summary.regions if "(backward)" in region.path[-1]]
+    outside = [path for path in outside if path[0] != "backward"]
+    expect(not outside, f'not in "backward": {outside[:3]}')
+    gpu_ns = {name: region.gpu_ns or 0 for name, region in outermost.items()}
+    expect(gpu_ns.get("backward"), f'"backward" holds no GPU time: {gpu_ns}')
+    modules_ns = sum(r.gpu_ns or 0 for r in summary.regions if r.path[0] == "backward" and len(r.path) == 2)
+    expect(modules_ns <= gpu_ns["backward"], f"modules {modules_ns} ns of backward's {gpu_ns['backward']} ns")
+    named = {f"gpu_ns of {name}": value for name, value in gpu_ns.items()}
+    return {"cpu_ns": cpu_ns, "step_ns": summary.step_ns, **named, "gpu_ns of modules in backward": modules_ns}
+
+
+def lanes(given: Given) -> Figures:
+    """The names on torch's GPU lane; on those of `summarize --add-gpu-lanes`, "backward" over its kernels."""
+    trace = _window(given, "lanes")
+    events = _events(trace)
+    of_torch = Counter(event["name"] for event in events if event.get("cat") == "gpu_user_annotation")
+    regions = {event["name"] for event in events if event.get("cat") == "user_annotation"}
+    expect(of_torch.keys() <= regions, f"names on the lane that are no regions: {of_torch.keys() - regions}")
+    out = given.folder / "lanes.json"
+    python("-m", "instrument", "summarize", trace, "--add-gpu-lanes", out)
+    added = _events(out)[len(events) :]
+    backward = [event for event in added if event.get("ph") == "X" and event["name"] == "backward"]
+    expect(len(backward) >= 3, f"{len(backward)} of 3 times of backward on the lanes that were added")
+    return {"torch's lane": dict(of_torch), "added": len(added), "backward": len(backward)}
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    loaded = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data, parse_float=Decimal)
+    events: list[dict[str, Any]] = loaded["traceEvents"]
+    return events
+
+
+def handles(given: Given) -> Figures:
+    """Kernels after regions that ended out of order are not under a name that is over."""
+    import torch
+
+    import instrument
+
+    with instrument.profile(given.folder / "handles", schedule=instrument.schedule(at="1")) as prof:
+        a, b = torch.randn(256, 256, device=given.device), torch.randn(256, 256, device=given.device)
+        prof.step()
+        first, second = instrument.annotate("first"), instrument.annotate("second")
+        first.__enter__()
+        second.__enter__()
+        a @ b
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        a + b  # in no region
+        prof.step()
+    events = _events(given.trace(given.folder / "handles", "handles"))
+    last = max((event for event in events if event.get("cat") == "kernel"), key=lambda event: event["ts"])
+    over = [event for event in events if event.get("cat") == "gpu_user_annotation"]
+    over = [event for event in over if event["ts"] <= last["ts"] < event["ts"] + event["dur"]]
+    stale = sorted({event["name"] for event in over} & {"first", "second"})
+    expect(not stale, f"the last kernel, in no region, is under {stale}")
+    return {"the last kernel is under": sorted(event["name"] for event in over)}
