@@ -40,7 +40,7 @@ def step_lengths(trace: Trace) -> Lengths | None:
     that lacks the kernels of CUDA graphs, has no lengths on the GPU.
     """
     steps = trace.steps
-    if not steps:
+    if not steps or not (trace.gpu or trace.runtime):
         return None
     work = _work(trace)
     if not (trace.gpu or work.missing.any()):
