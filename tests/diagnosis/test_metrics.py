@@ -52,8 +52,57 @@ def test_windows_and_coverage() -> None:
     assert numbers.about("operator_table").window_ns == (0, 500)
     assert numbers.about("region_table").coverage == 200 / 350
     assert numbers.about("module_table").coverage == 0.0
+    assert (numbers.about("step_lengths").window_ns, numbers.about("step_lengths").coverage) == (
+        (0, 400),
+        200 / 350,
+    )
+    assert (numbers.about("loop").window_ns, numbers.about("loop").coverage) == (None, None)
     with pytest.raises(KeyError):
         numbers.about("nothing")
+
+
+def test_lengths_of_steps() -> None:
+    """The work of the first step runs while the second one launches: the loop is as fast as the GPU is."""
+    numbers = metrics(
+        trace_of(
+            regions=[on_cpu(f"ProfilerStep#{step}", 100 * step, 100 * step + 90) for step in (3, 4, 5)],
+            runtime=[
+                on_cpu("cudaLaunchKernel", 100 * step + 10, 100 * step + 20, correlation=step)
+                for step in (3, 4, 5)
+            ],
+            gpu=[kernel("gemm", 1000 * step, 1000 * step + 990, correlation=step) for step in (3, 4, 5)],
+        )
+    )
+    assert numbers["step_lengths"][1] == {
+        "name": "ProfilerStep#4",
+        "number": 4,
+        "cpu_ns": 90,
+        "gpu_first_ns": 4000,
+        "gpu_last_ns": 4990,
+        "gpu_ns": 990,
+        "gpu_period_ns": 1000,
+        "run_ahead_ns": 4990 - 490,
+        "launch_delay_ns": 4000 - 410,
+    }
+    assert numbers["loop"] == {
+        "bound": "gpu",
+        "unknown": None,
+        "step_ns": 1000.0,
+        "clock": "gpu",
+        "steps": 2,
+        "gpu_step_ns": 1000.0,
+        "cpu_step_ns": 100.0,
+        "synchronized_step_ns": None,
+        "synchronized_steps": 0,
+        "gpu_waits_share": 0.0,
+        "cpu_waits_share": 0.0,
+        "run_ahead_ns": {"median": 4500, "max": 5400},
+    }
+    assert numbers.about("loop").window_ns == (3990, 5990)
+    assert numbers.about("loop").coverage == 1.0
+    assert numbers.about("step_lengths").window_ns == (300, 5990)
+    assert [row["busy_ns"] for row in numbers["per_step"]] == [0, 0, 0]
+    assert metrics(trace_of())["loop"] is None
 
 
 def test_pickles() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
+from instrument.report.loop import loop_sentences
 from instrument.report.step_times import headline, step_times
+from instrument.traces.step_lengths import Lengths, Pace, StepLength
 from instrument.traces.summary import Summary, Timing, merge
 
 MS = 1_000_000
@@ -106,6 +109,112 @@ def test_steps_without_numbers() -> None:
     """Those of several processes, or of a profiler that does not number them, are counted."""
     twice = merge([summary(3), summary(4)])
     assert headline(twice) == "Where the step went: 3.50 ms (mean of 2 steps)"
+
+
+# With a GPU
+
+
+def on_gpu(
+    cpu_ms: tuple[float, ...], gpu_ms: tuple[float | None, ...], pace: Pace, timing: Timing | None = None
+) -> Summary:
+    """Steps of these lengths; the CPU is 9 ms further ahead at the end of each."""
+    steps = [
+        StepLength(int(cpu * MS), 0, 0, int(gpu * MS), None, number * 9 * MS) if gpu else StepLength(int(cpu * MS))
+        for number, (cpu, gpu) in enumerate(zip(cpu_ms, gpu_ms, strict=True), 1)
+    ]
+    base = summary(*cpu_ms, timing=timing)
+    return replace(base, lengths=Lengths(tuple(steps), pace), gpu_total_ns=len(cpu_ms) * 12 * MS)
+
+
+def ms(**sums: int) -> Pace:
+    """Sums in ms over two periods."""
+    return Pace(
+        **{name: size * MS for name, size in {"busy_ns": 20, "known_ns": 20, **sums}.items()} | {"steps": 2}
+    )
+
+
+AHEAD = ms(gpu_ns=20, cpu_ns=2)
+
+
+def test_a_loop_that_runs_ahead() -> None:
+    """Both lengths are there, side by side, and by how far the CPU ran ahead; shares say what they are of."""
+    recorded = on_gpu((1, 1, 1), (10, 10, 10), AHEAD)
+    assert headline(recorded) == "Where the step went: CPU 1.00 ms, GPU 10.0 ms (mean of steps 2-4)"
+    assert list(step_times(recorded)) == [
+        "Steps 2-4, CPU: 1.00, 1.00, 1.00 ms (median 1.00 ms)",
+        "Steps 2-4, GPU: 10.0, 10.0, 10.0 ms (median 10.0 ms)",
+        "The GPU bounds the loop: a step ended there every 10.0 ms. The CPU ran up to 27.0 ms (2.7 steps) ahead.",
+        '"% CPU" is of the step on the CPU, "% GPU" of 12.0 ms of GPU work, where what overlaps counts twice.',
+    ]
+
+
+def test_steps_without_gpu_work() -> None:
+    """They are not among those whose GPU lengths are listed."""
+    times = list(step_times(on_gpu((1, 1, 1, 1), (10, None, 10, 10), AHEAD)))
+    assert times[:2] == [
+        "Steps 2-5, CPU: 1.00, 1.00, 1.00, 1.00 ms (median 1.00 ms)",
+        "Steps 2, 4-5, GPU: 10.0, 10.0, 10.0 ms (median 10.0 ms)",
+    ]
+
+
+def test_what_bounds_other_loops() -> None:
+    """The CPU, both in turn, or not known: each with the figures that say so."""
+
+    def said(pace: Pace, gpu_ms: float | None = 10) -> str:
+        lengths = on_gpu((1, 1, 1), (gpu_ms,) * 3, pace).lengths
+        assert lengths is not None
+        return " ".join(loop_sentences(lengths))
+
+    assert said(ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6)) == (
+        "The CPU bounds the loop: a step took 12.5 ms there, and the GPU waited for launches 25.0 % of the time."
+    )
+    synchronized = replace(
+        ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6, cpu_waits_ns=12), synchronized_steps=3, synchronized_ns=39 * MS
+    )
+    assert said(synchronized) == (
+        "The loop synchronizes, so that CPU and GPU take turns: a step took 13.0 ms of wall time between "
+        "synchronizations; the GPU waited for launches 25.0 % of the time, the CPU for the GPU 50.0 %."
+    )
+    assert said(ms(gpu_ns=14, cpu_ns=14, cpu_waits_ns=7)) == (
+        "The GPU bounds the loop: a step ended there every 7.00 ms (their work overlaps). "
+        "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of the time."
+    )
+    assert said(Pace()) == (
+        "Whether the CPU or the GPU bounds the loop is not known: it takes two successive steps with GPU work to "
+        "tell. The CPU ran up to 27.0 ms ahead."
+    )
+    missing = Pace(missing=4, synchronized_steps=2, synchronized_ns=26 * MS)
+    assert said(missing, None) == (
+        "Whether the CPU or the GPU bounds the loop is not known: the trace lacks the GPU work of 4 launches. "
+        "Between synchronizations a step took 13.0 ms."
+    )
+
+
+def test_short_steps_of_a_loop_that_runs_ahead() -> None:
+    """The first steps are short on the CPU until the queue of the GPU is full: nothing is wrong with them."""
+    cpu_ms = (2, 10, 10, 10)
+    assert not any("Step 2 took" in text for text in step_times(on_gpu(cpu_ms, (10,) * 4, AHEAD)))
+    bound = ms(gpu_ns=20, cpu_ns=20, gpu_waits_ns=9)
+    assert any("Step 2 took 2.00 ms on the CPU, " in text for text in step_times(on_gpu(cpu_ms, (5,) * 4, bound)))
+    assert any("Step 2 took 30.0 ms on" in text for text in step_times(on_gpu((30, 1, 1), (10,) * 3, AHEAD)))
+
+
+@pytest.mark.parametrize(
+    ("around_ms", "said"),
+    [
+        (1, "the recorded ones took about as long (within 25 %), so they are typical."),
+        (10, "the recorded ones took about as long on the GPU (within 25 %), so they are typical."),
+        (4, "the recorded ones took 0.2 times as long there, which says little of the loop."),
+    ],
+)
+def test_steps_around_a_loop_that_runs_ahead(around_ms: int, said: str) -> None:
+    """They are timed on the CPU, where they are as long as on the GPU once its queue is full."""
+    timing = Timing(around_ms * MS, ((0, 19),), 240, 2_400 * MS)
+    *_, typical = step_times(on_gpu((1, 1, 1), (10, 10, 10), AHEAD, timing))
+    assert typical == (
+        f"The 20 steps around them took {around_ms}.0{'0' * (around_ms < 10)} ms (median, on the CPU, which runs "
+        f"ahead); {said}"
+    )
 
 
 @pytest.mark.parametrize("entry", [None, {}, {"timing": None}, {"timing": []}, {"timing": {"run_steps": "x"}}])

@@ -18,9 +18,9 @@ from instrument.syncs.audit import audit_syncs, unexplained
 from instrument.syncs.finding import Event, Finding
 from instrument.syncs.recorder import Recorder
 from instrument.syncs.report import SyncReport
-from instrument.syncs.waits import find
 from instrument.traces.read import read_trace
 from instrument.traces.trace import Trace
+from instrument.traces.waits import find
 from tests.diagnosis.made import Row, copy, kernel, on_cpu, row, trace_of
 from tests.support.shared_traces import shared
 from tests.traces.nsys_report import MEMCPY, RUNTIME, SYNC, Database, thread

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Window = Literal["gpu", "steps", "launches", "trace"]
-Basis = Literal["all", "launch", "operator", "region", "module", "blocks", "occupancy", "threads"]
+Window = Literal["gpu", "steps", "lengths", "loop", "launches", "trace"]
+Basis = Literal["all", "launch", "operator", "region", "module", "step", "loop", "blocks", "occupancy", "threads"]
 
 WINDOWS: dict[Window, str] = {
     "gpu": "first start to last end of GPU work",
     "steps": "first start to last end of the steps, on the CPU",
+    "lengths": "first start of the steps on the CPU to the last end of them and of the work that they launched",
+    "loop": "last end of the GPU work of the first step to that of the last",
     "launches": "first launch to last end of GPU work",
     "trace": "all that was recorded",
 }
@@ -117,6 +119,26 @@ DEFINITIONS: dict[str, Definition] = {
         "compute + exposed communication + exposed memcpy + idle = duration.",
         "table",
         "steps",
+    ),
+    "step_lengths": _D(
+        "For each step, its length on the CPU (`cpu_ns`) and of the GPU work that it launched, whenever that ran: "
+        "`gpu_ns` from the first start to the last end; `gpu_period_ns` from the last end of the work of the "
+        "steps before it to that of its own; `run_ahead_ns` from its end on the CPU to the last end of its work; "
+        "`launch_delay_ns` from the launching call to the start of its first work.",
+        "table",
+        "lengths",
+        "step",
+    ),
+    "loop": _D(
+        'What bounds the loop: "gpu" if the GPU waits for launches (it idles, and its next work was launched '
+        'after it had run out) at most 10 % of the window; else "both" if the CPU waits for the GPU more than '
+        '10 % of it; else "cpu"; `unknown` says why there is no answer. `gpu_step_ns` is the window / `steps`, '
+        "`cpu_step_ns` that between the ends of the same steps on the CPU, `synchronized_step_ns` the wall time "
+        "between waits at one place of the step that left the GPU without work, and `step_ns` the one of them "
+        "that `clock` names.",
+        "ns",
+        "loop",
+        "loop",
     ),
     "kernel_table": _D("Kernels by name; `share` is of kernel_sum_ns.", "table"),
     "operator_table": _D(

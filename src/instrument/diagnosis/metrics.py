@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..traces.step_lengths import Lengths
+from ..traces.step_work import step_lengths
 from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Trace
 from . import idle, launches, steps
@@ -88,6 +90,7 @@ def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
     blocks = blocks_per_sm(gpu, runtime, trace.devices)
     limits = of_device(gpu, {device.id: device.threads_per_sm for device in trace.devices})
     kernel_ns = gpu.duration_ns[gpu.category == KERNEL].sum()
+    lengths = step_lengths(trace)
     matrix_ns = int(gpu.duration_ns[on_matrix_units(gpu)].sum())
     numbers = {
         **counts(gpu),
@@ -104,6 +107,8 @@ def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
         **launches.syncs(runtime),
         "steps": steps.summary(trace.steps, done),
         "per_step": steps.each(trace.steps, done),
+        "step_lengths": steps.lengths_of(trace.steps, lengths),
+        "loop": steps.loop(lengths),
         "kernel_table": kernel_table(gpu),
         "operator_table": operator_table(trace.operators, gpu, work),
         "region_table": region_table(trace.regions, gpu, work),
@@ -111,10 +116,11 @@ def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
         "collective_table": collective_table(gpu, communicate, done.compute),
         "matmul_table": matmul_table(trace.operators, gpu, work),
     }
-    return Metrics(numbers, _windows(trace, launched), _coverage(trace, blocks, limits))
+    windows, coverage = _windows(trace, launched, lengths), _coverage(trace, blocks, limits, lengths)
+    return Metrics(numbers, windows, coverage)
 
 
-def _windows(trace: Trace, launched_ns: Array) -> dict[Window, tuple[int, int] | None]:
+def _windows(trace: Trace, launched_ns: Array, lengths: Lengths | None) -> dict[Window, tuple[int, int] | None]:
     gpu = span(trace.gpu) if trace.gpu else None
     known = launched_ns[trace.gpu.launch >= 0]
     tables = [table for table in vars(trace).values() if isinstance(table, Table) and table]
@@ -126,12 +132,14 @@ def _windows(trace: Trace, launched_ns: Array) -> dict[Window, tuple[int, int] |
     return {
         "gpu": gpu,
         "steps": steps.window(trace.steps),
+        "lengths": steps.lengths_window(trace.steps, lengths),
+        "loop": steps.pace_window(lengths),
         "launches": (int(known.min()), gpu[1]) if gpu and len(known) else None,
         "trace": whole,
     }
 
 
-def _coverage(trace: Trace, blocks: Array, limits: Array) -> dict[Basis, float | None]:
+def _coverage(trace: Trace, blocks: Array, limits: Array, lengths: Lengths | None) -> dict[Basis, float | None]:
     gpu = trace.gpu
     kernels = gpu.category == KERNEL
     sized = ~np.isnan(blocks)
@@ -146,6 +154,8 @@ def _coverage(trace: Trace, blocks: Array, limits: Array) -> dict[Basis, float |
         "operator": of(gpu.operator >= 0, every),
         "region": of(gpu.region >= 0, every),
         "module": of(gpu.module >= 0, every),
+        "step": of(gpu.step >= 0, every),
+        "loop": ratio(lengths.pace.known_ns, lengths.pace.busy_ns) if lengths else None,
         "blocks": of(sized, kernels),
         "occupancy": of(~np.isnan(gpu.occupancy_percent), kernels),
         "threads": of(sized & (gpu.block_threads > 0) & (limits > 0), kernels),

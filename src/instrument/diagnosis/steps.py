@@ -1,4 +1,4 @@
-"""How the GPU spent each step of the training loop."""
+"""How the GPU spent each step of the training loop, how long steps took there, and what bounds the loop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..traces.intervals import clip, covered, length
+from ..traces.step_lengths import Lengths
 from ..traces.table import Table
 from .activity import Activity, ratio
 
@@ -51,3 +52,47 @@ def each(steps: Table, done: Activity) -> list[dict[str, Any]]:
         {"name": name, **dict(zip(columns, row, strict=True))}
         for name, row in zip(steps.text("name"), values, strict=True)
     ]
+
+
+def lengths_of(steps: Table, lengths: Lengths | None) -> list[dict[str, Any]]:
+    """Return for each step its length on the CPU and that of the GPU work it launched, whenever that ran."""
+    rows = zip(steps.text("name"), steps.number.tolist(), lengths.steps if lengths else (), strict=False)
+    return [{"name": name, "number": number, **step._asdict()} for name, number, step in rows]
+
+
+def loop(lengths: Lengths | None) -> dict[str, Any] | None:
+    """Return what bounds the loop, how long its steps take by each clock, and how far the CPU ran ahead.
+
+    None for a trace without steps, or without GPU work.
+    """
+    if lengths is None:
+        return None
+    pace, ahead = lengths.pace, lengths.run_ahead_ns
+    return {
+        "bound": lengths.bound,
+        "unknown": lengths.unknown or None,
+        "step_ns": lengths.step_ns,
+        "clock": lengths.clock,
+        "steps": pace.steps,
+        "gpu_step_ns": lengths.gpu_step_ns,
+        "cpu_step_ns": lengths.cpu_step_ns,
+        "synchronized_step_ns": lengths.synchronized_step_ns,
+        "synchronized_steps": pace.synchronized_steps,
+        "gpu_waits_share": ratio(pace.gpu_waits_ns, pace.gpu_ns),
+        "cpu_waits_share": ratio(pace.cpu_waits_ns, pace.gpu_ns),
+        "run_ahead_ns": {"median": ahead[0], "max": ahead[1]} if ahead else None,
+    }
+
+
+def pace_window(lengths: Lengths | None) -> tuple[int, int] | None:
+    """Return the last end of the first step's GPU work and that of all steps', in ns; None where they are one."""
+    ends = [step.gpu_last_ns for step in lengths.steps if step.gpu_last_ns is not None] if lengths else []
+    return (ends[0], max(ends)) if lengths and lengths.pace.gpu_ns else None
+
+
+def lengths_window(steps: Table, lengths: Lengths | None) -> tuple[int, int] | None:
+    """Return the start of the first step and the end of the last one or of their GPU work, in ns."""
+    if (bounds := window(steps)) is None:
+        return None
+    ends = [step.gpu_last_ns for step in lengths.steps if step.gpu_last_ns is not None] if lengths else []
+    return bounds[0], max([bounds[1], *ends])

@@ -9,6 +9,7 @@ from statistics import median
 from ..regions.region import OWN_WORK
 from ..traces.summary import Summary
 from ..units import duration, durations, percent
+from .loop import loop_sentences
 
 _LISTED = 10  # steps whose times are given one by one
 _FAR = 2  # times the median, or that part of it, from which a step is not like the others
@@ -17,10 +18,13 @@ _ALIKE = 1.25  # times slower or faster, up to which steps count as equally long
 
 
 def headline(summary: Summary) -> str:
-    """Return the mean duration of a step, and which steps it is of."""
+    """Return the mean length of a step on the CPU and on the GPU, and which steps it is of."""
     steps = max(summary.steps, 1)
     time = duration(summary.step_ns / steps)
-    if summary.gpu_total_ns is not None:
+    on_gpu = [ns for _, ns in _on_gpu(summary)]
+    if on_gpu:
+        time = f"CPU {time}, GPU {duration(sum(on_gpu) / len(on_gpu))}"
+    elif summary.gpu_total_ns is not None:
         time += f", GPU work {duration(summary.gpu_total_ns / steps)}"
     if not summary.steps:
         return f"Where the time went: {time} (no steps marked)"
@@ -32,13 +36,37 @@ def step_times(summary: Summary) -> Iterator[str]:
     """Yield the lines on the durations of steps."""
     times = summary.step_times_ns
     if len(times) > 1:
-        yield f"{_which(summary.step_numbers, len(times)).capitalize()}: {_times(times)}"
+        clock = ", CPU" * bool(_on_gpu(summary))
+        yield f"{_which(summary.step_numbers, len(times)).capitalize()}{clock}: {_times(times)}"
+        yield from _gpu_times(summary)
         yield from _far(summary)
+    if summary.lengths:
+        yield from loop_sentences(summary.lengths)
+    if _on_gpu(summary) and summary.gpu_total_ns is not None:
+        work = duration(summary.gpu_total_ns / max(summary.steps, 1))
+        yield (
+            f'"% CPU" is of the step on the CPU, "% GPU" of {work} of GPU work, where what overlaps counts twice.'
+        )
     yield from _cut(summary)
     if summary.timing:
         yield from _share_of_run(summary)
         yield from _typical(summary)
         yield from _own_work(summary)
+
+
+def _on_gpu(summary: Summary) -> list[tuple[int, int]]:
+    """The number of each step that launched GPU work, and how long that is from first start to last end."""
+    if summary.lengths is None:
+        return []
+    steps = zip(summary.step_numbers, summary.lengths.steps, strict=True)
+    return [(number, step.gpu_ns) for number, step in steps if step.gpu_ns is not None]
+
+
+def _gpu_times(summary: Summary) -> Iterator[str]:
+    known = _on_gpu(summary)
+    if known:
+        which = _which([number for number, _ in known], len(known)).capitalize()
+        yield f"{which}, GPU: {_times([ns for _, ns in known])}"
 
 
 def _times(times: Sequence[int]) -> str:
@@ -53,7 +81,9 @@ def _far(summary: Summary) -> Iterator[str]:
     times, numbers = summary.step_times_ns, summary.step_numbers
 
     middle = min(times) if len(times) == 2 else median(times)
-    far = [row for row, ns in enumerate(times) if ns > _FAR * middle or ns * _FAR < middle]
+    # The first steps of a loop that runs ahead are short on the CPU: the queue of the GPU is not full yet.
+    filling = summary.lengths is not None and summary.lengths.runs_ahead
+    far = [row for row, ns in enumerate(times) if ns > _FAR * middle or (ns * _FAR < middle and not filling)]
     if not far:
         return
     if len(far) > len(times) // 2:
@@ -62,6 +92,7 @@ def _far(summary: Summary) -> Iterator[str]:
     which = _which([numbers[row] for row in far], len(far)).capitalize()
     those = [times[row] for row in far]
     took = durations(those) if len(far) <= _LISTED else f"{duration(min(those))} to {duration(max(those))}"
+    took += " on the CPU" * bool(_on_gpu(summary))
     others = duration(median(ns for row, ns in enumerate(times) if row not in far))
     than = f"the other took {others}" if len(times) == 2 else f"the others took {others} (median)"
     yield f"{which} took {took}, {percent(sum(those), summary.step_ns)} % of the time in the table below; {than}."
@@ -89,17 +120,28 @@ def _share_of_run(summary: Summary) -> Iterator[str]:
 
 
 def _typical(summary: Summary) -> Iterator[str]:
+    """Compare the recorded steps with those around them, which are timed on the CPU."""
     if summary.typical is None or summary.typical[0] < _ENOUGH or not summary.step_times_ns:
         return
     steps, around = summary.typical
+    lengths = summary.lengths if summary.lengths and summary.lengths.runs_ahead else None
+    clock = ", on the CPU, which runs ahead" if lengths else ""
     ratio = median(summary.step_times_ns) / (around or 1)
-    if max(ratio, 1 / (ratio or 1)) <= _ALIKE:
+    if _alike(ratio):
         said = "the recorded ones took about as long (within 25 %), so they are typical"
+    elif lengths and _alike((lengths.gpu_step_ns or 0) / (around or 1)):
+        said = "the recorded ones took about as long on the GPU (within 25 %), so they are typical"
+    elif lengths:
+        said = f"the recorded ones took {ratio:.1f} times as long there, which says little of the loop"
     elif ratio > 1:
         said = f"the recorded ones took {ratio:.1f} times as long, in part because they were recorded"
     else:
         said = f"the recorded ones took {100 * ratio:.0f} % of that, so they are not typical"
-    yield f"The {steps} steps around them took {duration(around)} (median); {said}."
+    yield f"The {steps} steps around them took {duration(around)} (median{clock}); {said}."
+
+
+def _alike(ratio: float) -> bool:
+    return max(ratio, 1 / (ratio or 1)) <= _ALIKE if ratio else False
 
 
 def _own_work(summary: Summary) -> Iterator[str]:

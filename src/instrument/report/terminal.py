@@ -140,7 +140,7 @@ def _counts(part_ns: int, whole_ns: int) -> bool:
 
 
 def _share_columns(summary: Summary) -> list[str]:
-    return ["% step", ""] if summary.gpu_total_ns is None else ["% step", "GPU", "% GPU"]
+    return ["% step", ""] if summary.gpu_total_ns is None else ["% CPU", "GPU", "% GPU"]
 
 
 def _shares(

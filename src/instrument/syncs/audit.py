@@ -11,12 +11,12 @@ import numpy as np
 
 from ..traces.read import read_trace
 from ..traces.trace import Trace
+from ..traces.waits import COPY, EXPLICIT, FREE, Wait, direction, find
 from .comments import allowed_at
 from .context import Around, Program
 from .finding import Direction, Event, Finding
 from .recorder import Recorder
 from .report import SyncReport
-from .waits import COPY, EXPLICIT, FREE, Wait, direction, find
 
 # Live detection names what the program calls, a trace what that comes down to.
 _SAME = {

@@ -27,6 +27,16 @@ def either(one: Intervals, other: Intervals) -> Intervals:
     return union(np.concatenate((one[0], other[0])), np.concatenate((one[1], other[1])))
 
 
+def both(one: Intervals, other: Intervals) -> Intervals:
+    """Return the time that one and the other cover."""
+    times = np.concatenate((*one, *other))
+    change = np.repeat([1, -1, 1, -1], [len(part) for part in (*one, *other)])
+    order = np.lexsort((change, times))  # an end before a start at the same time
+    times = times[order]
+    twice = np.flatnonzero(np.cumsum(change[order]) == 2)
+    return times[twice], times[twice + 1]
+
+
 def length(intervals: Intervals) -> int:
     """Return how long they are together, in ns."""
     return int(np.sum(intervals[1] - intervals[0]))

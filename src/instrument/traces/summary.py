@@ -13,6 +13,8 @@ import numpy as np
 from .links import main_thread
 from .missing_backward import MissingBackward
 from .step_content import Steps, counted_work, in_no_region_ns, outside_ns, steps_ns
+from .step_lengths import Lengths, joined
+from .step_work import step_lengths
 from .table import Array, Table
 from .trace import Trace
 
@@ -140,6 +142,7 @@ class Summary:
         outside_ns: The time recorded outside of the steps.
         outside_gpu_ns: The GPU work that was launched there.
         timing: Of each window, what the manifest says of it.
+        lengths: How long the steps took on the CPU and on the GPU; None where the trace knows of no GPU.
     """
 
     steps: int
@@ -154,6 +157,7 @@ class Summary:
     outside_ns: int = 0
     outside_gpu_ns: int = 0
     timing: tuple[Timing, ...] = ()
+    lengths: Lengths | None = None
 
     @property
     def typical(self) -> tuple[int, float] | None:
@@ -222,6 +226,7 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
         outside_ns=outside_ns(trace),
         outside_gpu_ns=outside_gpu_ns,
         timing=(timing,) if timing else (),
+        lengths=step_lengths(trace),
     )
 
 
@@ -251,6 +256,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         outside_ns=sum(s.outside_ns for s in summaries),
         outside_gpu_ns=sum(s.outside_gpu_ns for s in summaries),
         timing=tuple(timing for s in summaries for timing in s.timing),
+        lengths=joined((s.lengths, s.step_times_ns) for s in summaries),
     )
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..traces.intervals import covered, union
-from ..traces.lanes import Lanes, by_lane
-from ..traces.nest import Nest
-from ..traces.table import MEMCPY, Array, Table
-from ..traces.trace import Trace
-from .finding import Direction
+from .intervals import covered, union
+from .lanes import Lanes, by_lane
+from .nest import Nest
+from .table import MEMCPY, Array, Table
+from .trace import Trace
 
 NONE, EXPLICIT, COPY, FREE = range(4)
 """No wait; a synchronisation that was asked for; a copy that blocks; memory given back while the GPU ran."""
@@ -88,7 +87,7 @@ def find(trace: Trace) -> list[Wait]:
     return [Wait(*row) for row in zip(one, two, three, four, names, *rest, idle, strict=True)]
 
 
-def direction(name: str) -> Direction | None:
+def direction(name: str) -> Literal["H2D", "D2H"] | None:
     """Return where a copy of this name goes; None for one that stays where it is."""
     return "H2D" if _TO_GPU.search(name) else "D2H" if _TO_CPU.search(name) else None
 

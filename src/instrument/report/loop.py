@@ -1,0 +1,56 @@
+"""Says what bounds the loop, the CPU or the GPU, and how far the CPU ran ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..traces.step_lengths import Lengths
+from ..units import duration, percent
+
+_LITTLE = 0.01  # of a step: not worth a word
+
+
+def loop_sentences(lengths: Lengths) -> Iterator[str]:
+    """Yield what bounds the loop, or why that is not known, and what says so."""
+    gpu_ns = lengths.pace.gpu_ns
+    idle, waits = (percent(ns, gpu_ns) for ns in (lengths.pace.gpu_waits_ns, lengths.pace.cpu_waits_ns))
+    if lengths.bound == "gpu":
+        waited = f", and waited for it {waits} % of the time" * (lengths.pace.cpu_waits_ns > _LITTLE * gpu_ns)
+        yield f"The GPU bounds the loop: {_step(lengths)}. The CPU {_ahead(lengths)}{waited}."
+    elif lengths.bound == "cpu":
+        yield f"The CPU bounds the loop: {_step(lengths)}, and the GPU waited for launches {idle} % of the time."
+    elif lengths.bound == "both":
+        yield (
+            f"The loop synchronizes, so that CPU and GPU take turns: {_step(lengths)}; the GPU waited for "
+            f"launches {idle} % of the time, the CPU for the GPU {waits} %."
+        )
+    else:
+        ahead = f" The CPU {_ahead(lengths)}." if lengths.run_ahead_ns else ""
+        yield f"Whether the CPU or the GPU bounds the loop is not known: {lengths.unknown}.{ahead}"
+        if lengths.synchronized_step_ns is not None:
+            yield f"Between synchronizations {_took(lengths.synchronized_step_ns)}."
+
+
+def _step(lengths: Lengths) -> str:
+    """How long a step takes, and by what clock."""
+    step_ns = lengths.step_ns or 0
+    if lengths.clock == "synchronizations":
+        return f"{_took(step_ns)} of wall time between synchronizations"
+    if lengths.clock == "cpu":
+        return f"{_took(step_ns)} there"
+    spans = [step.gpu_ns for step in lengths.steps if step.gpu_ns is not None]
+    overlap = " (their work overlaps)" * (sum(spans) > 1.1 * step_ns * len(spans))
+    return f"a step ended there every {duration(step_ns)}{overlap}"
+
+
+def _took(ns: float) -> str:
+    return f"a step took {duration(ns)}"
+
+
+def _ahead(lengths: Lengths) -> str:
+    """How far the CPU ran ahead at the end of a step, at most."""
+    _, most = lengths.run_ahead_ns or (0, 0)
+    step_ns = lengths.gpu_step_ns
+    if most <= _LITTLE * (step_ns or 0):
+        return "did not run ahead"
+    return f"ran up to {duration(most)}" + (f" ({most / step_ns:.1f} steps)" if step_ns else "") + " ahead"

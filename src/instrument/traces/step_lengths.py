@@ -1,0 +1,180 @@
+"""How long steps took on the CPU and on the GPU, which of the two bounds the loop, and how far the CPU ran ahead.
+
+A loop without synchronizations only launches work: the end of a step on the CPU says nothing of when its work is
+done. So GPU work belongs to the step that launched it, whenever it ran, and the loop is as fast as the ends of the
+work of successive steps follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from statistics import median
+from typing import Literal, NamedTuple
+
+_LITTLE = 0.1  # the share of a step up to which a wait does not bound the loop, and work may be of unknown origin
+
+
+class StepLength(NamedTuple):
+    """One step on the CPU, and the GPU work that it launched; None where it launched none that the trace has.
+
+    Attributes:
+        cpu_ns: From its start to its end on the CPU.
+        gpu_first_ns: When the first of its work started.
+        gpu_last_ns: When the last of its work ended.
+        gpu_ns: From the one to the other.
+        gpu_period_ns: From the last end of the work of the steps before it to that of its own; 0 where theirs ends
+            later. None for the first of successive steps.
+        run_ahead_ns: From its end on the CPU to the last end of its work: how far the CPU is ahead. Negative where
+            the GPU was done first.
+        launch_delay_ns: From the begin of the call that launched the first of its work to the start of that.
+    """
+
+    cpu_ns: int
+    gpu_first_ns: int | None = None
+    gpu_last_ns: int | None = None
+    gpu_ns: int | None = None
+    gpu_period_ns: int | None = None
+    run_ahead_ns: int | None = None
+    launch_delay_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Sums over successive steps, from the last end of the first one's GPU work to that of the last one's.
+
+    Attributes:
+        steps: How many steps that is: all but the first.
+        gpu_ns: How long it is: their periods on the GPU, added up.
+        cpu_ns: How long they took on the CPU, from the end of the first to the end of the last.
+        gpu_waits_ns: The part of ``gpu_ns`` at which the GPU had nothing to do, and what it did next was launched
+            after it had run out of work.
+        cpu_waits_ns: The part at which a thread of the loop waited for the GPU in a call within a step, and the
+            GPU worked.
+        busy_ns: The part at which the GPU worked.
+        known_ns: The part at which it did what the steps launched.
+        synchronized_steps: The steps between the first and the last wait at the same place of a step that left
+            the GPU without work.
+        synchronized_ns: The wall time from the one to the other.
+        missing: Calls that launched work which the trace lacks, in steps that cannot be told without it.
+    """
+
+    steps: int = 0
+    gpu_ns: int = 0
+    cpu_ns: int = 0
+    gpu_waits_ns: int = 0
+    cpu_waits_ns: int = 0
+    busy_ns: int = 0
+    known_ns: int = 0
+    synchronized_steps: int = 0
+    synchronized_ns: int = 0
+    missing: int = 0
+
+    def __add__(self, other: Pace) -> Pace:
+        """Return the sums over both."""
+        return Pace(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The lengths of steps, and what they say of the loop.
+
+    Attributes:
+        steps: Each step, in the order of the trace.
+        pace: The sums that the rest follows from.
+    """
+
+    steps: tuple[StepLength, ...]
+    pace: Pace = Pace()
+
+    @property
+    def bound(self) -> Literal["gpu", "cpu", "both"] | None:
+        """What bounds the loop; None where that is not known, see `unknown`.
+
+        "gpu" if the GPU waits for launches at most 10 % of the time. Else "both" if the CPU waits for the GPU more
+        than 10 % of the time: a loop that synchronizes, so that they take turns. Else "cpu".
+        """
+        if self.unknown:
+            return None
+        if self.pace.gpu_waits_ns <= _LITTLE * self.pace.gpu_ns:
+            return "gpu"
+        return "both" if self.pace.cpu_waits_ns > _LITTLE * self.pace.gpu_ns else "cpu"
+
+    @property
+    def unknown(self) -> str:
+        """Why it is not known what bounds the loop; empty where it is."""
+        pace = self.pace
+        if pace.missing:
+            return f"the trace lacks the GPU work of {pace.missing:,} launches"
+        if all(step.gpu_ns is None for step in self.steps):
+            return "the trace has no GPU work that the steps launched"
+        if not pace.gpu_ns:
+            return "it takes two successive steps with GPU work to tell"
+        if pace.busy_ns - pace.known_ns > _LITTLE * pace.busy_ns:
+            return f"the steps launched only {100 * pace.known_ns / pace.busy_ns:.0f} % of what the GPU did"
+        return ""
+
+    @property
+    def gpu_step_ns(self) -> float | None:
+        """The mean period of a step on the GPU."""
+        return self.pace.gpu_ns / self.pace.steps if self.pace.gpu_ns else None
+
+    @property
+    def cpu_step_ns(self) -> float | None:
+        """The mean period of the same steps on the CPU."""
+        return self.pace.cpu_ns / self.pace.steps if self.pace.gpu_ns else None
+
+    @property
+    def synchronized_step_ns(self) -> float | None:
+        """The mean wall time of a step between synchronizations."""
+        pace = self.pace
+        return pace.synchronized_ns / pace.synchronized_steps if pace.synchronized_steps else None
+
+    @property
+    def clock(self) -> Literal["synchronizations", "cpu", "gpu"] | None:
+        """What `step_ns` is by.
+
+        Synchronizations, where they span as many steps as there are GPU periods; the CPU, where that bounds the
+        loop; else the GPU.
+        """
+        if self.pace.synchronized_steps and self.pace.synchronized_steps >= self.pace.steps:
+            return "synchronizations"
+        if not self.pace.gpu_ns:
+            return None
+        return "cpu" if self.bound == "cpu" else "gpu"
+
+    @property
+    def step_ns(self) -> float | None:
+        """How long a step of the loop takes, the wait for its work included."""
+        if self.clock == "synchronizations":
+            return self.synchronized_step_ns
+        return self.cpu_step_ns if self.clock == "cpu" else self.gpu_step_ns
+
+    @property
+    def run_ahead_ns(self) -> tuple[float, int] | None:
+        """How far the CPU is ahead at the end of a step: the median, and the most."""
+        known = [step.run_ahead_ns for step in self.steps if step.run_ahead_ns is not None]
+        return (median(known), max(known)) if known else None
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the GPU bounds the loop and the CPU does not wait for it at the end of each step."""
+        ahead, step_ns = self.run_ahead_ns, self.gpu_step_ns
+        return self.bound == "gpu" and bool(ahead and step_ns and ahead[1] > _LITTLE * step_ns)
+
+
+def joined(windows: Iterable[tuple[Lengths | None, Sequence[int]]]) -> Lengths | None:
+    """Return the lengths of the steps of several windows; None if those of none are known.
+
+    Args:
+        windows: Of each the lengths, and the durations on the CPU for a window without.
+    """
+    known = [(lengths, times) for lengths, times in windows]
+    if all(lengths is None for lengths, _ in known):
+        return None
+    steps: list[StepLength] = []
+    pace = Pace()
+    for lengths, times in known:
+        steps += lengths.steps if lengths else map(StepLength, times)
+        pace += lengths.pace if lengths else Pace()
+    return Lengths(tuple(steps), pace)

@@ -1,0 +1,222 @@
+"""Finds what GPU work each step launched, when it ran, and who waited for whom meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .intervals import both, covered, union
+from .lanes import by_lane
+from .step_content import Steps
+from .step_lengths import Lengths, Pace, StepLength
+from .table import Array, Numbers, Table
+from .trace import Trace
+from .waits import FREE, Wait, find
+
+_LAUNCH, _GRAPH = re.compile("LaunchKernel|GraphLaunch"), re.compile("GraphLaunch")
+_BACKWARD = re.compile("^autograd::engine")
+_WHOLE_DEVICE = re.compile("(?:Device|Ctx|Context|Thread)Synchronize")
+_UNKNOWN = np.iinfo(np.int64).min
+_SKEW_NS = 5_000  # between the clocks of CPU and GPU
+
+
+class _Work(NamedTuple):
+    """Of each step, when its first work started and its last ended, and how long the first was queued."""
+
+    first_ns: Array
+    last_ns: Array
+    delay_ns: Array
+    missing: Array
+
+
+def step_lengths(trace: Trace) -> Lengths | None:
+    """Return how long each step took on the CPU and on the GPU; None without steps, or without GPU work.
+
+    A step whose launches are there without their work, as in a recording that ended before the GPU was done or one
+    that lacks the kernels of CUDA graphs, has no lengths on the GPU.
+    """
+    steps = trace.steps
+    if not steps or not (trace.gpu or trace.runtime):
+        return None
+    work = _work(trace)
+    if not (trace.gpu or work.missing.any()):
+        return None
+    numbers: Numbers[int | str] = Numbers()
+    process_of = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
+    waits = _waits(trace)
+    rows_of = dict(by_lane(_processes(trace, process_of)))
+    lengths = [StepLength(ns) for ns in steps.duration_ns.tolist()]
+    pace = Pace(missing=int(work.missing.sum()))
+    for process, rows in by_lane(process_of[steps.thread]):
+        device = _Device(trace, rows_of.get(process, np.empty(0, np.int64)))
+        stretches = _stretches(steps, rows)
+        for stretch in stretches:
+            _measure(lengths, steps, stretch, work)
+            pace += _synchronized(stretch, waits, device, only_whole=bool(work.missing[stretch].any()))
+        own = [wait for row in rows.tolist() for wait in waits.get(row, ())]
+        pace += _pace(steps, stretches, work, device, own)
+    return Lengths(tuple(lengths), pace)
+
+
+def _work(trace: Trace) -> _Work:
+    steps, gpu, runtime = trace.steps, trace.gpu, trace.runtime
+    first, last, delay = (np.full(len(steps), _UNKNOWN) for _ in range(3))
+    rows = np.flatnonzero(gpu.step >= 0)
+    held, place = np.unique(gpu.step[rows], return_index=True)  # the first of each, as work is in order of start
+    rows_first = rows[place]
+    first[held] = gpu.start_ns[rows_first]
+    np.maximum.at(last, gpu.step[rows], gpu.end_ns[rows])
+    launched = gpu.launch[rows_first] >= 0
+    delay[held[launched]] = gpu.start_ns[rows_first[launched]] - runtime.start_ns[gpu.launch[rows_first[launched]]]
+    missing = _missing(trace)
+    for column in (first, last, delay):
+        column[missing > 0] = _UNKNOWN
+    return _Work(first, last, delay, missing)
+
+
+def _missing(trace: Trace) -> Array:
+    """How many launches of each step have no work in the trace; 0 where they are too few to matter."""
+    runtime, count = trace.runtime, len(trace.steps)
+    lacks = np.ones(len(runtime), bool)
+    lacks[trace.gpu.launch[trace.gpu.launch >= 0]] = False
+    calls = np.flatnonzero(runtime.matching("name", _LAUNCH))
+    held = Steps(trace).of(runtime.start_ns[calls], runtime.thread[calls])
+    calls, held = calls[held >= 0], held[held >= 0]
+    all_, missing, graphs = (
+        np.bincount(held[chosen], minlength=count)
+        for chosen in (
+            np.ones(len(calls), bool),
+            lacks[calls],
+            lacks[calls] & runtime.matching("name", _GRAPH)[calls],
+        )
+    )
+    matters = (10 * missing > all_) | (graphs > 0)
+    return np.where(matters, missing, 0)
+
+
+def _processes(trace: Trace, process_of: Array) -> Array:
+    """The process of each piece of work: the one that launched it, else the only one that uses its device."""
+    gpu = trace.gpu
+    process = np.full(len(gpu), -1)
+    launched = gpu.launch >= 0
+    process[launched] = process_of[trace.runtime.thread[gpu.launch[launched]]]
+    stepped = gpu.step >= 0
+    process[stepped] = process_of[trace.steps.thread[gpu.step[stepped]]]
+    for _, rows in by_lane(gpu.device):
+        known = process[rows][process[rows] >= 0]
+        if len(known) and known.min() == known.max():
+            process[rows] = known[0]
+    return process
+
+
+def _waits(trace: Trace) -> dict[int, list[Wait]]:
+    """The waits in each step, on its thread or on one of the backward pass."""
+    loop = set(trace.steps.thread.tolist())
+    loop |= set(trace.operators.thread[trace.operators.matching("name", _BACKWARD)].tolist())
+    waits = [wait for wait in find(trace) if wait.thread in loop]
+    starts, threads = [wait.start_ns for wait in waits], [wait.thread for wait in waits]
+    held = Steps(trace).of(np.array(starts, np.int64), np.array(threads, np.int64))
+    found: dict[int, list[Wait]] = defaultdict(list)
+    for wait, row in zip(waits, held.tolist(), strict=True):
+        if row >= 0:
+            found[row].append(wait)
+    return found
+
+
+class _Device:
+    """What the GPU did for one process.
+
+    Attributes:
+        busy: When it worked.
+        known: When it did what a step launched.
+        starved: When it had nothing to do until it got what was launched after it had run out of work.
+    """
+
+    def __init__(self, trace: Trace, rows: Array) -> None:
+        gpu = trace.gpu.where(rows)
+        start, end, own = gpu.start_ns, gpu.end_ns, gpu.step >= 0
+        launched_ns = np.full(len(gpu), _UNKNOWN)
+        linked = gpu.launch >= 0
+        launched_ns[linked] = trace.runtime.start_ns[gpu.launch[linked]]
+        self.busy, self.known = union(start, end), union(start[own], end[own])
+        reach = np.maximum.accumulate(end)
+        after = np.flatnonzero(start[1:] > reach[:-1]) + 1
+        after = after[launched_ns[after] >= reach[after - 1]]
+        self.starved = reach[after - 1], start[after]
+        order = np.argsort(launched_ns, kind="stable")
+        self._launched_ns, self._done_ns = launched_ns[order], np.maximum.accumulate(end[order])
+
+    def drained(self, wait: Wait) -> bool:
+        """Whether all that was launched before ``wait`` was done when that returned."""
+        before = int(np.searchsorted(self._launched_ns, wait.start_ns))
+        return not before or bool(self._done_ns[before - 1] <= wait.end_ns + _SKEW_NS)
+
+
+def _stretches(steps: Table, rows: Array) -> list[Array]:
+    """The steps in ``rows`` in order, parted where their numbers do not follow each other."""
+    numbers = steps.number[rows]
+    apart = (numbers[1:] >= 0) & (numbers[:-1] >= 0) & (numbers[1:] != numbers[:-1] + 1)
+    return np.split(rows, np.flatnonzero(apart) + 1)
+
+
+def _measure(lengths: list[StepLength], steps: Table, stretch: Array, work: _Work) -> None:
+    """Fill in the GPU lengths of successive steps."""
+    reach: int | None = None
+    columns = (stretch, steps.end_ns[stretch], *(column[stretch] for column in work))
+    for row, end, first, last, delay, missing in zip(*(column.tolist() for column in columns), strict=True):
+        if missing:
+            reach = None
+        if last == _UNKNOWN:
+            continue
+        period = max(last - reach, 0) if reach is not None else None
+        reach = last if reach is None else max(reach, last)
+        delayed = delay if delay != _UNKNOWN else None
+        lengths[row] = StepLength(lengths[row].cpu_ns, first, last, last - first, period, last - end, delayed)
+
+
+def _pace(steps: Table, stretches: Sequence[Array], work: _Work, device: _Device, waits: Sequence[Wait]) -> Pace:
+    """The sums over successive steps of one process."""
+    spans: list[tuple[int, int, int, int]] = []
+    for stretch in stretches:
+        some = np.flatnonzero(work.last_ns[stretch] != _UNKNOWN)
+        if len(some) < 2 or work.missing[stretch].any():
+            continue
+        first, last = stretch[some[0]], stretch[some[-1]]
+        since, until = int(work.last_ns[first]), int(work.last_ns[stretch].max())
+        if until > since:
+            cpu_ns = int(steps.end_ns[last] - steps.end_ns[first])
+            spans.append((since, until, int(some[-1] - some[0]), cpu_ns))
+    start, end, count, cpu = np.array(spans, np.int64).reshape(-1, 4).T
+    started = np.array([wait.start_ns for wait in waits], np.int64)
+    waited = union(started, started + np.array([wait.blocked_ns for wait in waits], np.int64))
+    waits_ns, both_ns, busy_ns, known_ns = (
+        int(covered(times, start, end).sum())
+        for times in (device.starved, both(waited, device.busy), device.busy, device.known)
+    )
+    return Pace(int(count.sum()), int((end - start).sum()), int(cpu.sum()), waits_ns, both_ns, busy_ns, known_ns)
+
+
+def _synchronized(
+    stretch: Array, waits: Mapping[int, Sequence[Wait]], device: _Device, *, only_whole: bool
+) -> Pace:
+    """The wall time between waits of successive steps that left the GPU without work.
+
+    They are at the same place in their steps: of as many waits the same one. What blocks only at times, such as
+    freeing memory and copies that the driver splits, is no such place. With ``only_whole``, as the trace lacks GPU
+    work, only those that wait for the whole device are sure to.
+    """
+    places: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for number, row in enumerate(stretch.tolist()):
+        calls = [wait for wait in waits.get(row, ()) if wait.kind != FREE and "Async" not in wait.call]
+        for place, wait in enumerate(calls):
+            if device.drained(wait) and (_WHOLE_DEVICE.search(wait.call) or not only_whole):
+                places[len(calls), place].append((number, wait.end_ns))
+    ends = [
+        (found[-1][0] - found[0][0], place, found[-1][1] - found[0][1]) for (_, place), found in places.items()
+    ]
+    count, _, ns = max(ends, default=(0, 0, 0))
+    return Pace(synchronized_steps=count, synchronized_ns=ns) if count else Pace()

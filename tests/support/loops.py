@@ -1,0 +1,79 @@
+"""A training loop on a pretended CPU and GPU, written down as torch.profiler would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from instrument.traces.kineto import read_kineto
+from instrument.traces.trace import Trace
+
+BASE_US = 1_712_195_495_000_000
+LATENCY_US = 5  # from a launch to the start of its kernel on a GPU that has nothing else to do
+
+
+class Loop:
+    """Runs what it is told and keeps the time, in us; one stream, so that work runs in order.
+
+    Attributes:
+        cpu: the time on the CPU.
+        gpu: when the GPU is done with all that it has.
+        starved: how long the GPU has waited for launches since it first worked.
+    """
+
+    def __init__(self, process: int = 1, device: int = 0) -> None:
+        self.cpu = self.gpu = self.starved = 0
+        self.events: list[dict[str, Any]] = []
+        self._process, self._device = process, device
+        self._launches = 0
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Mark a step."""
+        start = self.cpu
+        yield
+        self._add("user_annotation", f"ProfilerStep#{number}", start, self.cpu)
+
+    def work(self, us: int) -> None:
+        """Keep the CPU busy."""
+        self.cpu += us
+
+    def launch(
+        self, us: int, *, call: str = "cudaLaunchKernel", cost: int = 10, thread: int = 1, kernel: bool = True
+    ) -> None:
+        """Launch work of this duration; without ``kernel`` the trace lacks it."""
+        self._launches += 1
+        ids = {"correlation": self._process * 1_000_000 + self._launches}
+        self._add("cuda_runtime", call, self.cpu, self.cpu + cost, thread, **ids)
+        start = max(self.cpu + LATENCY_US, self.gpu)
+        if self.gpu and self.cpu >= self.gpu:
+            self.starved += start - self.gpu
+        self.gpu = start + us
+        self.cpu += cost
+        if kernel:
+            event = self._event("kernel", "gemm", start, self.gpu) | {"pid": self._device, "tid": 7}
+            self.events.append(event | {"args": ids | {"device": self._device, "stream": 7}})
+
+    def synchronize(self, call: str = "cudaDeviceSynchronize", thread: int = 1) -> None:
+        """Wait for the GPU."""
+        start, self.cpu = self.cpu, max(self.cpu, self.gpu) + 1
+        self._add("cuda_runtime", call, start, self.cpu, thread)
+
+    def trace(self, folder: Path, *others: Loop) -> Trace:
+        """Return what a recording that ends now reads as: torch's profiler waits for the GPU first."""
+        self.synchronize()
+        events = [event for loop in (self, *others) for event in loop.events]
+        path = folder / "trace.json"
+        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+        return read_kineto(path)
+
+    def _add(self, category: str, name: str, start: int, end: int, thread: int = 1, **args: Any) -> None:
+        event = self._event(category, name, start, end) | {"pid": self._process, "tid": thread}
+        self.events.append(event | {"args": args})
+
+    @staticmethod
+    def _event(category: str, name: str, start: int, end: int) -> dict[str, Any]:
+        return {"ph": "X", "cat": category, "name": name, "ts": BASE_US + start, "dur": end - start}

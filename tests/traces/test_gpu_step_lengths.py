@@ -1,0 +1,101 @@
+"""How long steps take on a real GPU: against CUDA events, and the clock on the wall."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import instrument
+from instrument.traces.kineto import read_kineto
+from instrument.traces.step_lengths import Lengths
+from instrument.traces.step_work import step_lengths
+
+pytestmark = pytest.mark.gpu
+
+FIRST, LAST = 2, 11  # the steps that are recorded
+
+
+def recorded(folder: Path, step: Callable[[], object]) -> Lengths:
+    """Run 12 steps, record the last 10, and return their lengths."""
+    schedule = instrument.schedule(wait=1, warmup=1, active=LAST - FIRST + 1, repeat=1)
+    with instrument.profile(folder, schedule=schedule) as prof:
+        for _ in range(LAST + 1):
+            step()
+            prof.step()
+    (trace,) = folder.rglob("*.pt.trace.json.gz")
+    lengths = step_lengths(read_kineto(trace))
+    assert lengths is not None
+    assert len(lengths.steps) == LAST - FIRST + 1
+    return lengths
+
+
+@pytest.fixture
+def matmuls() -> Callable[[], None]:
+    """Eight large ones, which take many times as long as their launches; run once before."""
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.float16)
+    product = torch.empty_like(matrix)
+
+    def run() -> None:
+        for _ in range(8):
+            torch.mm(matrix, matrix, out=product)
+
+    run()
+    torch.cuda.synchronize()
+    return run
+
+
+def test_a_loop_that_runs_ahead(tmp_path: Path, matmuls: Callable[[], None]) -> None:
+    """Without a synchronization, the GPU length of steps is within 5 % of what CUDA events say."""
+    ends: list[torch.cuda.Event] = []
+
+    def step() -> None:
+        matmuls()
+        ends.append(torch.cuda.Event(enable_timing=True))
+        ends[-1].record()
+
+    lengths = recorded(tmp_path, step)
+    torch.cuda.synchronize()
+    truth_ns = 1e6 * ends[FIRST].elapsed_time(ends[LAST]) / (LAST - FIRST)
+    assert lengths.step_ns == pytest.approx(truth_ns, rel=0.05)
+    for number in range(FIRST + 1, LAST + 1):
+        step_ns = 1e6 * ends[number - 1].elapsed_time(ends[number])
+        assert lengths.steps[number - FIRST].gpu_ns == pytest.approx(step_ns, rel=0.05)
+    assert (lengths.bound, lengths.clock, lengths.runs_ahead) == ("gpu", "gpu", True)
+    assert lengths.cpu_step_ns is not None
+    assert lengths.cpu_step_ns < truth_ns / 2
+    last = lengths.steps[-1].run_ahead_ns
+    assert last is not None
+    assert last > truth_ns
+
+
+def test_a_loop_that_synchronizes(tmp_path: Path, matmuls: Callable[[], None]) -> None:
+    """Where each step ends with a synchronization, its length is the time on the wall."""
+    ends: list[int] = []
+
+    def step() -> None:
+        matmuls()
+        torch.cuda.synchronize()
+        ends.append(time.perf_counter_ns())
+
+    lengths = recorded(tmp_path, step)
+    assert lengths.clock == "synchronizations"
+    assert lengths.step_ns == pytest.approx((ends[LAST] - ends[FIRST]) / (LAST - FIRST), rel=0.05)
+    assert not lengths.runs_ahead
+
+
+def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
+    """Between small kernels that are launched one by one the GPU waits."""
+    small = torch.zeros(8, device="cuda")
+
+    def step() -> None:
+        for _ in range(50):
+            small.add_(1)
+            sum(range(10_000))
+
+    lengths = recorded(tmp_path, step)
+    assert (lengths.bound, lengths.clock) == ("cpu", "cpu")
+    assert lengths.pace.gpu_waits_ns > lengths.pace.gpu_ns / 2

@@ -1,0 +1,433 @@
+"""How long steps take on the CPU and on the GPU: against loops whose times are known, and real traces."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instrument.traces.read import read_trace
+from instrument.traces.step_lengths import Lengths, joined
+from instrument.traces.step_work import step_lengths
+from instrument.traces.summary import merge, summarize
+from instrument.traces.trace import Trace
+from tests.support.loops import BASE_US, LATENCY_US, Loop
+from tests.support.shared_traces import shared
+
+US = 1_000
+MS = 1_000_000
+
+
+def of(trace: Trace) -> Lengths:
+    lengths = step_lengths(trace)
+    assert lengths is not None
+    return lengths
+
+
+def run_ahead(steps: int = 10, first: int = 3) -> Loop:
+    """A loop whose steps launch 8 matmuls of 1.25 ms in 1 ms, and never wait."""
+    loop = Loop()
+    for number in range(first, first + steps):
+        with loop.step(number):
+            for _ in range(8):
+                loop.launch(1_250, cost=125)
+    return loop
+
+
+def test_a_loop_that_runs_ahead(tmp_path: Path) -> None:
+    """Its steps take ten times as long on the GPU as on the CPU, which is further ahead with each."""
+    lengths = of(run_ahead().trace(tmp_path))
+    assert {step.cpu_ns for step in lengths.steps} == {1 * MS}
+    assert {step.gpu_ns for step in lengths.steps} == {10 * MS}
+    assert [step.gpu_period_ns for step in lengths.steps] == [None, *[10 * MS] * 9]
+    ahead = [9 * number * MS + LATENCY_US * US for number in range(1, 11)]
+    assert [step.run_ahead_ns for step in lengths.steps] == ahead
+    assert lengths.run_ahead_ns == ((ahead[4] + ahead[5]) / 2, ahead[-1])
+    delays = [max(9 * number * MS, 0) + LATENCY_US * US for number in range(10)]
+    assert [step.launch_delay_ns for step in lengths.steps] == delays
+    assert (lengths.bound, lengths.unknown, lengths.runs_ahead) == ("gpu", "", True)
+    assert (lengths.gpu_step_ns, lengths.cpu_step_ns) == (10 * MS, 1 * MS)
+    assert (lengths.step_ns, lengths.clock, lengths.synchronized_step_ns) == (10 * MS, "gpu", None)
+
+
+def test_when_the_work_ran(tmp_path: Path) -> None:
+    """First start and last end are times of the trace; the work of the second step runs after that one's end."""
+    trace = run_ahead(2).trace(tmp_path)
+    first, second = of(trace).steps
+    base = BASE_US * US - trace.epoch_ns
+    assert (first.gpu_first_ns, first.gpu_last_ns) == (base + 5 * US, base + 10_005 * US)
+    assert (second.gpu_first_ns, second.gpu_last_ns) == (base + 10_005 * US, base + 20_005 * US)
+
+
+def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
+    """The GPU waits for each launch, and is done before the step is."""
+    loop = Loop()
+    for number in range(5):
+        with loop.step(number):
+            for _ in range(8):
+                loop.launch(50, cost=500)
+    starved = loop.starved
+    lengths = of(loop.trace(tmp_path))
+    assert {step.cpu_ns for step in lengths.steps} == {4 * MS}
+    assert {step.gpu_ns for step in lengths.steps} == {3_550 * US}
+    assert {step.run_ahead_ns for step in lengths.steps} == {-445 * US}
+    assert (lengths.bound, lengths.runs_ahead) == ("cpu", False)
+    assert (lengths.step_ns, lengths.clock) == (4 * MS, "cpu")
+    # The oracle counts from the first kernel on, the sums from the end of the first step's work.
+    assert lengths.pace.gpu_waits_ns == (starved - 7 * 450) * US
+    assert lengths.pace.cpu_waits_ns == 0
+
+
+@pytest.mark.parametrize(("prepares_us", "bound"), [(100, "gpu"), (4_000, "both")])
+@pytest.mark.parametrize("call", ["cudaDeviceSynchronize", "cudaStreamSynchronize", "hipDeviceSynchronize"])
+def test_a_loop_that_synchronizes(tmp_path: Path, call: str, prepares_us: int, bound: str) -> None:
+    """The wall time between waits is that of a step; while the CPU prepares the next one the GPU idles."""
+    loop = Loop()
+    for number in range(6):
+        with loop.step(number):
+            loop.work(prepares_us)
+            for _ in range(8):
+                loop.launch(1_250, cost=125)
+            loop.synchronize(call)
+    wall_ns = loop.cpu * US / 6
+    lengths = of(loop.trace(tmp_path))
+    assert (lengths.bound, lengths.runs_ahead) == (bound, False)
+    assert (lengths.step_ns, lengths.clock) == (wall_ns, "synchronizations")
+    assert lengths.gpu_step_ns == wall_ns
+    assert lengths.pace.synchronized_steps == 5
+    waited = lengths.pace.cpu_waits_ns / lengths.pace.gpu_ns
+    assert waited == pytest.approx(9_005 / (10_006 + prepares_us))
+
+
+def test_waits_in_the_middle_of_steps(tmp_path: Path) -> None:
+    """Waits at the same place measure whole steps, wherever that is."""
+    loop = Loop()
+    for number in range(6):
+        with loop.step(number):
+            loop.launch(3_000)
+            loop.synchronize("cudaStreamSynchronize")
+            loop.work(500)
+            loop.launch(200)
+            loop.work(7_000)
+    lengths = of(loop.trace(tmp_path))
+    assert lengths.synchronized_step_ns == lengths.cpu_step_ns == lengths.steps[0].cpu_ns
+
+
+def test_waits_at_different_places_measure_nothing(tmp_path: Path) -> None:
+    """The time from the begin of one step to the end of the next is that of no step."""
+    loop = Loop()
+    for number in range(2):
+        with loop.step(number):
+            for place in range(2):
+                if place == number:
+                    loop.synchronize()
+                loop.launch(1_000)
+            if number:
+                loop.synchronize()
+    assert of(loop.trace(tmp_path)).synchronized_step_ns is None
+
+
+def test_a_wait_that_leaves_work_measures_nothing(tmp_path: Path) -> None:
+    """A call that returns while the GPU is busy with earlier launches, as of another stream, is no such wait."""
+    loop = Loop()
+    for number in range(4):
+        with loop.step(number):
+            loop.launch(5_000)
+            start, loop.cpu = loop.cpu, loop.cpu + 50
+            loop._add("cuda_runtime", "cudaStreamSynchronize", start, loop.cpu)
+    lengths = of(loop.trace(tmp_path))
+    assert (lengths.synchronized_step_ns, lengths.bound) == (None, "gpu")
+
+
+def test_whose_waits_count(tmp_path: Path) -> None:
+    """Those of the thread of the backward pass hold up the loop, those of a thread that pins memory do not."""
+    counted = {}
+    for thread, operator in ((2, "autograd::engine::evaluate_function: MmBackward0"), (3, "aten::pin_memory")):
+        loop = Loop()
+        for number in range(4):
+            with loop.step(number):
+                loop.work(500)
+                loop.launch(1_000)
+                start = loop.cpu
+                loop.synchronize(thread=thread)
+                loop._add("cpu_op", operator, start, loop.cpu, thread)
+        counted[thread] = of(loop.trace(tmp_path))
+    assert (counted[2].bound, counted[3].bound) == ("both", "cpu")
+    assert (counted[2].clock, counted[3].clock) == ("synchronizations", "cpu")
+
+
+def test_one_step(tmp_path: Path) -> None:
+    """It has its lengths, and says nothing of the loop."""
+    lengths = of(run_ahead(1).trace(tmp_path))
+    (step,) = lengths.steps
+    assert (step.cpu_ns, step.gpu_ns, step.gpu_period_ns) == (1 * MS, 10 * MS, None)
+    assert (lengths.bound, lengths.step_ns, lengths.clock) == (None, None, None)
+    assert "two successive steps" in lengths.unknown
+    assert lengths.run_ahead_ns == (9_005 * US, 9_005 * US)
+
+
+def test_no_gpu(tmp_path: Path) -> None:
+    """Without GPU work there is nothing to compare, though the profiler waits at the end of a recording."""
+    loop = Loop()
+    with loop.step(0):
+        loop.work(1_000)
+    trace = loop.trace(tmp_path)
+    assert step_lengths(trace) is None
+    assert summarize(trace).lengths is None
+
+
+def test_no_steps(tmp_path: Path) -> None:
+    """A trace that marks no steps has no lengths of them."""
+    loop = Loop()
+    loop.launch(10)
+    assert step_lengths(loop.trace(tmp_path)) is None
+
+
+@pytest.mark.parametrize("recorded", [0, 1])
+def test_graphs_without_their_kernels(tmp_path: Path, recorded: int) -> None:
+    """The GPU lengths are not known, but waits for the whole device measure the steps."""
+    loop = Loop()
+    for number in range(5):
+        with loop.step(number):
+            for _ in range(recorded):
+                loop.launch(100)
+            loop.launch(5_000, call="cudaGraphLaunch", kernel=False)
+            loop.synchronize("cudaStreamSynchronize")
+            loop.synchronize()
+    lengths = of(loop.trace(tmp_path))
+    assert {step.gpu_ns for step in lengths.steps} == {None}
+    assert (lengths.bound, lengths.unknown) == (None, "the trace lacks the GPU work of 5 launches")
+    assert (lengths.step_ns, lengths.clock) == (lengths.steps[0].cpu_ns, "synchronizations")
+
+
+def test_only_device_waits_without_the_kernels(tmp_path: Path) -> None:
+    """What a wait for a stream left on the others is not known where kernels are missing."""
+    loop = Loop()
+    for number in range(3):
+        with loop.step(number):
+            loop.launch(5_000, call="cudaGraphLaunch", kernel=False)
+            loop.synchronize("cudaStreamSynchronize")
+    assert of(loop.trace(tmp_path)).synchronized_step_ns is None
+
+
+def test_a_recording_that_ends_before_the_gpu(tmp_path: Path) -> None:
+    """The last step, whose kernels are missing, has no length on the GPU; the others have theirs."""
+    loop = run_ahead(5)
+    kernels = [event for event in loop.events if event["cat"] == "kernel"]
+    for event in kernels[-6:]:
+        loop.events.remove(event)
+    lengths = of(loop.trace(tmp_path))
+    assert [step.gpu_ns for step in lengths.steps] == [*[10 * MS] * 4, None]
+    assert lengths.unknown == "the trace lacks the GPU work of 6 launches"
+
+
+def test_a_graph_among_other_launches(tmp_path: Path) -> None:
+    """A single graph without its kernels may be most of a step; the periods around that are not known either."""
+    loop = Loop()
+    for number in range(5):
+        with loop.step(number):
+            for _ in range(20):
+                loop.launch(100)
+            if number == 2:
+                loop.launch(90_000, call="cudaGraphLaunch", kernel=False)
+    lengths = of(loop.trace(tmp_path))
+    assert [step.gpu_ns is None for step in lengths.steps] == [False, False, True, False, False]
+    assert [step.gpu_period_ns is None for step in lengths.steps] == [True, False, True, True, False]
+    assert (lengths.bound, lengths.gpu_step_ns) == (None, None)
+
+
+def test_work_of_unknown_origin(tmp_path: Path) -> None:
+    """Where much of what the GPU did between them is not the steps', what bounds the loop is not said."""
+    loop = Loop()
+    for number in range(4):
+        with loop.step(number):
+            loop.launch(1_000)
+        loop.launch(1_000)
+    lengths = of(loop.trace(tmp_path))
+    assert (lengths.bound, lengths.unknown) == (None, "the steps launched only 50 % of what the GPU did")
+    launches = [event for event in loop.events if event["cat"] == "cuda_runtime"]
+    for event in launches[1:-1:2]:
+        loop.events.remove(event)
+    assert of(loop.trace(tmp_path)).unknown == lengths.unknown
+
+
+def test_what_runs_before_the_steps(tmp_path: Path) -> None:
+    """Work of before the window, which the GPU does first, neither hides the rest nor counts as the steps'."""
+    loop = run_ahead(3)
+    for event in loop.events:
+        if event["cat"] == "kernel":
+            event["ts"] += 20_000
+    earlier = loop._event("kernel", "earlier", 0, 20_000) | {"pid": 0, "tid": 7}
+    loop.events.append(earlier | {"args": {"device": 0, "stream": 7}})
+    loop.gpu += 20_000
+    lengths = of(loop.trace(tmp_path))
+    assert (lengths.bound, lengths.gpu_step_ns) == ("gpu", 10 * MS)
+    assert lengths.steps[0].run_ahead_ns == 29_005 * US
+
+
+def test_a_step_that_launches_nothing(tmp_path: Path) -> None:
+    """It has no GPU length, and counts in the mean."""
+    loop = Loop()
+    for number in range(5):
+        with loop.step(number):
+            if number == 2:
+                loop.work(80)
+            else:
+                for _ in range(8):
+                    loop.launch(1_250)
+    lengths = of(loop.trace(tmp_path))
+    assert [step.gpu_ns is None for step in lengths.steps] == [False, False, True, False, False]
+    assert (lengths.pace.steps, lengths.pace.gpu_ns) == (4, 30 * MS)
+
+
+def test_steps_that_do_not_follow_each_other(tmp_path: Path) -> None:
+    """No period spans steps that were not recorded."""
+    loop = run_ahead(3, first=1)
+    loop.work(500 * US)
+    for number in (10, 11):
+        with loop.step(number):
+            loop.launch(10_000)
+    lengths = of(loop.trace(tmp_path))
+    assert [step.gpu_period_ns is None for step in lengths.steps] == [True, False, False, True, False]
+    assert (lengths.pace.steps, lengths.pace.gpu_ns) == (3, 30 * MS)
+
+
+def test_processes_have_their_own_gpus(tmp_path: Path) -> None:
+    """A process whose GPU never idles does not hide that another one's does."""
+    busy, idle = Loop(process=1, device=0), Loop(process=2, device=1)
+    for number in range(4):
+        with busy.step(number):
+            for _ in range(4):
+                busy.launch(1_000)
+        with idle.step(number):
+            for _ in range(4):
+                idle.launch(50, cost=1_000)
+    starved = idle.starved - 3 * 950
+    pace = of(busy.trace(tmp_path, idle)).pace
+    assert (pace.steps, pace.gpu_waits_ns) == (6, starved * US)
+
+
+def test_windows_add_up(tmp_path: Path) -> None:
+    """Of several windows the sums add up; one without GPU work keeps its steps."""
+    one = summarize(run_ahead(4).trace(tmp_path))
+    without = Loop()
+    with without.step(7):
+        without.work(5)
+    both = merge([one, summarize(without.trace(tmp_path)), one])
+    assert both.lengths is not None
+    assert one.lengths is not None
+    assert len(both.lengths.steps) == both.steps == 9
+    assert both.lengths.steps[4].cpu_ns == 5 * US
+    assert both.lengths.pace == one.lengths.pace + one.lengths.pace
+    assert both.lengths.gpu_step_ns == 10 * MS
+    assert joined([(None, (1, 2))]) is None
+
+
+Step = list[tuple[int, int, bool]]
+STEPS = st.lists(
+    st.lists(st.tuples(st.integers(0, 2_000), st.integers(0, 2_000), st.booleans()), max_size=5),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=150)
+@given(STEPS)
+def test_periods_add_up_to_the_span(steps: list[Step]) -> None:
+    """The first length and the periods make the time from the first start to the last end of the steps' work."""
+    loop, at_first = Loop(), None
+    for number, launches in enumerate(steps):
+        with loop.step(number):
+            for cpu_us, gpu_us, waits in launches:
+                loop.work(cpu_us)
+                loop.launch(gpu_us)
+                if waits:
+                    loop.synchronize()
+            loop.work(1)
+        if launches and at_first is None:
+            at_first = loop.starved
+    starved = loop.starved - (at_first or 0)
+    with tempfile.TemporaryDirectory() as folder:
+        lengths = step_lengths(loop.trace(Path(folder)))
+    if lengths is None:
+        assert not any(steps)
+        return
+    known = [step for step in lengths.steps if step.gpu_ns is not None]
+    assert [step.gpu_ns is not None for step in lengths.steps] == [bool(step) for step in steps]
+    first, ends = known[0], [step.gpu_last_ns or 0 for step in known]
+    periods = [step.gpu_period_ns or 0 for step in known[1:]]
+    assert first.gpu_ns is not None
+    assert first.gpu_first_ns is not None
+    assert first.gpu_ns + sum(periods) == max(ends) - first.gpu_first_ns
+    assert lengths.pace.gpu_ns == sum(periods)
+    if lengths.pace.gpu_ns:
+        assert lengths.pace.gpu_waits_ns == starved * US
+        assert lengths.pace.gpu_waits_ns + lengths.pace.busy_ns <= lengths.pace.gpu_ns
+        assert lengths.pace.cpu_waits_ns <= lengths.pace.busy_ns
+        assert lengths.pace.known_ns == lengths.pace.busy_ns
+
+
+# Real traces
+
+
+def real(name: str) -> Lengths:
+    trace = read_trace(shared(name))
+    assert isinstance(trace, Trace)
+    return of(trace)
+
+
+def test_real_loop_that_runs_ahead() -> None:
+    """DDP on V100: from the third step on the queue is full, so that the CPU is as slow as the GPU, and ahead."""
+    lengths = real("hta_ns_resolution.json.gz")
+    assert [round(step.cpu_ns / MS, 1) for step in lengths.steps] == [35.1, 72.1, 95.7, 95.6, 95.7]
+    assert [round((step.gpu_ns or 0) / MS, 1) for step in lengths.steps] == [97.7, 95.7, 95.6, 95.7, 95.4]
+    assert (lengths.bound, lengths.runs_ahead) == ("gpu", True)
+    assert lengths.step_ns == 95_591_571
+    assert lengths.run_ahead_ns is not None
+    assert 89 * MS < lengths.run_ahead_ns[0] < lengths.run_ahead_ns[1] < 90 * MS
+
+
+def test_real_loop_that_runs_ahead_of_work_from_before() -> None:
+    """On MI300X a third of the GPU time is of steps before the window; it hides nothing of those in it."""
+    lengths = real("tl_mi300_resnet_actckpt.json.gz")
+    assert (lengths.bound, lengths.step_ns) == ("gpu", 18_768_629.5)
+    assert [(step.run_ahead_ns or 0) // MS for step in lengths.steps] == [32, 35, 37]
+
+
+def test_real_loop_with_overlapping_steps() -> None:
+    """Copies for a step run while the step before it still computes: a period is shorter than a step's span."""
+    lengths = real("pairs/hta_test_v100.json.gz")
+    assert lengths.bound == "gpu"
+    assert lengths.step_ns == 117_573_800
+    assert min(step.gpu_ns or 0 for step in lengths.steps) > 122 * MS
+
+
+@pytest.mark.parametrize(
+    ("name", "step_ms"),
+    [
+        ("kineto_tb_resnet50_nw0_v100.json.gz", 175.8),
+        ("pairs/resnet50_workers4_a.json.gz", 136.2),
+        ("hta_nccl_data.json.gz", 221.1),
+    ],
+)
+def test_real_loops_that_the_cpu_bounds(name: str, step_ms: float) -> None:
+    """A data loader without workers, and one with: the GPU waits; waits of each step give the wall time."""
+    lengths = real(name)
+    assert (lengths.bound, lengths.clock) == ("cpu", "synchronizations")
+    assert round((lengths.step_ns or 0) / MS, 1) == step_ms
+
+
+def test_real_loop_that_synchronizes() -> None:
+    """Blocking copies in each step: neither side is ahead."""
+    lengths = real("hta_tracediff_control.json.gz")
+    assert (lengths.bound, lengths.clock) == ("both", "synchronizations")
+    assert round((lengths.step_ns or 0) / MS) == 77
+
+
+@pytest.mark.parametrize("name", ["deepseek_train_h800.json.gz", "param_dlrm_8rank_r1.json.gz"])
+def test_real_single_steps(name: str) -> None:
+    """One step says nothing of the loop."""
+    assert real(name).bound is None
