@@ -39,9 +39,9 @@ def ahead(given: Given) -> Figures:
         prof.step()
     pairs = itertools.pairwise(marks)
     truth_ns = median(begin.elapsed_time(end) * 1e6 for begin, end in pairs)
-    steps = instrument.metrics(instrument.read_trace(given.trace(given.folder / "run", "ahead")))["per_step"]
-    cpu_ns = median(step["duration_ns"] for step in steps)
-    gpu_ns = median(step["gpu_ns"] for step in steps)
+    loop = instrument.metrics(instrument.read_trace(given.trace(given.folder / "run", "ahead")))["loop"]
+    gpu_ns = loop["gpu_step_ns"]
     share = gpu_ns / truth_ns
     expect(given.rehearsal or 0.95 < share < 1.05, f"{gpu_ns:.0f} ns, by the GPU's clock {truth_ns:.0f}")
-    return {"cpu_ns": cpu_ns, "gpu_ns": gpu_ns, "truth_ns": round(truth_ns)}
+    expect(given.rehearsal or loop["bound"] == "gpu", f"bound by {loop['bound']}: {loop['unknown']}")
+    return {"cpu_ns": loop["cpu_step_ns"], "gpu_ns": gpu_ns, "truth_ns": round(truth_ns)}
