@@ -422,7 +422,8 @@ def before_node() -> Callable[[Any, Callable[[Any], None]], Any]:
 
     class Here(threading.local):
         def __init__(self) -> None:
-            self.carrier = torch.empty(0)
+            with past_modes():  # selective checkpointing keeps a list of the operators of its forward
+                self.carrier = torch.empty(0)
 
     here = Here()
 
