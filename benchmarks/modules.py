@@ -5,18 +5,22 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from lightning.pytorch.profilers.pytorch import RegisterRecordFunction
 from measure import ROUNDS, show, verdict
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 import instrument
+from instrument.regions import live
 
 BLOCKS = 40
+CHECKPOINTED = 400
 STEPS = 10  # timed in a round
 
 
@@ -96,7 +100,60 @@ def in_window() -> None:
     verdict("forward and backward to Lightning's forward", ours / theirs, 1.5)
 
 
+@contextmanager
+def listening() -> Iterator[None]:
+    """Somebody hears every region, and does nothing."""
+    emitter = live.Nobody()
+    live.live.add(emitter)
+    try:
+        yield
+    finally:
+        live.live.remove(emitter)
+
+
+def recomputed() -> None:
+    """The backward of checkpointed blocks on the thread of the forward, and on another one, as on a GPU."""
+    blocks = nn.ModuleList(Block() for _ in range(CHECKPOINTED))
+    candidates: dict[str, Callable[[], AbstractContextManager[object]]] = {
+        "off": nullcontext,
+        "listening": listening,
+        "recorded": lambda: profile(activities=[ProfilerActivity.CPU]),
+    }
+
+    def backward(call: Callable[[Callable[[], object]], object]) -> float:
+        output = x
+        for block in blocks:
+            output = checkpoint(block, output, use_reentrant=False)
+        loss = output.sum()
+        begin = time.perf_counter_ns()
+        call(loss.backward)
+        return time.perf_counter_ns() - begin
+
+    with instrument.annotate_modules(blocks), ThreadPoolExecutor(1) as thread:
+        threads: dict[str, Callable[[Callable[[], object]], object]] = {
+            "on the thread of the forward": lambda run: run(),
+            "on another thread": lambda run: thread.submit(run).result(),
+        }
+        times: dict[tuple[str, str], list[float]] = {}
+        for _ in range(max(5, ROUNDS // 4)):
+            for name, candidate in candidates.items():
+                for where, call in threads.items():
+                    with candidate():
+                        backward(call)
+                        times.setdefault((where, name), []).append(backward(call))
+    for where in threads:
+        medians = {name: statistics.median(times[where, name]) for name in candidates}
+        show(f"A backward of {CHECKPOINTED} checkpointed blocks {where}", medians, "off")
+    here, there = (
+        statistics.median(
+            one / other for one, other in zip(times[where, "listening"], times[where, "off"], strict=True)
+        )
+        for where in threads
+    )
+    verdict("what listening costs on another thread to what it costs on one", there / here, 1.25)
+
+
 if __name__ == "__main__":
     print(f"\ntorch {torch.__version__}, Python {sys.version.split()[0]}, medians of rounds of {STEPS} steps")
-    for part in (off_window, in_window):
+    for part in (off_window, in_window, recomputed):
         part()

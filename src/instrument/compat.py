@@ -50,11 +50,11 @@ def profiler_running() -> bool:
     return bool(enabled()) if enabled is not None else False
 
 
-def on_profiler(started: Callable[[str], None], stopped: Callable[[], None]) -> bool:
-    """Call ``started(target)`` just before any torch profiler starts, ``stopped()`` after it stopped.
+def on_profiler(started: Callable[[str, Any], None], stopped: Callable[[], None]) -> bool:
+    """Call ``started(target, profiler)`` just before any torch profiler starts, ``stopped()`` after it stopped.
 
     ``target`` is what the profiler turns ranges into: "KINETO" (its own trace), "NVTX" or "ITT". Where one runs
-    already, ``started`` is called at once.
+    already, ``started`` is called at once, with None for the profiler.
 
     Returns:
         False where this version of torch has no place for it: plain ``torch.profiler.profile`` blocks and
@@ -69,7 +69,7 @@ def on_profiler(started: Callable[[str], None], stopped: Callable[[], None]) -> 
 
     def run_on_profiler_start() -> None:
         caller = sys._getframe(1).f_locals.get("self")  # the profiler, in its __enter__
-        started(_TARGETS.get(type(caller).__name__, "KINETO"))
+        started(_TARGETS.get(type(caller).__name__, "KINETO"), caller)
         start()
 
     def run_on_profiler_stop() -> None:
@@ -82,8 +82,20 @@ def on_profiler(started: Callable[[str], None], stopped: Callable[[], None]) -> 
     profiler._run_on_profiler_stop = run_on_profiler_stop
     if getattr(profiler, "_is_profiler_enabled", False):
         kind = getattr(sys.modules["torch"]._C._autograd, "_profiler_type", None)
-        started(kind().name if kind is not None else "KINETO")
+        started(kind().name if kind is not None else "KINETO", None)
     return True
+
+
+def stacks_ranges(profiler: Any) -> bool:
+    """Tell whether ``profiler``, which starts, needs the ranges of a thread to end innermost first.
+
+    It does with a GPU, whose lane shows the ranges, and where they become those of NVTX or ITT. Those in a profile
+    of the CPU alone may end in any order. True as well where nothing is known of the profiler.
+    """
+    from torch.profiler import ProfilerActivity
+
+    activities = getattr(profiler, "kineto_activities", None)
+    return activities is None or bool(set(activities) - {ProfilerActivity.CPU})
 
 
 def kineto_step() -> None:
@@ -422,7 +434,8 @@ def before_node() -> Callable[[Any, Callable[[Any], None]], Any]:
 
     class Here(threading.local):
         def __init__(self) -> None:
-            self.carrier = torch.empty(0)
+            with past_modes():  # selective checkpointing keeps a list of the operators of its forward
+                self.carrier = torch.empty(0)
 
     here = Here()
 

@@ -7,6 +7,9 @@ call's own first number as a rule; what other nodes there are is found by walkin
 node does not run, as in ``torch.autograd.grad`` for some inputs, a region ends with the next node of a call made
 before it, or with the pass.
 
+What activation checkpointing recomputes on the device's thread leads into the graph of the forward, which another
+thread numbered. A walk stays below the number that its thread has reached, so that it does not go there.
+
 Hooks on nodes go away with the graph. They change no gradient, and unlike full backward hooks they put no node
 of their own into the graph, which in-place activations would stumble over.
 """
@@ -22,7 +25,7 @@ import torch
 from .. import compat
 from ..guard import guard
 from ..regions import live
-from .call import Call, Pass, current
+from .call import Call, Pass, current, next_number
 from .tensors import tensors
 
 before_node = compat.before_node()
@@ -36,9 +39,12 @@ def follow(call: Call, output: object) -> None:
     if isinstance(output, torch.Tensor) and output._base is None:
         node = output.grad_fn
         number = -1 if node is None else node._sequence_nr()
-        nodes = [(number, node)] if number >= first else []
+        end = next_number()
+        nodes = [(number, node)] if first <= number < end else []
     else:
-        nodes = _sources(tensors(output), first)
+        sources = _sources(tensors(output))
+        end = next_number()  # only now: a view that was changed in place makes its node when asked for it
+        nodes = [item for item in sources if first <= item[0] < end]
     if not nodes:
         return
     for number, node in nodes:
@@ -53,9 +59,9 @@ def follow(call: Call, output: object) -> None:
             around.heads.add(number)
     last = None
     if call.inner != first and not call.joined:
-        last, leads_on = _made_first(call.exits, first)
+        last, leads_on = _made_first(call.exits, first, end)
         if last is None or last._sequence_nr() != first:
-            last, leads_on = _made_first([node for _, node in nodes], first)
+            last, leads_on = _made_first([node for _, node in nodes], first, end)
         last.register_hook(Ends(call, () if leads_on else _leaves(last)))
     if around is not None and around.inner < 0:
         around.inner = first
@@ -63,8 +69,8 @@ def follow(call: Call, output: object) -> None:
     call.exits = ()
 
 
-def _sources(outputs: Iterable[torch.Tensor], first: int) -> list[tuple[int, Any]]:
-    """Return the nodes from ``first`` on that ``outputs`` come from, with their numbers, in that order."""
+def _sources(outputs: Iterable[torch.Tensor]) -> list[tuple[int, Any]]:
+    """Return the nodes that ``outputs`` come from, with their numbers, in that order."""
     nodes: dict[int, Any] = {}
     for tensor in outputs:
         node, base = tensor.grad_fn, tensor._base
@@ -74,23 +80,27 @@ def _sources(outputs: Iterable[torch.Tensor], first: int) -> list[tuple[int, Any
             # What changes a view in place, as an activation may, makes another node for it: the first one never
             # runs, but that of its base does.
             nodes[base.grad_fn._sequence_nr()] = base.grad_fn
-    return sorted((item for item in nodes.items() if item[0] >= first), key=itemgetter(0))
+    return sorted(nodes.items(), key=itemgetter(0))
 
 
-def _made_first(nodes: Sequence[Any], first: int) -> tuple[Any, bool]:
-    """Return the node made first from ``first`` on, among those behind ``nodes``; and whether any lead further."""
+def _made_first(nodes: Sequence[Any], first: int, end: int) -> tuple[Any, bool]:
+    """Return the node made first in a call, among those behind ``nodes``; and whether any lead out of it.
+
+    Those of the call are numbered from ``first`` to before ``end``.
+    """
     found, lowest, leads_on, pending = None, LEAF, False, list(nodes)
     seen: set[int] = set()
     while pending and len(seen) < WALK:
         node = pending.pop()
         number = node._sequence_nr() if node is not None else LEAF
-        if number < first:
+        if first <= number < end:
+            if number not in seen:
+                seen.add(number)
+                if number < lowest:
+                    found, lowest = node, number
+                pending += [following for following, _ in node.next_functions]
+        elif number < LEAF:
             leads_on = True
-        elif number < LEAF and number not in seen:
-            seen.add(number)
-            if number < lowest:
-                found, lowest = node, number
-            pending += [following for following, _ in node.next_functions]
     return found, leads_on
 
 

@@ -16,6 +16,7 @@ from ..guard import guard
 from ..interrupts import is_interrupt
 from .emitters import Emitter, attached, redundant
 from .emitters.jax import JaxEmitter
+from .emitters.torch_nested import NestedTorchProfilerEmitter
 from .emitters.torch_profiler import TorchProfilerEmitter
 from .region import Region
 
@@ -283,14 +284,15 @@ class Live:
             compat.on_profiler(self._profiler_started, self._profiler_stopped)
 
     @guard.contained("following torch's profiler")
-    def _profiler_started(self, target: str) -> None:
+    def _profiler_started(self, target: str, profiler: Any) -> None:
         """A torch profiler is about to record."""
         self._target, self._recording = target, []
         with guard.contained("following torch's profiler"):
-            TorchProfilerEmitter.end_all()  # of a recording that this one takes the place of
+            NestedTorchProfilerEmitter.end_all()  # of a recording that this one takes the place of
             auto = settings.emitters == "auto"
             if auto or "torch" in settings.emitters:
-                self._recording.append(TorchProfilerEmitter())
+                nested = compat.stacks_ranges(profiler)
+                self._recording.append(NestedTorchProfilerEmitter() if nested else TorchProfilerEmitter())
             if auto and sys.modules.get("jax") is not None and "jax" not in self._failed:
                 self._recording.append(JaxEmitter())
         self._settle()
@@ -301,7 +303,7 @@ class Live:
         self._recording = []
         with guard.contained("following torch's profiler"):
             self._settle()
-        TorchProfilerEmitter.end_all()
+        NestedTorchProfilerEmitter.end_all()
 
     def check(self) -> None:
         """Find out that torch's profiler stopped, where an interrupt kept it from saying so."""

@@ -25,18 +25,18 @@ class TorchProfilerEmitter:
     def __init__(self) -> None:
         self._enter, self._exit = range_functions()
 
-    def push(self, region: Region) -> int:
+    def push(self, region: Region) -> Any:
         """Open a range."""
         key = next(_KEYS)
         shown = region.arguments
         self._open[key] = self._enter(region.plain, *shown) if shown else self._enter(region.plain)
         return key
 
-    def pop(self, key: int) -> None:
+    def pop(self, handle: Any) -> None:
         """Close the range, unless its recording stopped in the meantime."""
-        handle = self._open.pop(key, None)
-        if handle is not None:
-            self._exit(handle)
+        record = self._open.pop(handle, None)
+        if record is not None:
+            self._exit(record)
 
     start = push
     end = pop
