@@ -15,6 +15,7 @@ from instrument import compat
 from instrument.exporters.sessions import sessions
 from instrument.exporters.torch_profiler import TorchProfilerExporter
 
+from ..support import programs
 from ..windows.training import manifest, train
 
 CPU, CUDA = ProfilerActivity.CPU, ProfilerActivity.CUDA
@@ -180,6 +181,39 @@ def test_a_first_recording_without_the_gpu_leaves_it_out_for_good(
     used.used = True
     for _ in range(2):
         assert lost == window(exporter).lacks.startswith("torch's profiler records no GPU in this process")
+
+
+LABELS = """
+import json, sys
+import torch
+from torch.profiler import ProfilerActivity as Activity, profile
+
+torch.cuda.is_available = lambda: True
+torch.autograd.profiler._supported_activities = lambda: {Activity.CPU, Activity.CUDA}
+for word in sys.argv[2:]:
+    prof = profile(activities=[Activity.CPU] + [Activity.CUDA] * (word == "gpu"))
+    prof.prepare_trace()
+    prof.profiler.use_device = None
+    prof.start_trace()
+    torch.ones(3).sum()
+    prof.stop_trace()
+    prof.export_chrome_trace(sys.argv[1])
+with open(sys.argv[1]) as file:
+    labels = [event.get("args", {}).get("labels") for event in json.load(file)["traceEvents"]]
+print("GPU 0" in labels)
+"""
+
+
+def test_what_torch_makes_of_its_first_recording(tmp_path: Path) -> None:
+    """Kineto has lanes for GPUs where it is set up for them, and the rule for that is the one of this torch."""
+    script = programs.program(LABELS, tmp_path)
+
+    def lanes(*recordings: str) -> bool:
+        command = programs.python(script, [str(tmp_path / "trace.json"), *recordings])
+        return programs.run(command, programs.environment()).stdout.split()[-1] == "True"
+
+    excluded = lanes("gpu") and not lanes("cpu", "gpu")
+    assert excluded == compat.excludes_gpu(torch.autograd.profiler.profile(use_kineto=True))
 
 
 def test_a_first_recording_with_the_gpu_leaves_it_in(used: Pretended) -> None:
