@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -143,7 +144,9 @@ UNUSED = """
 import ctypes, sys
 import torch
 import instrument
-for _ in instrument.steps(range(6), sys.argv[1], wait=1, warmup=1, active=2):
+activity = torch.profiler.ProfilerActivity
+options = {"activities": [activity.CPU, activity.CUDA]} if sys.argv[2] == "named" else {}
+for _ in instrument.steps(range(6), sys.argv[1], wait=1, warmup=1, active=2, **options):
     torch.ones(8).sum()
 print(torch.cuda.is_initialized())
 active = ctypes.c_int(0)
@@ -184,10 +187,11 @@ def test_a_child_forked_under_a_profile_can_use_the_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_window_of_a_loop_on_the_cpu_makes_no_context(tmp_path: Path) -> None:
-    """Torch's CUDA stays uninitialized, and no memory of the GPU is taken."""
+@pytest.mark.parametrize("activities", ["default", "named"])
+def test_a_window_of_a_loop_on_the_cpu_makes_no_context(tmp_path: Path, activities: str) -> None:
+    """Torch's CUDA stays uninitialized and no memory is taken, also where the GPU's activities are asked for."""
     out = tmp_path / "out"
-    done = run(python(program(UNUSED, tmp_path), [str(out)]), environment())
+    done = run(python(program(UNUSED, tmp_path), [str(out), activities]), environment())
     assert done.stdout == "False\n0\n"
     assert [(1, "recorded")] == statuses(manifest(out))
 
@@ -195,8 +199,6 @@ def test_a_window_of_a_loop_on_the_cpu_makes_no_context(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_a_window_that_comes_before_the_gpu_is_used_says_what_it_lacks(tmp_path: Path) -> None:
     """A window without the GPU's work gives the reason; one that has no reason has its kernels."""
-    import json
-
     done = run(python(program(LATE, tmp_path), [str(tmp_path / "out")]), environment())
     windows = json.loads(done.stdout.splitlines()[-1])
     assert "first used inside the window" in windows[0][1]
