@@ -6,14 +6,15 @@ import functools
 import gc
 import inspect
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from . import tools
+from . import gpu, tools
 from .patch import transparent
 
 # torch's profilers that turn its ranges into those of another tool
@@ -111,24 +112,70 @@ def accumulate_events(profiler: Any, before: Any) -> None:
 
 
 def refuse_late(options: Mapping[str, Any]) -> None:
-    """Raise what torch raises for ``options`` of `torch.profiler.profile` only once a recording begins."""
+    """Raise what torch raises for ``options`` of `torch.profiler.profile` only once a recording begins.
+
+    Asks for no device before the program uses one.
+    """
     import torch
     from torch.autograd import profiler
     from torch.profiler import ProfilerActivity
 
-    made = torch.profiler.profile(**options)
+    activities = options.get("activities")
+    if activities == []:  # older versions take it for the default
+        raise AssertionError("No valid profiler activities found")
+    made = torch.profiler.profile(**{**options, "activities": _cpu() if activities is None else activities})
+    for activity in made.activities:  # older versions check them later
+        if not isinstance(activity, ProfilerActivity):
+            raise TypeError(f"Expected ProfilerActivity, got {type(activity)}")
     known = inspect.signature(profiler.profile).parameters
     names = (
-        "use_device", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules",
-        "experimental_config", "post_processing_timeout_s", "activity_filters",
+        "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules", "experimental_config",
+        "post_processing_timeout_s", "activity_filters",
     )  # fmt: skip
     given = {name: getattr(made, name) for name in names if name in known and hasattr(made, name)}
-    backend = profiler.profile(use_cpu=ProfilerActivity.CPU in made.activities, use_kineto=True, **given)
+    in_use = gpu.in_use() is not None
+    backend = profiler.profile(
+        use_cpu=ProfilerActivity.CPU in made.activities or gpu.supported(),
+        use_device=made.use_device if in_use else None,
+        use_kineto=True,
+        **given,
+    )
     backend.config()
-    # Names of single activities are known to torch's C++ alone.
-    if given.get("activity_filters") and not (profiler_running() or profiler_enabled_somewhere()):
+    # Names of single activities are known to torch's C++ alone, whose first recording decides on the GPU.
+    tried = (in_use or not gpu.supported()) and not (profiler_running() or profiler_enabled_somewhere())
+    if given.get("activity_filters") and tried:
+        backend.use_device = None  # it would be synchronized
         with backend:
             pass
+
+
+def window_activities(given: Sequence[Any] | None) -> Sequence[Any]:
+    """Return the activities of a window that begins now: without ``given`` ones, of what the program uses by now.
+
+    torch's own default counts the devices, which initializes the driver.
+    """
+    import torch
+
+    if given is not None:
+        return given
+    return _cpu() if gpu.in_use() is None else list(torch.profiler.supported_activities())
+
+
+def _cpu() -> list[Any]:
+    from torch.profiler import ProfilerActivity
+
+    return [ProfilerActivity.CPU]
+
+
+def excludes_gpu(profiler: Any) -> bool:
+    """Tell whether a process whose first `torch.autograd.profiler.profile` is this one records no GPU any more.
+
+    From torch 2.13 on Kineto is set up for the activities of the first one, before for the devices of the machine.
+    """
+    import torch
+
+    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    return version >= (2, 13) and list(getattr(profiler, "kineto_activities", ())) == _cpu()
 
 
 class SessionObserver(Protocol):

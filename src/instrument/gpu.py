@@ -22,6 +22,14 @@ def in_use() -> Any:
     return None
 
 
+def supported() -> bool:
+    """Tell whether this build of torch, or an extension of it, can use a GPU, be there one or not."""
+    torch = sys.modules.get("torch")
+    version = getattr(torch, "version", None)
+    built = any(getattr(version, platform, None) for platform in ("cuda", "hip", "xpu"))
+    return built or (torch is not None and any(kind in vars(torch) for kind in ("hpu", "npu")))
+
+
 def capturing() -> bool:
     """Tell whether the current stream captures a CUDA graph: a synchronization would invalidate it."""
     module = in_use()

@@ -18,6 +18,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -124,8 +125,6 @@ def proved() -> TorchProof:
 
 def test_torch_profiler_is_proved(proved: TorchProof, machine: Machine) -> None:
     """A child records a region with torch.profiler, which is found in the trace."""
-    import torch
-
     assert ("", True) == (proved.failure, proved.region)
     assert (torch.__version__, torch.version.cuda, torch.version.hip) == (proved.version, proved.cuda, proved.rocm)
     assert torch.cuda.is_available() == bool(proved.gpus) == proved.kernel
@@ -414,6 +413,70 @@ def test_torch(machine: Machine, proof: TorchProof, status: Status, words: str) 
     assert words in check.sentence
 
 
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+FULL = TorchProof(version="2.13.0+cu130", cuda="13.0", gpus=("H100",) * 2, why_no_gpu=BUSY, region=True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(f"{BUSY}\nCompile with `TORCH_USE_CUDA_DSA`"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_now(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """As it is full or busy: the proof is made on the CPU, and the GPU is not touched again."""
+
+    def ones(*size: int, device: str = "cpu") -> torch.Tensor:
+        if device == "cuda":
+            raise error
+        return torch.full(size, 1.0)
+
+    def fail() -> None:
+        raise AssertionError("the GPU was touched")
+
+    activities = torch.profiler.ProfilerActivity
+    for module in (torch.autograd, torch.autograd.profiler):
+        monkeypatch.setattr(module, "_supported_activities", lambda: {activities.CPU, activities.CUDA})
+    for name, value in {
+        "is_available": lambda: True, "device_count": lambda: 2, "get_device_name": lambda number: "H100",
+        "synchronize": fail, "_lazy_init": fail,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch, "ones", ones)
+    probe.examine_torch(tmp_path)
+    facts = json.loads((tmp_path / probe.FACTS).read_text())
+    said = str(error).partition("\n")[0]
+    assert (["H100", "H100"], said, True) == (facts["gpus"], facts["why_no_gpu"], facts.pop("recorded"))
+    assert probe.REGION in read_file(tmp_path / probe.TRACE).regions.text("name")
+    machine.torch = TorchProof(**facts, region=True)
+    for check in (gpus.gpus(machine), profilers.torch_profiler(machine)):
+        assert "note" == check.status
+        assert said in check.sentence
+        assert "CUDA_VISIBLE_DEVICES=1" in check.cure
+
+
+@pytest.mark.gpu
+def test_a_full_gpu() -> None:
+    """With next to no memory left for the child, it is not torch.profiler that is to blame."""
+    torch.ones(1, device="cuda")
+    held = []
+    for size in (1 << 30, 1 << 24, 1 << 21):
+        with suppress(torch.OutOfMemoryError):
+            while True:
+                held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    try:
+        proof = Machine().torch
+    finally:
+        held.clear()
+        torch.cuda.empty_cache()
+    assert "" == proof.failure
+    assert proof.region
+    assert "memory" in proof.why_no_gpu
+
+
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build  (root@x)"
 NO_CUDA = TorchProof(version="2.13.0+cu130", cuda="13.0", why_no_gpu="The NVIDIA driver is too old")
 
@@ -423,6 +486,7 @@ NO_CUDA = TorchProof(version="2.13.0+cu130", cuda="13.0", why_no_gpu="The NVIDIA
     [
         ("dev/nvidiactl", CUDA, {}, ("ok", "H100, NVIDIA driver 570.124.06")),
         ("dev/nvidiactl", CPU, {}, ("problem", "torch is built without CUDA")),
+        ("dev/nvidiactl", FULL, {}, ("note", "2 x H100, NVIDIA driver 570.124.06; the first cannot be used now")),
         ("dev/nvidiactl", NO_CUDA, {}, ("problem", "torch cannot use it: The NVIDIA driver is too old")),
         ("dev/nvidiactl", NO_CUDA, {"CUDA_VISIBLE_DEVICES": ""}, ("note", "hidden by CUDA_VISIBLE_DEVICES")),
         ("dev/nvidiactl", TorchProof(failure="x"), {}, ("note", "not examined")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from .. import gpu
 
 
 def cuda_profiler(action: str) -> bool:
@@ -10,8 +10,8 @@ def cuda_profiler(action: str) -> bool:
 
     CPU builds of torch raise, and a process that has not used CUDA yet would get a context on the wrong device.
     """
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None or not cuda.is_available() or not cuda.is_initialized():
+    profiler = getattr(gpu.in_use(), "profiler", None)
+    if profiler is None:
         return False
-    getattr(cuda.profiler, action)()
+    getattr(profiler, action)()
     return True

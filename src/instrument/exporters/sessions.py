@@ -39,6 +39,8 @@ class Sessions:
         self._thread = 0  # that the owner prepared on
         self.capture: SessionCapture | None = None  # the one of this library for which torch records
         self._claiming = 0  # the thread on which it prepares now
+        self._first = True  # no profiler has prepared, as far as is known
+        self.without_gpu = False  # torch records no GPU in this process, as its first profiler recorded none
         self._ended = True  # a recording of somebody else's, whose ranges may still be open
         self._watches = False
         self.stuck = ""  # why the recording of a window is still on, as its stop failed
@@ -85,6 +87,8 @@ class Sessions:
         """Take note that torch records for ``profiler``, which is about to prepare."""
         if self._claiming != get_ident():
             self.drop()
+        if self._first:
+            self._first, self.without_gpu = False, compat.excludes_gpu(profiler)
         self._owner, self._thread = profiler and weakref.ref(profiler), get_ident()
 
     @guard.contained(FEATURE)

@@ -12,12 +12,12 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import get_ident
 from typing import IO, Any, ClassVar, cast
 
-from .. import log, tools
+from .. import gpu, log, tools
 from ..compat import (
     accumulate_events,
     in_operator,
@@ -25,6 +25,7 @@ from ..compat import (
     profiler_running,
     range_functions,
     refuse_late,
+    window_activities,
 )
 from ..errors import CaptureError
 from ..interrupts import Suppressed, is_interrupt
@@ -43,11 +44,22 @@ _ON_ANOTHER_THREAD = "another torch profiler began on another thread inside the 
 _IN_OPERATOR = (
     "another torch profiler began inside the window, in an operator or the backward pass, where torch cannot stop"
 )
+# Why it lacks what the GPU did.
+_USED_LATE = (
+    "the GPU was first used inside the window, which is recorded without it; have the first step before it, or"
+    " call torch.{kind}.init()"
+)
+_WITHOUT_GPU = (
+    "torch's profiler records no GPU in this process, as it was first started before the GPU was used; call"
+    " torch.{kind}.init() before that"
+)
 SUFFIX = ".pt.trace.json"  # what TensorBoard's profiler plugin looks for
 
 
 class TorchProfilerExporter:
     """Makes a fresh `torch.profiler.profile` for each window.
+
+    Which devices there are is asked when a window opens, and only once the program uses one.
 
     Args:
         options: arguments for `torch.profiler.profile`, but for ``schedule`` and ``on_trace_ready``.
@@ -101,49 +113,80 @@ class TorchProfilerExporter:
         sessions.watch()
         before = sessions.capture
         try:
-            capture = TorchProfilerCapture(self._options)
-            if self._options.get("acc_events"):
-                if self._last is not None:
-                    accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)
-                self._last = capture
+            capture = TorchProfilerCapture(self._options, self._accumulate)
         except BaseException:
             if sessions.capture is not before:  # interrupted after torch's profiler was prepared
                 sessions.drop()
             raise
         return capture
 
+    def _accumulate(self, capture: TorchProfilerCapture) -> None:
+        """With ``acc_events``, have the events of ``capture`` include those of the one before."""
+        if self._options.get("acc_events"):
+            if self._last is not None:
+                accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)
+            self._last = capture
+
 
 class TorchProfilerCapture:
     """One `torch.profiler.profile`, started and stopped once; `profiler` is that object.
 
+    Where the GPU is yet to be used, `start` makes it: what it records cannot be changed later.
+
+    Args:
+        options: of the profiler.
+        prepared: called with this once it is prepared.
+
     Attributes:
         cut: why the recording ended before `stop`; it is whole up to there. Empty where it did not.
+        lacks: what it is without, and why; empty where nothing is missing.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        from torch.profiler import profile
-
-        if sessions.owner is not None or profiler_running():
-            sessions.recover()
-        if sessions.owner is not None or profiler_running():
-            raise CaptureError(sessions.stuck or "another torch profiler is active")
+    def __init__(
+        self, options: Mapping[str, Any], prepared: Callable[[TorchProfilerCapture], None] = lambda _: None
+    ) -> None:
+        self._refuse_second()
         self._enter, self._exit = range_functions()
         self._step: Any = None
         self._thread = 0  # that it records on
         self._lost = ""  # why nothing can be had from it any more
         self._ranges: OpenRanges | None = None  # of others, opened while it records
         self._memory: Any = None  # of a recording that was lost, to which open ranges are still written
-        self.cut = ""
+        self.cut = self.lacks = ""
         self.raw: Path | None = None  # the trace as torch wrote it
-        self.profiler = profile(**options)
+        self.profiler: Any = None
+        self._options = options
+        self._on_prepared = prepared
+        self._prepared = False
+        self._used = False  # whether the program used the GPU by then
+        if gpu.in_use() is not None or not gpu.supported():
+            self._prepare()
+
+    def _refuse_second(self) -> None:
+        if sessions.owner is not None or profiler_running():
+            sessions.recover()
+        if sessions.owner is not None or profiler_running():
+            raise CaptureError(sessions.stuck or "another torch profiler is active")
+
+    def _prepare(self) -> None:
+        from torch.profiler import profile
+
+        self._used = gpu.in_use() is not None
+        activities = window_activities(self._options.get("activities"))
+        self.profiler = profile(**{**self._options, "activities": activities})
         with sessions.claim(self):
             self.profiler.prepare_trace()
+            self._prepared = True
+        self._on_prepared(self)
 
     def start(self) -> None:
         """Record from here on."""
         self._check()
         if profiler_running():
             raise CaptureError(_IN_WARMUP)
+        if not self._prepared:
+            self._refuse_second()
+            self._prepare()
         self._thread = get_ident()
         self._ranges = OpenRanges()
         self.profiler.start_trace()
@@ -173,6 +216,18 @@ class TorchProfilerCapture:
         self._check()
         if not self.cut:
             self._stop()
+        self.lacks = self._without_gpu()
+
+    def _without_gpu(self) -> str:
+        """Return why nothing of the GPU that the program uses by now is recorded, unless that was asked for."""
+        module, why = gpu.in_use(), ""
+        if module is None or not gpu.supported():
+            return ""
+        if not self._used and self._options.get("activities") is None:
+            why = _USED_LATE
+        elif sessions.without_gpu and self.profiler.use_device is not None:
+            why = _WITHOUT_GPU
+        return why.format(kind=module.__name__.removeprefix("torch."))
 
     def step_aside(self) -> Any:
         """Stop, as another profiler is about to prepare on this thread; return what torch recorded, if anything.
@@ -263,7 +318,7 @@ class TorchProfilerCapture:
             if profiler_running():
                 if self._thread:  # `start` was interrupted
                     self._stop()
-            else:
+            elif self._prepared:
                 self._thread = get_ident()
                 self.profiler.start_trace()
                 self._stop()

@@ -99,13 +99,16 @@ def _far(summary: Summary) -> Iterator[str]:
 
 
 def _cut(summary: Summary) -> Iterator[str]:
-    """Say which windows lack some of the steps that were asked for, and why."""
+    """Say which windows lack some of the steps that were asked for, or something else, and why."""
     recorded = set(summary.step_numbers)
-    for (first, last), reason in {
-        timing.planned_steps: timing.cut for timing in summary.timing if timing.planned_steps and timing.cut
-    }.items():
+    for planned, reason in {timing.planned_steps: timing.cut for timing in summary.timing}.items():
+        if not reason:
+            continue
+        first, last = planned or (0, -1)  # without an end, no step is missing
         inside = sum(first <= number <= last for number in recorded)
-        if 0 < inside < last - first + 1:
+        if inside == last - first + 1:
+            yield f"Recorded in part: {reason}."
+        elif inside:
             yield f"Recorded so far: {inside:,} of the {last - first + 1:,} steps {first}-{last}, as {reason}."
 
 

@@ -463,7 +463,7 @@ class Profile(LikeTorch):
             folder = self.out / f"window-{window.index:04d}"
             files = recording.capture.save(folder, f"rank{self._rank}{process_suffix()}.{recording.end_ns}")
             held = recording.steps is not None or not self._planned
-            reasons = self._missing(recording, held, complete)
+            reasons = self._missing(recording, held, complete) + recording.lacks
         except BaseException as error:
             self._give_up(window, error)
             if is_interrupt(error):

@@ -50,7 +50,8 @@ def profile(
         first_step: the number of the first step, for a run that is resumed. Named steps and periods of a
             schedule count from 0 all the same, cycles (wait, warmup, active) from here.
         options: as `torch.profiler.profile` takes them: ``activities``, ``record_shapes``,
-            ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ...
+            ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ... Without
+            ``activities``, the CPU and, where the program uses it when a window begins, the GPU.
 
     Raises:
         TypeError, ValueError: an argument that is not accepted; the message gives its name and value.

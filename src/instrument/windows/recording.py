@@ -58,6 +58,11 @@ class Recording:
         """Why the recording ended before the window did; empty where it did not."""
         return getattr(self.capture, "cut", "")
 
+    @property
+    def lacks(self) -> list[str]:
+        """What is missing in the recording, and why."""
+        return [lacks] if (lacks := getattr(self.capture, "lacks", "")) else []
+
     def warm_up(self) -> None:
         """A step of warm-up begins: its forward may have its backward in a recorded step, and needs hooks."""
         if not self._warming:

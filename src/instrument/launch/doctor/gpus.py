@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from .check import Check
 from .machine import Machine
 
+ANOTHER = "end what uses it, or choose one that is free: CUDA_VISIBLE_DEVICES=1 instrument doctor"
 _HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -20,6 +21,9 @@ def gpus(machine: Machine) -> Check:
     of_driver = f", NVIDIA driver {driver}" if driver else ""
     if names:
         listed = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
+        if machine.torch.why_no_gpu:
+            sentence = f"{listed}{of_driver}; the first cannot be used now: {machine.torch.why_no_gpu}"
+            return Check("note", sentence, ANOTHER, facts)
         return Check("ok", listed + of_driver, facts=facts)
     if machine.nvidia:
         return _unused(machine, f"NVIDIA{of_driver}", facts)

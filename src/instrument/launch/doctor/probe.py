@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +40,44 @@ def examine_torch(folder: Path) -> None:
     import torch
 
     tell(version=torch.__version__, cuda=torch.version.cuda, rocm=torch.version.hip)
-    available = torch.cuda.is_available()
-    tell(gpus=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if available else [])
-    if not available and (torch.version.cuda or torch.version.hip):
-        try:
-            torch.cuda.init()
-        except Exception as error:
-            tell(why_no_gpu=str(error).partition("\n")[0])
-    _record(folder, "cuda" if available else "cpu")
+    gpus, why = _gpus()
+    tell(gpus=gpus, why_no_gpu=why)
+    _record(folder, "cuda" if gpus and not why else "cpu")
     tell(recorded=True)
+
+
+def _gpus() -> tuple[list[str], str]:
+    """Return the GPUs that torch finds, and why it cannot use any or, as it is full or busy, not the first now."""
+    import torch
+
+    names: list[str] = []
+    if not torch.cuda.is_available():
+        return names, _failure(torch.cuda.init) if torch.version.cuda or torch.version.hip else ""
+
+    def use() -> None:
+        names.extend(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+        torch.ones(1024, device="cuda").add(1)
+        torch.cuda.synchronize()
+
+    return names, _failure(use)
+
+
+def _failure(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return str(error).partition("\n")[0] or type(error).__name__
+    return ""
 
 
 def _record(folder: Path, device: str) -> None:
     import torch
-    from torch.profiler import profile
+    from torch.profiler import ProfilerActivity, profile
 
     import instrument
 
     ones = torch.ones(1024, device=device)
-    with profile() as recorded:
+    with profile(activities=[ProfilerActivity.CPU] if device == "cpu" else None) as recorded:
         with instrument.annotate(REGION):
             ones.add(1)
         if device == "cuda":

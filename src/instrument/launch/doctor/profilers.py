@@ -7,6 +7,7 @@ import re
 from ... import tools
 from ..installed import Tool
 from .check import Check
+from .gpus import ANOTHER
 from .machine import Machine
 
 ASKING_NVTX, ANSWERING_NSYS = (0, 2, 12), (2024, 3)
@@ -28,6 +29,11 @@ def torch_profiler(machine: Machine) -> Check:
         return Check("ok", "regions arrive (proved); CPU only, as there is no GPU", facts=facts)
     if proof.kernel:
         return Check("ok", "regions arrive, and the GPU work in them (proved)", facts=facts)
+    if proof.why_no_gpu:
+        sentence = (
+            f"regions arrive (proved); GPU work is not proved, as no GPU can be used now: {proof.why_no_gpu}"
+        )
+        return Check("note", sentence, ANOTHER, facts)
     holder = tools.gpu_tracer()
     if holder:
         return Check("note", f"regions arrive (proved); CPU only, as {holder} traces the GPU", facts=facts)

@@ -27,8 +27,8 @@ class TorchProof:
         version: of torch; empty if it cannot be imported.
         cuda: the CUDA that it is built for, if any.
         rocm: the ROCm that it is built for, if any.
-        gpus: the names of those that it can use.
-        why_no_gpu: what it says where it is built for a GPU and can use none.
+        gpus: the names of those that it finds.
+        why_no_gpu: what it says where it is built for a GPU and can use none, or not the first one now.
         region: a region is in its trace.
         kernel: a kernel, launched from that region, is.
         failure: why any of this is not known.

@@ -1,0 +1,207 @@
+"""Nothing asks for a GPU before the program uses one, in whatever process and by whatever way it is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import counted_gpu
+from tests.support.programs import environment, program, python, run
+
+from .training import manifest, statuses
+
+TRAIN = """
+import os
+import torch
+os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+from torch.utils.data import DataLoader
+
+def train(batches, step=lambda: None):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in batches:
+        model(batch).sum().backward()
+        optimizer.step()
+        step()
+
+def batches(start="fork"):
+    return DataLoader(torch.ones(8, 1, 4), num_workers=1, multiprocessing_context=start)
+"""
+RUN = """
+if __name__ == "__main__":
+    train(batches())
+    train(batches("spawn"))
+    child = os.fork()
+    if not child:
+        train(torch.ones(4, 1, 4))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+API = """
+import sys
+import instrument
+from instrument.integrations.loop import Loop
+from instrument.integrations.server import Server
+out = sys.argv[1]
+if __name__ == "__main__":
+    with instrument.profile(out, schedule=instrument.schedule(wait=1, warmup=1, active=2, repeat=1)) as prof:
+        child = os.fork()
+        if not child:
+            with instrument.profile(out + "/child") as own:
+                train(torch.ones(4, 1, 4), own.step)
+            prof.step()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        train(batches(), prof.step)
+    train(instrument.steps(batches(), out + "/steps"))
+    with instrument.annotate_modules(torch.nn.Linear(1, 1)), instrument.profile(out + "/all"):
+        train(batches())
+    loop = Loop(out + "/loop", schedule="1-2")
+    loop.start()
+    train(batches(), loop.step)
+    loop.stop()
+    server = Server(out + "/server", active=2)
+    server.start()
+    server.start_profile()
+    train(batches(), server.step)
+    server.close()
+    instrument.profile(out + "/shapes", record_shapes=True, with_stack=True)
+    activity = torch.profiler.ProfilerActivity
+    instrument.profile(out + "/named", activities=[activity.CPU, {activity.CUDA: ["GPU_MEMCPY"]}])
+"""
+
+
+def counted(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """Where calls are noted, and the environment for that."""
+    site = counted_gpu.install(tmp_path)
+    env = environment()
+    env["PYTHONPATH"] = os.pathsep.join([str(site), env["PYTHONPATH"]])
+    return site, env
+
+
+def test_the_pretended_gpu_notes_what_is_asked(tmp_path: Path) -> None:
+    """A call below the library is noted."""
+    site, env = counted(tmp_path)
+    script = program("import torch\nfrom instrument import guard\nguard.torch = torch\n"
+                     "exec(compile('torch.cuda.is_available()', guard.__file__, 'exec'))", tmp_path)  # fmt: skip
+    run(python(script), env)
+    assert ["is_available", "_cuda_getDeviceCount"] == [line.split()[0] for line in counted_gpu.noted(site)]
+
+
+def test_a_program_under_run_keeps_its_choice_of_gpu(tmp_path: Path) -> None:
+    """The GPU is not touched at the import of torch, by windows, workers of both kinds or a forked child."""
+    site, env = counted(tmp_path)
+    script = program(TRAIN + RUN, tmp_path)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "instrument", "run", "--steps", "1-2", "--out", str(out), "--"]
+    run([*command, script], env)
+    assert [] == counted_gpu.noted(site)
+    assert "recorded" in {entry["status"] for entry in manifest(out)}
+
+
+def test_each_way_to_record_leaves_the_gpu_alone(tmp_path: Path) -> None:
+    """So do `profile`, `steps`, `Loop` and `Server`, from their making to the summary."""
+    site, env = counted(tmp_path)
+    out = tmp_path / "out"
+    run(python(program(TRAIN + API, tmp_path), [str(out)]), env)
+    assert [] == counted_gpu.noted(site)
+    for folder in (out, *(out / name for name in ("child", "steps", "all", "loop", "server"))):
+        assert [(1, "recorded")] == statuses(manifest(folder)), folder
+
+
+# On a GPU. Each in a process of its own, which has not used it before.
+
+CHOSEN = """
+import os
+import torch
+os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""
+try:
+    print(torch.ones(1, device="cuda").device)
+except RuntimeError:
+    print("none")
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+FORKED = """
+import os, sys
+import torch
+import instrument
+with instrument.profile(sys.argv[1], schedule=instrument.schedule("3")) as prof:
+    child = os.fork()
+    if not child:
+        print(torch.ones(3, device="cuda").sum().item(), flush=True)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+UNUSED = """
+import ctypes, sys
+import torch
+import instrument
+activity = torch.profiler.ProfilerActivity
+options = {"activities": [activity.CPU, activity.CUDA]} if sys.argv[2] == "named" else {}
+for _ in instrument.steps(range(6), sys.argv[1], wait=1, warmup=1, active=2, **options):
+    torch.ones(8).sum()
+print(torch.cuda.is_initialized())
+active = ctypes.c_int(0)
+if torch.version.cuda:
+    ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState(0, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
+print(active.value)
+"""
+LATE = """
+import json, sys
+import torch
+import instrument
+plan = instrument.schedule(wait=1, active=2, repeat=3)
+with instrument.profile(sys.argv[1], schedule=plan) as prof:
+    for number in range(9):
+        torch.ones(8, device="cuda" if number > 1 else "cpu").sum()
+        prof.step()
+def kernels(entry):
+    trace = instrument.read_trace(f"{sys.argv[1]}/{entry['files'][0]['path']}")
+    return len(trace.kernels)
+print(json.dumps([(entry["status"], entry["reason"], kernels(entry)) for entry in prof.windows]))
+"""
+
+
+@pytest.mark.gpu
+def test_the_environment_chooses_the_gpu_after_torch_is_imported(tmp_path: Path) -> None:
+    """Under ``instrument run`` as without: where none is visible, none is used."""
+    script = program(CHOSEN, tmp_path)
+    command = [sys.executable, "-m", "instrument", "run", "--steps", "1-2", "--out", str(tmp_path / "out"), "--"]
+    plain = run(python(script), environment())
+    assert plain.stdout == "none\n" == run([*command, script], environment()).stdout
+
+
+@pytest.mark.gpu
+def test_a_child_forked_under_a_profile_can_use_the_gpu(tmp_path: Path) -> None:
+    """`profile` is made and entered, and no window was open: the driver is as it was."""
+    done = run(python(program(FORKED, tmp_path), [str(tmp_path / "out")]), environment())
+    assert done.stdout == "3.0\n0\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activities", ["default", "named"])
+def test_a_window_of_a_loop_on_the_cpu_makes_no_context(tmp_path: Path, activities: str) -> None:
+    """Torch's CUDA stays uninitialized and no memory is taken, also where the GPU's activities are asked for."""
+    out = tmp_path / "out"
+    done = run(python(program(UNUSED, tmp_path), [str(out), activities]), environment())
+    assert done.stdout == "False\n0\n"
+    assert [(1, "recorded")] == statuses(manifest(out))
+
+
+@pytest.mark.gpu
+def test_a_window_that_comes_before_the_gpu_is_used_says_what_it_lacks(tmp_path: Path) -> None:
+    """A window without the GPU's work gives the reason; one that has no reason has its kernels."""
+    done = run(python(program(LATE, tmp_path), [str(tmp_path / "out")]), environment())
+    windows = json.loads(done.stdout.splitlines()[-1])
+    assert "first used inside the window" in windows[0][1]
+    assert windows[0][2] == 0
+    for status, reason, kernels in windows:
+        assert (status == "recorded") == (reason is None) == (kernels > 0)
