@@ -124,6 +124,17 @@ def test_the_tree_of_a_gpu(known_by: list[Event], tmp_path: Path) -> None:
     assert summary.gpu_unattributed_ns == 0
 
 
+@pytest.mark.parametrize("first", ["python", "pt_autograd_0"])
+def test_a_thread_with_two_names(first: str, tmp_path: Path) -> None:
+    """Kineto has the one before as well, which the thread has from that which started it, in any order."""
+    names = [name_of(DEVICE, first), name_of(DEVICE, "python"), name_of(DEVICE, "pt_autograd_0")]
+    trace = read(tmp_path, *step(), region("hook", 895, 899, DEVICE), *names)
+    assert [thread.name for thread in trace.threads if thread.autograd] == [f"thread {DEVICE} (pt_autograd_0)"]
+    names.reverse()
+    trace = read(tmp_path, *step(), region("hook", 895, 899, DEVICE), *names)
+    assert parents(trace)["hook"] == "backward"
+
+
 def test_numbers_of_regions(tmp_path: Path) -> None:
     """The table of all numbers and the projection give "backward" what its thread waited for."""
     trace = read(tmp_path, *step(), *NODES)

@@ -118,7 +118,8 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
         about: dict[str, Any] = {"path": str(trace.path), "format": trace.format, "rank": trace.rank}
         about["timing"] = (entry_of(trace.path) or {}).get("timing")
         coverage = {link: vars(part) for link, part in trace.coverage.items()}
-        return about | metrics(trace, collectives) | {"coverage": coverage, "lost": vars(trace.lost)}
+        known = {"coverage": coverage, "lost": vars(trace.lost), "unplaced": trace.unplaced}
+        return about | metrics(trace, collectives) | known
     return {
         "world_size": trace.world_size,
         "missing": trace.missing,

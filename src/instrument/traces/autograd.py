@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .lanes import Lanes, by_lane
+from .lanes import Lanes
 from .nest import Nest
 from .table import Array, Table
 from .trace import Thread
@@ -20,11 +20,14 @@ from .trace import Thread
 BACKWARD = " (backward)"
 """What `instrument.annotate_modules` adds to the name of a module, for its backward."""
 
-_NAME = re.compile(r"\bpt_autograd_\d")
+OWN_NAME = re.compile(r"\bpt_autograd_\d")
+"""How torch names them."""
+
 _ENGINE = re.compile(r"^autograd::engine::evaluate_function")  # around each node
 _IN_BACKWARD = re.compile(rf"{re.escape(BACKWARD)}$|^autograd::engine::evaluate_function")
 _NAMED_SO = re.compile("backward", re.IGNORECASE)
 _MOST = 64  # threads of a process that train at once and are told apart
+_AT_ONCE = 1 << 15  # times that are looked at together, each with so many threads
 
 
 class Nodes(NamedTuple):
@@ -61,7 +64,7 @@ def autograd_threads(threads: Sequence[Thread], regions: Table, nodes: Nodes, st
         nodes: of the trace.
         stepping: the threads of the steps, which are never autograd's.
     """
-    named = np.array([*(bool(_NAME.search(thread.name)) for thread in threads), False])
+    named = np.array([*(bool(OWN_NAME.search(thread.name)) for thread in threads), False])
     runs, makes, odd, backward = (np.zeros(len(named), bool) for _ in range(4))
     runs[nodes.run.thread[nodes.run.sequence >= 0]] = True
     makes[nodes.made.thread] = True
@@ -94,16 +97,15 @@ class Callers:
         trains[nodes.made.thread] = trains[main] = True
         self._trains = trains & ~autograd
         self._trains[-1] = False
-        self._regions, self._nodes, self._process_of = regions, nodes, process_of
-        self._backward = regions.where(regions.matching("name", _NAMED_SO))
+        self._nodes, self._process_of = nodes, process_of
         rows = regions.where(self._trains[regions.thread] & (regions.parent < 0))
         process = process_of[rows.thread]
         self._lanes = Lanes(int(process_of.max(initial=-1)), rows.start_ns, rows.end_ns)
         self._starts, self._ends = (
             np.sort(self._lanes.places(process, times)) for times in (rows.start_ns, rows.end_ns)
         )
-        self._outermost = Nest(rows.start_ns, rows.end_ns, process)
-        self._thread = rows.thread
+        self._nest = Nest(rows.start_ns, rows.end_ns, process)
+        self._outermost, self._backward = rows, regions.where(regions.matching("name", _NAMED_SO))
 
     def of(self, times_ns: Array, threads: Array) -> tuple[Array, Array]:
         """Return the thread that waits for each thread of autograd at each time, or -1, and where it is unclear.
@@ -117,33 +119,46 @@ class Callers:
         opened, closed = (np.searchsorted(edges, places, "right") for edges in (self._starts, self._ends))
         found = np.full(len(times_ns), -1)
         one = np.flatnonzero(opened - closed == 1)
-        found[one] = self._thread[self._outermost.at(times_ns[one], process[one])]
+        found[one] = self._outermost.thread[self._nest.at(times_ns[one], process[one])]
         unclear = opened - closed > 1
-        several = np.flatnonzero(unclear)
-        found[several] = self._of_several(times_ns[several], threads[several])
+        if unclear.any():
+            found[unclear] = self._of_several(times_ns[unclear], threads[unclear])
         return found, unclear & (found < 0)
 
     def _of_several(self, times_ns: Array, threads: Array) -> Array:
         found = np.full(len(times_ns), -1)
-        for process, rows in by_lane(self._process_of[threads]):
-            candidates = np.flatnonzero(self._trains & (self._process_of == process))
-            if len(candidates) > _MOST:
-                continue
-            times = times_ns[rows]
-            open_, backward = (self._open(ranges, times, candidates) for ranges in (self._regions, self._backward))
-            for signs in (open_, backward, open_ & self._made(times, threads[rows], candidates)):
-                clear = (found[rows] < 0) & (signs.sum(axis=0) == 1)
-                found[rows[clear]] = candidates[signs[:, clear].argmax(axis=0)]
+        nests = [Nest(each.start_ns, each.end_ns, each.thread) for each in (self._outermost, self._backward)]
+        for begin in range(0, len(found), _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            row, candidate = self._candidates(threads[part])
+            times = times_ns[part][row]
+            open_, backward = (nest.at(times, candidate) >= 0 for nest in nests)
+            made = self._made(times_ns[part], threads[part], row, candidate)
+            for sign in (open_, backward, open_ & made):
+                alone = sign & (np.bincount(row[sign], minlength=len(found))[row] == 1)
+                undecided = alone & (found[part][row] < 0)
+                found[part][row[undecided]] = candidate[undecided]
         return found
 
-    def _open(self, ranges: Table, times_ns: Array, candidates: Array) -> Array:
-        """For each candidate a row that says at which times it has one of the ranges open."""
-        nest = Nest(ranges.start_ns, ranges.end_ns, ranges.thread)
-        return np.stack([nest.at(times_ns, np.full(len(times_ns), thread)) >= 0 for thread in candidates])
+    def _candidates(self, threads: Array) -> tuple[Array, Array]:
+        """Each row with each thread that trains in the process of its thread, unless there are too many."""
+        trains = np.flatnonzero(self._trains)
+        trains = trains[np.argsort(self._process_of[trains], kind="stable")]
+        process = self._process_of[threads]
+        first, after = (np.searchsorted(self._process_of[trains], process, side) for side in ("left", "right"))
+        count = np.where(after - first <= _MOST, after - first, 0)
+        row = np.repeat(np.arange(len(threads)), count)
+        return row, trains[np.arange(len(row)) + np.repeat(first - (np.cumsum(count) - count), count)]
 
-    def _made(self, times_ns: Array, threads: Array, candidates: Array) -> Array:
-        """For each candidate a row that says where it made a node with the number of the one that runs."""
+    def _made(self, times_ns: Array, threads: Array, row: Array, candidate: Array) -> Array:
+        """Whether each candidate made a node with the number of that which runs."""
         run, made = self._nodes
-        row = Nest(run.start_ns, run.end_ns, run.thread).at(times_ns, threads)
-        number = np.where(row >= 0, run.sequence[row] if len(run) else -1, -1)
-        return np.stack([np.isin(number, made.sequence[made.thread == thread]) for thread in candidates])
+        if not run or not made:
+            return np.zeros(len(row), bool)
+        node = Nest(run.start_ns, run.end_ns, run.thread).at(times_ns, threads)
+        numbers, place = np.unique(made.sequence, return_inverse=True)
+        wanted = np.where(node >= 0, run.sequence[node], -1)[row]
+        there = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+        known = np.isin(candidate * len(numbers) + there, made.thread.astype(np.int64) * len(numbers) + place)
+        known &= numbers[there] == wanted
+        return known

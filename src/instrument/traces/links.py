@@ -152,19 +152,19 @@ def _link_processes(
     gpu, steps, regions = tables["gpu"], tables["steps"], tables["regions"]
     nodes = autograd_nodes(tables["operators"])
     autograd = autograd_threads(threads, regions, nodes, steps.thread)
-    threads[:] = [
-        replace(each, autograd=True) if own else each for each, own in zip(threads, autograd, strict=False)
-    ]
+    for number in np.flatnonzero(autograd).tolist():
+        threads[number] = replace(threads[number], autograd=True)
     main = _main_threads(steps, regions.where(~autograd[regions.thread]), process_of)
-    callers = Callers(regions, nodes, autograd, main, process_of)
-    unplaced = _adopt(regions, nest, callers, autograd)
-
     thread, at = launches
     process = process_of[thread]
     around = main[process]
     elsewhere = np.flatnonzero((process >= 0) & (gpu.region < 0) & (thread != around))
-    backward = elsewhere[autograd[thread[elsewhere]]]
-    around[backward] = callers.of(at[backward], thread[backward])[0]
+    unplaced = 0
+    if autograd.any():
+        callers = Callers(regions, nodes, autograd, main, process_of)
+        unplaced = _adopt(regions, nest, callers, autograd)
+        backward = elsewhere[autograd[thread[elsewhere]]]
+        around[backward] = callers.of(at[backward], thread[backward])[0]
     gpu.region[elsewhere] = _open(nest, at[elsewhere], around[elsewhere])
     found = Nest(steps.start_ns, steps.end_ns, process_of[steps.thread]).at(at, process)
     gpu.step[:] = np.where(process >= 0, found, -1)
