@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import instrument
+from instrument.traces.add_lanes import CATEGORY, add_gpu_lanes
 from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import Summary, summarize
 
@@ -70,6 +72,80 @@ def test_gpu_time_of_the_summary(trained: Path) -> None:
     assert outermost + (summary.gpu_unattributed_ns or 0) == summary.gpu_total_ns
     by_region = gpu_by_region(summary)
     assert min(by_region[name] for name in ("copy", "forward", "backward")) > 0
+
+
+def trained_on(device: str, folder: Path) -> Path:
+    """The trace of two steps of modules with regions, and a region around forward and backward."""
+    torch.manual_seed(0)
+    block = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU())
+    model = torch.nn.Sequential(block, torch.nn.Linear(256, 8)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [torch.randn(64, 256, device=device) for _ in range(5)]
+    with instrument.annotate_modules(model):
+        for batch in instrument.steps(data, folder, wait=1, warmup=1, active=2, repeat=1):
+            with instrument.annotate("forward"):
+                loss = model(batch).square().mean()
+            with instrument.annotate("backward"):
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (trace,) = folder.rglob("*.pt.trace.json.gz")
+    return trace
+
+
+def launched_in(events: list[dict[str, Any]], region: str) -> Iterator[dict[str, Any]]:
+    """The GPU work whose call lies in a region of that name, on whatever thread."""
+    ranges = [
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"] == region
+    ]
+    calls = {
+        event["args"]["correlation"]: event["ts"]
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver")
+    }
+    for event in events:
+        at = calls.get(event.get("args", {}).get("correlation"))
+        if event.get("cat") in GPU_WORK and at is not None and any(start <= at < end for start, end in ranges):
+            yield event
+
+
+@pytest.mark.gpu
+def test_backward_is_one_tree(tmp_path: Path) -> None:
+    """Regions of the backward pass, which has a thread of its own here, are where they are on a CPU."""
+    path = trained_on("cuda", tmp_path / "gpu")
+    if keep := os.environ.get("INSTRUMENT_KEEP_TRACES"):
+        shutil.copy(path, Path(keep) / "gpu_modules.json.gz")
+    trace, events = read_kineto(path), events_of(path)
+    assert [thread.autograd for thread in trace.threads].count(True) == 1
+    summary = summarize(trace)
+    cpu = summarize(read_kineto(trained_on("cpu", tmp_path / "cpu")))
+    assert {row.path: row.calls for row in summary.regions} == {row.path: row.calls for row in cpu.regions}
+    assert ("backward", "Sequential (backward)", "1 (backward)") in gpu_paths(summary)
+
+    outermost = [row for row in summary.regions if len(row.path) == 1]
+    assert sum(row.cpu_ns for row in outermost) <= summary.step_ns
+    assert all(0 <= row.self_ns <= row.cpu_ns for row in summary.regions)
+    work = list(launched_in(events, "backward"))
+    assert gpu_by_region(summary)["backward"] == gpu_ns(work) > 0
+    assert summary.unplaced == 0
+
+    out = tmp_path / "lanes.json.gz"
+    add_gpu_lanes(trace, out)
+    ours = [event for event in events_of(out) if event.get("cat") == CATEGORY]
+    shown = [event for event in ours if event["name"] == "backward"]
+    assert sum(event["args"]["operations"] for event in shown) == len(work)
+    lanes = {(event["pid"], event["tid"]) for event in ours}
+    assert [event for event in events_of(out) if (event.get("pid"), event.get("tid")) not in lanes] == events
+    named = [event for event in events if event.get("name") == "backward"]
+    theirs = [event for event in named if event.get("cat") == "gpu_user_annotation"]
+    assert sum(event["dur"] for event in theirs) < sum(event["dur"] for event in shown)
+
+
+def gpu_paths(summary: Summary) -> set[tuple[str, ...]]:
+    """The paths of regions that GPU work was launched in."""
+    return {region.path for region in summary.regions if region.gpu_ns}
 
 
 @pytest.mark.gpu

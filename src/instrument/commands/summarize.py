@@ -16,6 +16,7 @@ from ..errors import TraceError
 from ..report.plain import line
 from ..report.terminal import render_files
 from ..report.whole import render_set, render_windows
+from ..traces.add_lanes import add_gpu_lanes, check
 from ..traces.ranks import TraceSet
 from ..traces.read import read_file, read_trace
 from ..traces.summary import Timing
@@ -38,6 +39,15 @@ def summarize(
             help="Which kernels communicate: 'auto', or a regular expression of their names.", metavar="REGEX"
         ),
     ] = "auto",
+    lanes: Annotated[
+        Path | None,
+        typer.Option(
+            "--add-gpu-lanes",
+            help="Write a copy of a trace of torch.profiler that also shows where the work of each region ran, "
+            "in a lane for each stream of the GPU.",
+            metavar="OUT",
+        ),
+    ] = None,
 ) -> None:
     """Say where the time of the recorded steps went, by region and by operator.
 
@@ -49,6 +59,8 @@ def summarize(
         pattern = compiled(collectives)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--collectives") from None
+    if lanes is not None:
+        _check(traces, lanes)
     console, failed, numbers = Console(), False, []
     for path in traces:
         try:
@@ -57,6 +69,8 @@ def summarize(
             say(sentence(error))
             failed = True
             continue
+        if lanes is not None and isinstance(trace, Trace):
+            _add(trace, lanes)
         run = recorded(path, trace) if isinstance(trace, TraceSet) else None
         failed = failed or (isinstance(trace, TraceSet) and bool(trace.failed))
         if as_json:
@@ -73,12 +87,39 @@ def summarize(
         raise typer.Exit(1)
 
 
+def _check(traces: list[str], lanes: Path) -> None:
+    """Refuse, before anything is read, what no copy with lanes can be written of or to."""
+    try:
+        if len(traces) > 1:
+            raise ValueError(f"one TRACE is accepted, not {len(traces)}")
+        check(Path(traces[0]), lanes)
+    except ValueError as error:
+        raise _refused(error) from None
+
+
+def _add(trace: Trace, lanes: Path) -> None:
+    try:
+        added = add_gpu_lanes(trace, lanes)
+    except OSError as error:
+        raise _refused(f"cannot write {lanes}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise _refused(error) from None
+    more = f"; {added.left_out:,} more overlap too many others" if added.left_out else ""
+    streams = f"{added.streams:,} stream{'s' * (added.streams > 1)}"
+    say(f"{lanes} has the ranges of {added.spans:,} regions and steps on {streams} of the GPU{more}")
+
+
+def _refused(reason: object) -> typer.BadParameter:
+    return typer.BadParameter(str(reason), param_hint="--add-gpu-lanes")
+
+
 def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any]:
     if isinstance(trace, Trace):
         about: dict[str, Any] = {"path": str(trace.path), "format": trace.format, "rank": trace.rank}
         about["timing"] = (entry_of(trace.path) or {}).get("timing")
         coverage = {link: vars(part) for link, part in trace.coverage.items()}
-        return about | metrics(trace, collectives) | {"coverage": coverage, "lost": vars(trace.lost)}
+        known = {"coverage": coverage, "lost": vars(trace.lost), "unplaced": trace.unplaced}
+        return about | metrics(trace, collectives) | known
     return {
         "world_size": trace.world_size,
         "missing": trace.missing,

@@ -93,6 +93,12 @@ def _print_regions(summary: Summary, console: Console) -> None:
             "(partial): some calls are missing, since their forward ran before the modules had hooks; "
             "a longer warm-up or a later window has them.",
         )
+    if summary.unplaced:
+        sentence(
+            console,
+            f"Not in the region of their backward pass: {count(summary.unplaced)} calls on autograd's threads, "
+            "since several threads had a region open and may have called it.",
+        )
 
 
 def _print_operators(summary: Summary, console: Console) -> None:

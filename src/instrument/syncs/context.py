@@ -75,7 +75,7 @@ class Program:
         self._frames = _open(trace.frames, thread, at_ns)
         self._steps = _steps(trace, thread, at_ns)
         self._functions = Functions(trace)
-        main = main_thread(trace.steps, trace.regions)
+        main = main_thread(trace)
         here = np.isin(thread, _of_process(trace, main)) if main >= 0 else np.zeros(len(thread), bool)
         self._main_regions = _open(trace.regions, np.where(here, main, -1), at_ns)
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct
 
+from .autograd import OWN_NAME
 from .event_args import READERS, names, values
 from .lanes import by_lane
 from .table import Array, Numbers, TooLargeError, Words
@@ -206,7 +207,10 @@ class Collector:
     def _name(self, events: Sequence[Event]) -> None:
         named = [event for event in events if event.name == "thread_name"]
         for event, name in zip(named, names([event.args for event in named]), strict=True):
-            self.thread_names[event.pid, event.tid] = name
+            place = event.pid, event.tid
+            # Kineto may also give the name that the thread had before it had its own.
+            if not OWN_NAME.search(self.thread_names.get(place, "")):
+                self.thread_names[place] = name
 
 
 def _kind(phase: str, category: str | None) -> tuple[str, str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .autograd import Callers, autograd_nodes, autograd_threads
 from .nest import Nest
 from .plausible import plausible_devices, plausible_epoch_ns, plausible_rows
 from .table import COLUMNS, Array, Numbers, Table, Words, table
@@ -64,7 +66,8 @@ def assemble(
             rows = tables[kind]
             nests[kind] = Nest(rows.start_ns, rows.end_ns, rows.thread)
             rows.parent[:] = nests[kind].parents
-    _link(tables, nests, threads, _run(metadata, texts))
+    threads = list(threads)
+    unplaced = _link(tables, nests, threads, _run(metadata, texts))
     coverage = {link: _coverage(tables["gpu"], link) for link in _LINKS}
     return Trace(
         path=path,
@@ -78,6 +81,7 @@ def assemble(
         world_size=world_size,
         epoch_ns=plausible_epoch_ns(epoch_ns, lost),
         lost=lost,
+        unplaced=unplaced,
         coverage=coverage,
         look_up=look_up,
     )
@@ -111,7 +115,8 @@ def _link(
     nests: dict[str, Nest],
     threads: list[Thread],
     run: list[tuple[int, int]],
-) -> None:
+) -> int:
+    """Fill the columns that hold rows of other tables; return `Trace.unplaced`."""
     gpu, runtime, operators = (tables[kind] for kind in ("gpu", "runtime", "operators"))
     numbers: Numbers[Any] = Numbers()
     process_of = np.array([*(numbers[thread.process] for thread in threads), -1])  # the last is that of thread -1
@@ -133,18 +138,53 @@ def _link(
     tables["steps"] = _begun(tables, at[thread >= 0], run)
     gpu.region[:] = nests["regions"].at(at, thread)
     gpu.module[:] = _modules(tables["frames"], thread, at)
-    _link_processes(tables, nests["regions"], thread, at, process_of)
+    return _link_processes(tables, nests["regions"], threads, (thread, at), process_of)
 
 
-def _link_processes(tables: dict[str, Table], regions: Nest, thread: Array, at: Array, process_of: Array) -> None:
-    """Link the GPU work of each process to its steps, and to the regions of the thread of its steps."""
-    gpu, steps, process = tables["gpu"], tables["steps"], process_of[thread]
-    main = _main_threads(steps, tables["regions"], process_of)[process]
-    # That thread waits while autograd's own threads run the backward pass.
-    elsewhere = np.flatnonzero((process >= 0) & (gpu.region < 0) & (thread != main))
-    gpu.region[elsewhere] = regions.at(at[elsewhere], main[elsewhere])
+def _link_processes(
+    tables: dict[str, Table], nest: Nest, threads: list[Thread], launches: tuple[Array, Array], process_of: Array
+) -> int:
+    """Link what is in no region of its own thread to the regions of another, and GPU work to steps.
+
+    The regions and launches of autograd's threads are in those of the thread that waits for them, and launches of
+    other threads in those of the thread of the steps.
+    """
+    gpu, steps, regions = tables["gpu"], tables["steps"], tables["regions"]
+    nodes = autograd_nodes(tables["operators"])
+    autograd = autograd_threads(threads, regions, nodes, steps.thread)
+    for number in np.flatnonzero(autograd).tolist():
+        threads[number] = replace(threads[number], autograd=True)
+    main = _main_threads(steps, regions.where(~autograd[regions.thread]), process_of)
+    thread, at = launches
+    process = process_of[thread]
+    around = main[process]
+    elsewhere = np.flatnonzero((process >= 0) & (gpu.region < 0) & (thread != around))
+    unplaced = 0
+    if autograd.any():
+        callers = Callers(regions, nodes, autograd, main, process_of)
+        unplaced = _adopt(regions, nest, callers, autograd)
+        backward = elsewhere[autograd[thread[elsewhere]]]
+        around[backward] = callers.of(at[backward], thread[backward])[0]
+    gpu.region[elsewhere] = _open(nest, at[elsewhere], around[elsewhere])
     found = Nest(steps.start_ns, steps.end_ns, process_of[steps.thread]).at(at, process)
     gpu.step[:] = np.where(process >= 0, found, -1)
+    return unplaced
+
+
+def _adopt(regions: Table, nest: Nest, callers: Callers, autograd: Array) -> int:
+    """Give the outermost regions of autograd's threads their parents; return how many might have several."""
+    rows = np.flatnonzero(autograd[regions.thread] & (regions.parent < 0))
+    caller, unclear = callers.of(regions.start_ns[rows], regions.thread[rows])
+    parent = _open(nest, regions.start_ns[rows], caller)
+    while (later := parent > rows).any():  # of regions that start together, the longest is first in the table
+        parent[later] = nest.parents[parent[later]]
+    regions.parent[rows] = parent
+    return int(unclear.sum())
+
+
+def _open(nest: Nest, times_ns: Array, threads: Array) -> Array:
+    """The innermost range that is open on each thread at each time; -1 for thread -1."""
+    return np.where(threads >= 0, nest.at(times_ns, threads), -1)
 
 
 def _of_several(runtime: Table, process_of: Array) -> Array:
@@ -179,9 +219,12 @@ def _begun(tables: dict[str, Table], launches_ns: Array, run: list[tuple[int, in
     return steps if last_ns >= steps.start_ns[-1] else steps.where(slice(-1))
 
 
-def main_thread(steps: Table, regions: Table) -> int:
+def main_thread(trace: Trace) -> int:
     """Return the thread of the steps; without any, the one that spent the most time in regions; or -1."""
-    times = _spent(steps or regions, int((steps or regions).thread.max(initial=-1)) + 1)
+    autograd = np.array([*(thread.autograd for thread in trace.threads), False])
+    regions = trace.regions
+    rows = trace.steps or regions.where(~autograd[regions.thread]) or regions
+    times = _spent(rows, int(rows.thread.max(initial=-1)) + 1)
     return int(np.argmax(times)) if len(times) else -1
 
 

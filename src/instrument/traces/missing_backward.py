@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from .autograd import BACKWARD
 from .links import main_thread
 from .nest import Nest
 from .step_content import Steps
 from .table import Array, Table
 from .trace import Trace
 
-BACKWARD = " (backward)"
 _EVALUATION = " (eval)"
 _ENGINE = "autograd::engine::evaluate_function: "  # around each autograd node
 _LAST = np.iinfo(np.int64).max
@@ -29,7 +29,7 @@ class MissingBackward:
 
     def __init__(self, trace: Trace, steps: Steps) -> None:
         self._words = trace.words
-        self._main = main_thread(trace.steps, trace.regions)
+        self._main = main_thread(trace)
         self._inside: dict[str, set[int]] = defaultdict(set)  # by backward region: the names of nodes in it
         self._outside: dict[int, dict[int, list[int]]] = {}  # by step and name: the numbers of nodes in no region
         nodes, forward = _autograd(trace)

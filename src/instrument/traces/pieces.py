@@ -174,6 +174,11 @@ class Index:
         self._last: tuple[int, list[bytes]] = (-1, [])
         self.events = 0
 
+    @property
+    def begin(self) -> int:
+        """Where the text of the first event is, in bytes of the unpacked text; 0 without any."""
+        return self._parts[0].offset if self._parts else 0
+
     def add(self, events: int, offset: int, length: int, *, damaged: bool = False, whole: bool = False) -> None:
         """So many events were taken from one more piece of text."""
         if events:

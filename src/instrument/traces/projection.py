@@ -19,7 +19,8 @@ def projection(trace: Trace) -> Table:
 
     A region owns a kernel, copy or fill if the call that launched it began and ended in the region, on the same
     thread; the regions around it own it too. This is the definition of ``nsys stats --report
-    nvtx_gpu_proj_trace`` (``nvtxgpuproj`` up to 2023), which leaves out ranges that another thread ended.
+    nvtx_gpu_proj_trace`` (``nvtxgpuproj`` up to 2023), which leaves out ranges that another thread ended. What
+    autograd's threads launch belongs besides, other than there, to the regions open on the thread that waits.
 
     The time it takes grows with the number of launches times the number of regions around each.
 
@@ -58,12 +59,36 @@ class _Work(NamedTuple):
 def _work(trace: Trace) -> tuple[_Work, Lanes]:
     rows = np.flatnonzero(trace.gpu.launch >= 0)
     rows = rows[trace.runtime.thread[trace.gpu.launch[rows]] >= 0]
-    gpu, calls = trace.gpu.where(rows), trace.runtime.where(trace.gpu.launch[rows])
-    order = np.lexsort((gpu.launch, calls.thread))  # calls are sorted by start
+    calls = trace.runtime.where(trace.gpu.launch[rows])
+    lent, lent_thread, lent_ns = _lent(trace, rows, calls.thread)
+    thread = np.concatenate((calls.thread, lent_thread))
+    begin_ns, end_ns = np.concatenate((calls.start_ns, lent_ns)), np.concatenate((calls.end_ns, lent_ns + 1))
+    gpu = trace.gpu.where(np.concatenate((rows, lent)))
     regions = trace.regions
-    lanes = Lanes(len(trace.threads), calls.start_ns, calls.end_ns, regions.start_ns, regions.end_ns)
-    begin, end = (lanes.places(calls.thread, times) for times in (calls.start_ns, calls.end_ns))
+    lanes = Lanes(len(trace.threads), begin_ns, end_ns, regions.start_ns, regions.end_ns)
+    begin, end = (lanes.places(thread, times) for times in (begin_ns, end_ns))
+    order = np.lexsort((gpu.launch, begin))
     return _Work(*(column[order] for column in (gpu.launch, begin, end, gpu.start_ns, gpu.end_ns))), lanes
+
+
+def _lent(trace: Trace, rows: Array, threads: Array) -> tuple[Array, Array, Array]:
+    """The work that threads of autograd launched for another: its rows, that thread, and a time there.
+
+    It is when the outermost region around the launch began, or the launch itself where it is in none.
+    """
+    autograd = np.array([thread.autograd for thread in trace.threads], bool)
+    own = autograd[threads] & (trace.gpu.region[rows] >= 0)
+    rows, threads = rows[own], threads[own]
+    regions, region = trace.regions, trace.gpu.region[rows].astype(np.int64)
+    thread, times_ns = regions.thread[region], trace.runtime.start_ns[trace.gpu.launch[rows]]
+    inside = np.flatnonzero(thread == threads)
+    while len(inside):  # until the region is one of the other thread
+        times_ns[inside] = regions.start_ns[region[inside]]
+        region[inside] = regions.parent[region[inside]]
+        thread[inside] = np.where(region[inside] >= 0, regions.thread[region[inside]], -1)
+        inside = inside[thread[inside] == threads[inside]]
+    found = thread >= 0
+    return rows[found], thread[found], times_ns[found]
 
 
 def _project(begin: Array, end: Array, work: _Work) -> Iterator[tuple[slice, dict[str, Array]]]:

@@ -141,6 +141,8 @@ class Summary:
         no_region_ns: The part of the steps at which no region was open.
         outside_ns: The time recorded outside of the steps.
         outside_gpu_ns: The GPU work that was launched there.
+        unplaced: How many regions of autograd's threads are in no other, since it is unclear which thread called
+            that backward pass.
         timing: Of each window, what the manifest says of it.
         lengths: How long the steps took on the CPU and on the GPU; None where the trace knows of no GPU.
     """
@@ -156,6 +158,7 @@ class Summary:
     no_region_ns: int = 0
     outside_ns: int = 0
     outside_gpu_ns: int = 0
+    unplaced: int = 0
     timing: tuple[Timing, ...] = ()
     lengths: Lengths | None = None
 
@@ -189,8 +192,8 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
     """Say where the time of one trace went.
 
     If steps are marked, that of what they hold: see `Summary`. GPU work belongs to the region open where and when
-    it was launched. On a thread with none open, such as those that run the backward pass on CUDA, it belongs to
-    the one then open on the thread of the steps, which waits for them.
+    it was launched. On a thread with none open it belongs to the one then open on the thread of the steps. What
+    autograd's threads do while the backward pass runs is inside of the region open on the thread that waits.
 
     Args:
         trace: Any trace.
@@ -203,7 +206,7 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
     within = steps.of(regions.start_ns, regions.thread)
     by_path: dict[tuple[str, ...], _Total] = {}
     gpu_ns = _charged(gpu, "region", len(regions))
-    for path, step, *values in _tree(regions, gpu_ns, main_thread(trace.steps, regions), within):
+    for path, step, *values in _tree(regions, gpu_ns, main_thread(trace), within):
         _add(by_path.setdefault(path, _Total()), 1, *values)
         by_path[path].by_step[step] += 1
     missing = MissingBackward(trace, steps)
@@ -225,6 +228,7 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
         no_region_ns=in_no_region_ns(trace, regions.where(within >= 0)),
         outside_ns=outside_ns(trace),
         outside_gpu_ns=outside_gpu_ns,
+        unplaced=trace.unplaced,
         timing=(timing,) if timing else (),
         lengths=step_lengths(trace),
     )
@@ -255,6 +259,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         no_region_ns=sum(s.no_region_ns for s in summaries),
         outside_ns=sum(s.outside_ns for s in summaries),
         outside_gpu_ns=sum(s.outside_gpu_ns for s in summaries),
+        unplaced=sum(s.unplaced for s in summaries),
         timing=tuple(timing for s in summaries for timing in s.timing),
         lengths=joined((s.lengths, s.step_times_ns) for s in summaries),
     )
@@ -321,10 +326,14 @@ def _charged(gpu: Table, link: str, rows: int) -> Array:
 
 
 def _self_ns(rows: Table) -> Array:
-    """The part of each duration that no row inside covers; children that overlap count once."""
+    """The part of each duration that no row inside covers; children that overlap count once.
+
+    A child on another thread may end later than its parent.
+    """
     order = np.lexsort((rows.start_ns, rows.parent))
     order = order[rows.parent[order] >= 0]
-    parent, start, end = rows.parent[order], rows.start_ns[order], rows.end_ns[order]
+    parent, start = rows.parent[order], rows.start_ns[order]
+    end = np.minimum(rows.end_ns[order], rows.end_ns[parent])
     covers = end - start
     siblings = np.flatnonzero((parent[1:] == parent[:-1]) & (start[1:] < end[:-1])) + 1
     for parent_row in np.unique(parent[siblings]).tolist():

@@ -19,11 +19,13 @@ class Thread:
         process: its process id, or the word that the file has in its place.
         thread: its id.
         name: what the operating system calls it; empty where the file does not say.
+        autograd: whether it is one of autograd's own, which run the backward pass of a GPU's operators.
     """
 
     process: int | str
     thread: int | str
     name: str = ""
+    autograd: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Trace:
         path: the file; "-" is standard input.
         format: "kineto", "nsight systems" or "rocprof".
         operators: PyTorch's operators on the CPU. `parent` is a row of the same table.
-        regions: ranges that somebody named: record_function, NVTX, rocTX.
+        regions: ranges that somebody named: record_function, NVTX, rocTX. Those of autograd's threads that are
+            in no other there have as `parent` the one open on the thread that called the backward pass.
         frames: Python functions and, named ``nn.Module: ...``, modules.
         runtime: calls of the CUDA or HIP runtime and driver.
         gpu: kernels, copies and fills. `launch`, `operator`, `region`, `module` and `step` are rows of
@@ -104,6 +107,8 @@ class Trace:
         world_size: the number of ranks.
         epoch_ns: what to add to times to get those since 1970.
         lost: what could not be read.
+        unplaced: how many regions of autograd's threads are in no other although one is open, since several
+            threads of the program may have called that backward pass.
         coverage: of "launch", "operator", "region", "module" and "step": how much GPU work has one.
         look_up: returns the args of the event of a number; see `args`.
     """
@@ -129,6 +134,7 @@ class Trace:
     world_size: int | None = None
     epoch_ns: int = 0
     lost: Lost = field(default_factory=Lost)
+    unplaced: int = 0
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
     look_up: Callable[[int], dict[str, Any]] | None = field(default=None, repr=False)
 
