@@ -422,7 +422,7 @@ def before_node() -> Callable[[Any, Callable[[Any], None]], Any]:
 
     class Here(threading.local):
         def __init__(self) -> None:
-            self.carrier = torch.empty(0)
+            self.carrier = torch.empty(0, device="cpu")  # whatever the default is
 
     here = Here()
 
