@@ -41,11 +41,15 @@ class _Capture:
 
 
 class CudaGraphs:
-    """The captures of the process, as far as they began while there was a `GraphFollower`."""
+    """The captures of the process, as far as they began while there was a `GraphFollower`.
+
+    Attributes:
+        captures: those that are under way.
+    """
 
     def __init__(self) -> None:
         self._followers: list[GraphFollower] = []
-        self._captures: list[_Capture] = []
+        self.captures: list[_Capture] = []
         self._patches: list[Patch] = []
 
     def add(self, follower: GraphFollower) -> None:
@@ -60,7 +64,7 @@ class CudaGraphs:
         """Tell ``follower`` no more; without any, what was replaced is put back."""
         self._followers = [other for other in self._followers if other is not follower]
         if not self._followers:
-            self._captures.clear()
+            self.captures.clear()
             undo(self._patches)
 
     @property
@@ -68,14 +72,14 @@ class CudaGraphs:
         """Whether any thread captures: to start or stop a profiler, or to synchronize, would end that."""
         if gpu.in_use() is None:  # as in a child that was forked
             return False
-        return any(capture.graph is not None for capture in tuple(self._captures)) or gpu.capturing()
+        return any(capture.graph is not None for capture in tuple(self.captures)) or gpu.capturing()
 
     @property
     def graph(self) -> Any:
         """What this thread captures into; None where what it calls runs."""
-        if not self._captures or not gpu.capturing():
+        if not self.captures or not gpu.capturing():
             return None
-        captures = tuple(self._captures)
+        captures = tuple(self.captures)
         mine = [capture for capture in captures if capture.thread == get_ident()]
         found = mine or captures
         return found[-1].graph if found else None  # a thread of autograd captures for the one that called the pass
@@ -86,7 +90,7 @@ class CudaGraphs:
         Returns:
             False where it makes none. A capture of another thread has ended then, or goes on for very long.
         """
-        for capture in tuple(self._captures):
+        for capture in tuple(self.captures):
             if capture.graph is None:
                 continue
             if capture.thread == get_ident():
@@ -146,13 +150,13 @@ class CudaGraphs:
 
     @guard.contained(FEATURE)
     def _begins(self, graph: Any) -> _Capture | None:
-        for capture in tuple(self._captures):
+        for capture in tuple(self.captures):
             if capture.graph is None:
                 self._drop(capture)
         if not self._followers:
             return None
         begun = _Capture(graph)
-        self._captures.append(begun)
+        self.captures.append(begun)
         return begun
 
     @guard.contained(FEATURE)
@@ -162,7 +166,7 @@ class CudaGraphs:
 
     @guard.contained(FEATURE)
     def _ended(self, graph: Any) -> None:
-        for capture in tuple(self._captures):
+        for capture in tuple(self.captures):
             if capture.graph is graph:
                 self._drop(capture)
                 for call in capture.then:
@@ -171,7 +175,7 @@ class CudaGraphs:
     def _drop(self, capture: _Capture | None) -> None:
         if capture is not None:
             with suppress(ValueError):  # another thread dropped it
-                self._captures.remove(capture)
+                self.captures.remove(capture)
             capture.over.set()
 
 
@@ -184,7 +188,8 @@ class GraphFollower:
 
     def __init__(self, unknown: Callable[[Any], None] | None = None) -> None:
         self._unknown = unknown
-        self._calls: weakref.WeakKeyDictionary[Any, list[Callable[[], None]]] = weakref.WeakKeyDictionary()
+        # By the identity of a graph, until it is gone: what is called, and the reference that sees to that.
+        self._calls: dict[int, tuple[list[Callable[[], None]], weakref.ref[Any]]] = {}
         cuda_graphs.add(self)
 
     def remove(self) -> None:
@@ -197,18 +202,21 @@ class GraphFollower:
         graph = cuda_graphs.graph
         if graph is None:
             return False
-        self._calls.setdefault(graph, []).append(functools.partial(call, *args))
+        if id(graph) not in self._calls:
+            self.began(graph)
+        self._calls[id(graph)][0].append(functools.partial(call, *args))
         return True
 
     def began(self, graph: Any) -> None:
         """``graph`` is captured from here on, for the first time or once more."""
-        self._calls[graph] = []
+        # As in `IdentitySet`: a method of dict, for which the reference is the default.
+        self._calls[id(graph)] = [], weakref.ref(graph, functools.partial(self._calls.pop, id(graph)))
 
     def replayed(self, graph: Any) -> None:
         """``graph`` was replayed."""
-        calls = self._calls.get(graph)
-        if calls is not None:
-            for call in calls:
+        known = self._calls.get(id(graph))
+        if known is not None:
+            for call in known[0]:
                 call()
         elif self._unknown is not None:
             self._unknown(graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -213,6 +214,19 @@ def test_an_optimizer_that_is_gone(counter: Counter) -> None:
     for _ in range(10):
         training.graph.replay()
     assert counter.steps == 13
+
+
+def test_a_graph_that_is_gone(counter: Counter) -> None:
+    """It is not kept alive, and one that takes its place is another."""
+    training = Training()
+    training.run(1)
+    reference = weakref.ref(training.graph)
+    training.graph = torch.cuda.CUDAGraph()
+    assert reference() is None
+    with torch.cuda.graph(training.graph):
+        training.half()
+    training.graph.replay()
+    assert counter.steps == 4
 
 
 def test_a_graph_captured_before(device: Device) -> None:

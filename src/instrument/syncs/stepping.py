@@ -133,8 +133,17 @@ class OptimizerSteps:
         try:
             if live.tracing():
                 _note_compiled()
-            elif not self._graphs.keeps(self._replayed, weakref.ref(optimizer)):
-                self._updated(optimizer)
+                return
+            if cuda_graphs.captures and self._graphs.keeps(self._replayed, weakref.ref(optimizer)):
+                return
+            thread = self._calling_thread()
+            if thread is None or not self._counts(optimizer, thread):
+                return
+            if compat.in_backward():
+                self._due.add(thread)
+            else:
+                self._here.count += 1
+                self._tell()
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -148,16 +157,6 @@ class OptimizerSteps:
         if optimizer is not None:
             self._after(optimizer)
         elif reference is self._first:
-            self._tell()
-
-    def _updated(self, optimizer: Any) -> None:
-        thread = self._calling_thread()
-        if thread is None or not self._counts(optimizer, thread):
-            return
-        if compat.in_backward():
-            self._due.add(thread)
-        else:
-            self._here.count += 1
             self._tell()
 
     def _pass_begins(self) -> int | None:
