@@ -15,7 +15,7 @@ from instrument.syncs.stepping import OptimizerSteps
 from ..support.cuda_graphs import Device, Training, emulate
 
 METHODS = ("capture_begin", "capture_end", "replay")
-GRAPHS = [torch.cuda.CUDAGraph, torch.xpu.XPUGraph]
+GRAPHS = [torch.cuda.CUDAGraph, getattr(torch.xpu, "XPUGraph", torch.cuda.CUDAGraph)]  # which older versions lack
 
 
 class Counter:
