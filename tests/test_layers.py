@@ -29,6 +29,7 @@ ORDER = [
     ["traces"],
     ["modules"],
     ["regions"],
+    ["cuda_graphs"],
     ["guard"],
     ["config", "compat"],
     ["errors", "gpu", "identity", "imports", "log", "patch", "tools"],

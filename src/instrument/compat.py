@@ -482,7 +482,7 @@ def before_node() -> Callable[[Any, Callable[[Any], None]], Any]:
     class Here(threading.local):
         def __init__(self) -> None:
             with past_modes():  # selective checkpointing keeps a list of the operators of its forward
-                self.carrier = torch.empty(0)
+                self.carrier = torch.empty(0, device="cpu")  # whatever the default is
 
     here = Here()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from .. import compat, log
+from ..cuda_graphs import cuda_graphs
 from ..descriptors import OwnDescriptor
 from ..guard import guard
 from ..integrations.loop import Loop
@@ -115,12 +116,12 @@ class Termination:
         writer.close()
 
     def _signalled(self, _: int, frame: FrameType | None) -> None:
-        """Save what is open, unless this interrupts the very code that records, or a backward pass."""
+        """Save what is open, unless this interrupts the very code that records, a backward pass or a capture."""
         if self._saving:
             _die()
         early = True
         with guard.contained(FEATURE):
-            early = compat.in_backward() or _inside(frame)
+            early = compat.in_backward() or cuda_graphs.capturing or _inside(frame)
         if early:
             self._again = True
             return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from ..cuda_graphs import GraphFollower
 from ..guard import guard
 from ..identity import IdentitySet
 from ..modules import backward_calls, parts
@@ -17,7 +19,9 @@ from .function import SIGNS, FunctionCalls, check
 from .program_steps import program_steps
 from .stepping import FEATURE, OptimizerSteps, running
 
-_ALONE = 100  # calls of a model that may be followed by a backward pass; fewer may be the calls of one step
+# Calls of a model that may be followed by a backward pass, or replays of a graph that is not known; fewer may be
+# those of one step.
+_ALONE = 100
 _BEGINNING = (parts.DATA, "Optimizer.zero_grad#", "Optimizer.step#")
 
 
@@ -27,7 +31,9 @@ class StepFollower:
     A step ends, in this order of preference, where the program itself says so (`instrument.steps`,
     ``prof.step()``); after the step of the first optimizer; where no optimizer was made, after each backward pass;
     and before the first backward pass, after each call of the outermost model that no backward pass can follow.
-    Passes and calls count on one thread: that of the first of them, until it has ended.
+    Passes and calls count on one thread: that of the first of them, until it has ended. What is captured in a
+    CUDA graph counts at each replay. A graph captured before this was made may hold steps: while nothing else
+    shows one, its replays are steps once there were 100 of them.
 
     Args:
         stepped: called at the end of each step.
@@ -43,7 +49,7 @@ class StepFollower:
         found: called with the outermost model, when it is called for the first time.
 
     Attributes:
-        by: what ended the last step: one of `SIGNS`, or the function; None before the first.
+        by: what ended the last step: one of `SIGNS`, "replay", or the function; None before the first.
     """
 
     def __init__(
@@ -74,10 +80,13 @@ class StepFollower:
         self._thread: int | None = None  # of the last step
         self._passes = 0  # backward passes that did not count so far
         self._calls = 0  # calls of the model that did not count so far
+        self._replays: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of graphs not known
         self._steps: OptimizerSteps | None = None
         self._model: OutermostModel | None = None
         self._function: FunctionCalls | None = None
+        self._replayed: weakref.ref[Any] | None = None  # the one of them whose replays are steps
         self._patches: list[Patch] = []
+        self._graphs = GraphFollower(self._unknown_replayed)
         try:
             self._follow(step_on)
         except BaseException:
@@ -107,6 +116,11 @@ class StepFollower:
                 f"no optimizer step and no backward pass was seen, so each call of {_name(self.model)} counts "
                 "as a step; use --step-on to choose something else"
             )
+        if self.by == "replay":
+            return (
+                "no step was seen but replays of a CUDA graph that was captured before steps were followed, so "
+                "each of them counts as a step; call step() after each step, or use --step-on FUNCTION"
+            )
         return None
 
     @property
@@ -125,6 +139,7 @@ class StepFollower:
         program_steps.remove(self._program)
         self._stepped = self._restarted = _nothing
         self._missed = None
+        self._graphs.remove()
         for source in (self._steps, self._model, self._function):
             if source is not None:
                 source.remove()
@@ -140,7 +155,7 @@ class StepFollower:
         if step_on != "optimizer" or self._begun is not None:
             self._model = OutermostModel(self._model_found, self._model_called)
         if step_on not in (None, *SIGNS):
-            self._function = FunctionCalls(step_on, lambda: self._ended(step_on))
+            self._function = FunctionCalls(step_on, lambda: self._function_called(step_on))
         self._patches.append(backward_calls.around(self._begins, then=self._passed))
         self._patches.append(Patch(torch.optim.Optimizer, "__init__", self._making))
         self._patches += parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
@@ -170,6 +185,21 @@ class StepFollower:
 
     def _program(self) -> None:
         self._ended("program")
+
+    def _function_called(self, function: str) -> None:
+        if not self._graphs.keeps(self._ended, function):
+            self._ended(function)
+
+    def _unknown_replayed(self, graph: Any) -> None:
+        """A graph was replayed of which it is not known what it holds."""
+        if self._step_on is not None or self.by not in (None, "replay"):
+            return
+        if self.by == "replay" and self._replayed is not None and self._replayed() not in (None, graph):
+            return  # another part of the same step
+        replays = self._replays[graph] = self._replays.get(graph, 0) + 1
+        if replays > _ALONE:
+            self._replayed = weakref.ref(graph)
+            self._ended("replay", replays if self.by is None else 1)
 
     @guard.contained(FEATURE)
     def _begins(self) -> None:
@@ -235,6 +265,8 @@ class StepFollower:
     @guard.contained(FEATURE)
     def _passed(self) -> None:
         """A backward pass ended."""
+        if self._graphs.keeps(self._passed):
+            return
         if self._step_on == "backward":
             self._ended("backward")
         elif self._step_on is None and self.by not in ("optimizer", "program"):
@@ -251,7 +283,7 @@ class StepFollower:
         self._leave_model()
 
     def _model_called(self, model: Any) -> None:
-        if model is not self.model:
+        if model is not self.model or self._graphs.keeps(self._model_replayed):
             return
         if self._step_on == "forward":
             self._ended("forward")
@@ -263,6 +295,10 @@ class StepFollower:
                     return
                 missed = self._calls - 1 if self.by is None else 0
             self._ended("forward", missed + 1)
+
+    def _model_replayed(self) -> None:
+        if self.model is not None:
+            self._model_called(self.model)
 
 
 def _name(model: Any) -> str:

@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import Any
 
 from .. import compat
+from ..cuda_graphs import GraphFollower, cuda_graphs
 from ..guard import guard
 from ..identity import IdentitySet
 from ..modules import backward_calls
@@ -41,7 +42,8 @@ class OptimizerSteps:
     other; else once it goes on alone. One on another thread does so only after the thread of the first has ended.
     A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes in the backward pass, as where
     each parameter has its own, ends with that pass, and is a step of the thread that called the pass. An optimizer
-    that wraps another counts as one step.
+    that wraps another counts as one step. One in the capture of a CUDA graph, which runs nothing, is a step of
+    each replay.
 
     A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` says whether there
     was one.
@@ -53,6 +55,7 @@ class OptimizerSteps:
     def __init__(self, stepped: Callable[[], None], *, every: bool = False) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        self._graphs = GraphFollower()
         self._stepped = stepped
         self._every = every
         self._first: weakref.ref[Any] | None = None
@@ -90,6 +93,7 @@ class OptimizerSteps:
         self._stepped = _nothing
         try:
             self._handle.remove()
+            self._graphs.remove()
         finally:
             undo(self._patches)
 
@@ -130,6 +134,8 @@ class OptimizerSteps:
             if live.tracing():
                 _note_compiled()
                 return
+            if cuda_graphs.captures and self._graphs.keeps(self._replayed, weakref.ref(optimizer)):
+                return
             thread = self._calling_thread()
             if thread is None or not self._counts(optimizer, thread):
                 return
@@ -144,6 +150,14 @@ class OptimizerSteps:
             except Exception as raised:
                 if raised is error:
                     raise
+
+    def _replayed(self, reference: weakref.ref[Any]) -> None:
+        """Count an update in a graph; one of an optimizer that is gone where it is that which counts."""
+        optimizer = reference()
+        if optimizer is not None:
+            self._after(optimizer)
+        elif reference is self._first:
+            self._tell()
 
     def _pass_begins(self) -> int | None:
         if compat.in_backward():
@@ -223,7 +237,9 @@ class OptimizerSteps:
 
     @guard.contained(FEATURE)
     def _scaler_stepped(self, optimizer: Any, before: int) -> None:
-        if self._here.count == before and self._counts(optimizer, get_ident()):
+        if self._here.count > before or cuda_graphs.graph is not None:
+            return
+        if self._counts(optimizer, get_ident()):
             self._here.count += 1
             self._tell()
 

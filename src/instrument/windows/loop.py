@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, cast
 
 from .. import compat, log, stderr
 from ..config import LAUNCHED, settings
+from ..cuda_graphs import GraphFollower, cuda_graphs
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
 from ..guard import exiting, guard
@@ -35,6 +37,7 @@ NEVER = sys.maxsize
 _OWN_WORK = region.make(region.OWN_WORK, None, None, None, None)
 _ELSEWHERE = "steps ended on another thread than the one that opened the window"
 _IN_BACKWARD = "step() was called in the backward pass, where torch.profiler cannot start or stop"
+_IN_CAPTURE = "step() was called while a CUDA graph was captured, where nothing can start or stop"
 _UNSEEN = "step() was not called for each of the last steps"
 
 
@@ -99,7 +102,9 @@ class Profile(LikeTorch):
         self._started = False
         self._paused = False
         self._closing = False  # on_trace_ready is called
-        self._postponed = False  # a window's begin or end, as `step` was called in a backward pass
+        self._postponed = ""  # why what was due at a step could not be done; of the current window, or before it
+        self._put_off: list[Window] = []  # those that were to open then
+        self._graphs: GraphFollower | None = None  # so that captures are seen while it runs
         self._ended = "the plan changed"  # how the loop ended, in words
         self._process = 0
         self._rank = 0
@@ -195,6 +200,8 @@ class Profile(LikeTorch):
         if self._left_out:
             self.report_steps()
             return
+        with guard.contained(FEATURE):
+            self._graphs = GraphFollower()
         with guard.contained("preparing the exporter"):
             following = self._plan.next_window(self.step_num)
             # Also less than before: a window that the loop ended in goes on.
@@ -221,6 +228,11 @@ class Profile(LikeTorch):
             begun: `step` announced it, as at the end of a loop's last round, and it may never have run.
             complete: it ran to its end, though `step` did not say so.
         """
+        if not self._after_capture(functools.partial(self._end, begun, complete)):
+            self._end(begun, complete)
+
+    @guard.contained(FEATURE)
+    def _end(self, begun: bool, complete: bool = False) -> None:
         if not self._leave(begun, complete):
             return
         if self._process != os.getpid():  # a forked child: the windows are its parent's
@@ -255,6 +267,8 @@ class Profile(LikeTorch):
         Args:
             begun: as for `end`.
         """
+        if self._after_capture(functools.partial(self.pause, begun=begun)):
+            return
         recording = self._recording
         if not self._started or self._paused or self._process != os.getpid() or self._closing:
             return
@@ -284,6 +298,8 @@ class Profile(LikeTorch):
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:
         """End without accounting for windows that are not reached; one that is open is left, for ``reason``."""
+        if self._after_capture(functools.partial(self.abandon, reason)):
+            return
         left = self._leave()
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
@@ -317,8 +333,11 @@ class Profile(LikeTorch):
         if not self._paused:
             self._ended = f"the loop ended {_where(begun, complete)} step {self.step_num}"
         if self._postponed:
-            self._ended += f"; {_IN_BACKWARD}"
+            self._ended += f"; {self._postponed}"
         self._started = self._paused = False
+        if self._graphs is not None:
+            with guard.contained(FEATURE):
+                self._graphs.remove()
         Profile._running.discard(self)
         self._change = NEVER
         atexit.unregister(self._exit)
@@ -328,7 +347,7 @@ class Profile(LikeTorch):
     def _exit(self) -> None:
         failed = getattr(sys, "last_value", None) is not None  # an error that nothing caught ends the program
         with exiting():
-            self.end(begun=self.step_num > self._first and not failed)
+            self._end(self.step_num > self._first and not failed)
 
     def __enter__(self) -> Profile:
         try:
@@ -366,6 +385,11 @@ class Profile(LikeTorch):
             self._follow_plan()
             self.report_steps()
 
+    def _after_capture(self, call: Callable[[], None]) -> bool:
+        """Have ``call`` come after this thread's capture of a CUDA graph, if a window is open and there is one."""
+        mine = self._recording is not None and self._process == os.getpid()
+        return mine and cuda_graphs.postpone(call)
+
     def report_steps(self) -> None:
         """Come back at the next step if something counts the steps that the program marks."""
         if program_steps.listeners and self._started and not self.yields:
@@ -382,7 +406,7 @@ class Profile(LikeTorch):
             return
         if self._closing:  # on_trace_ready calls `step`, which counts and no more
             return
-        if self._left_on is not None and self._left_on.here():
+        if self._left_on is not None and self._left_on.here() and not cuda_graphs.capturing:
             with guard.contained("leaving a window"):
                 self._left_on.abandon()
             self._left_on = None
@@ -393,11 +417,10 @@ class Profile(LikeTorch):
         with guard.contained("following the schedule"):
             if recording is not None and not recording.here():
                 return
-            if self._exporter.name == "torch_profiler" and compat.in_backward():
-                self._postponed = True  # torch undoes at the end of the pass what starts or stops in it
-                return
             phase, window = self._plan.at(step)
             over = recording is not None and (window is None or window.index != recording.window.index)
+            if self._postpones(phase, window, over):
+                return
             if recording is not None and (over or recording.cut):
                 self._close(recording)
                 if self._change == NEVER:  # on_trace_ready called `stop`
@@ -420,6 +443,43 @@ class Profile(LikeTorch):
                     self._change = window.stop
             else:
                 self._follow(phase, window)
+
+    def _postpones(self, phase: Phase, window: Window | None, over: bool) -> bool:
+        """Leave what is due at this step to the next one, where it cannot be done now.
+
+        torch undoes at the end of a backward pass what starts or stops in it. What synchronizes, as the start and
+        stop of a profiler do, invalidates the capture of a CUDA graph. To mark a step does not.
+        """
+        recording = self._recording
+        if self._exporter.name == "torch_profiler" and compat.in_backward():
+            self._postponed = _IN_BACKWARD
+        elif cuda_graphs.capturing and self._changes(phase, window, over):
+            self._postponed = _IN_CAPTURE
+            if over and recording is not None:
+                with suppress(CaptureError):  # the step that closes the window finds out as well
+                    recording.end_step()
+        else:
+            self._account_for_put_off(window)
+            return False
+        if recording is None and window is not None and window.index > self._over:
+            self._put_off = [other for other in self._put_off if other.index != window.index] + [window]
+        return True
+
+    def _changes(self, phase: Phase, window: Window | None, over: bool) -> bool:
+        """Tell whether a recording opens, starts or ends at this step."""
+        if self._recording is None:
+            return window is not None and (window.index > self._over or window.index == self._goes_on)
+        return over or bool(self._recording.cut) or (phase is Phase.ACTIVE and self._recording.start_ns is None)
+
+    def _account_for_put_off(self, window: Window | None) -> None:
+        """Note the windows that were over before they could open; ``window`` is the one that can."""
+        put_off, self._put_off = self._put_off, []
+        for missed in put_off:
+            if window is None or missed.index != window.index:
+                self._over = missed.index
+                self._note(missed, "skipped", self._postponed)
+        if put_off and window is None:
+            self._postponed = ""
 
     def _follow(self, phase: Phase, window: Window) -> None:
         capture = None
@@ -482,7 +542,7 @@ class Profile(LikeTorch):
             failure = error
             reasons.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
         finally:  # a KeyboardInterrupt, too, leaves the files
-            self._recording, self._closing = None, False
+            self._recording, self._closing, self._postponed = None, False, ""
             if not self.keep_last:
                 self._last = None
             self._times.close(self.step_num)
@@ -505,7 +565,9 @@ class Profile(LikeTorch):
         if self.step_num + complete < stop < NEVER or not held:
             return [self._ended]
         if recording.steps is not None and recording.steps[1] + 1 < stop < NEVER:
-            return [_ELSEWHERE if recording.elsewhere else _IN_BACKWARD if self._postponed else _UNSEEN]
+            return [_ELSEWHERE if recording.elsewhere else self._postponed or _UNSEEN]
+        if recording.steps is not None and recording.steps[0] > recording.window.active and self._postponed:
+            return [self._postponed]
         return []
 
     @guard.contained(FEATURE)

@@ -1,0 +1,234 @@
+"""Captures and replays of CUDA graphs: what is captured does not run, and nothing may synchronize meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from threading import Event, get_ident
+from typing import Any
+
+from . import gpu
+from .guard import guard
+from .patch import Patch, leave_no_frame, undo
+
+FEATURE = "following CUDA graphs"
+_PATIENCE_S = 10  # for the capture of another thread
+_KINDS = (("cuda", "CUDAGraph"), ("xpu", "XPUGraph"), ("accelerator", "Graph"))  # in torch
+_METHODS = ("capture_begin", "capture_end", "replay")
+
+
+class _Capture:
+    """A capture that is under way.
+
+    Attributes:
+        over: set when it has ended.
+        then: what is called when it has ended.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = weakref.ref(graph)
+        self.thread = get_ident()
+        self.over = Event()
+        self.then: list[Callable[[], None]] = []
+
+    @property
+    def graph(self) -> Any:
+        """What is captured into; None where that is gone, and the capture with it."""
+        return self._graph()
+
+
+class CudaGraphs:
+    """The captures of the process, as far as they began while there was a `GraphFollower`.
+
+    Attributes:
+        captures: those that are under way.
+    """
+
+    def __init__(self) -> None:
+        self._followers: list[GraphFollower] = []
+        self.captures: list[_Capture] = []
+        self._patches: list[Patch] = []
+
+    def add(self, follower: GraphFollower) -> None:
+        """Tell ``follower`` of captures and replays from now on."""
+        if not self._patches:
+            makes = (self._beginning, self._ending, self._replaying)
+            for kind in _kinds():
+                self._patches += [Patch(kind, name, make) for name, make in zip(_METHODS, makes, strict=True)]
+        self._followers = [*self._followers, follower]
+
+    def remove(self, follower: GraphFollower) -> None:
+        """Tell ``follower`` no more; without any, what was replaced is put back."""
+        self._followers = [other for other in self._followers if other is not follower]
+        if not self._followers:
+            self.captures.clear()
+            undo(self._patches)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether any thread captures: to start or stop a profiler, or to synchronize, would end that."""
+        if gpu.in_use() is None:  # as in a child that was forked
+            return False
+        return any(capture.graph is not None for capture in tuple(self.captures)) or gpu.capturing()
+
+    @property
+    def graph(self) -> Any:
+        """What this thread captures into; None where what it calls runs."""
+        if not self.captures or not gpu.capturing():
+            return None
+        captures = tuple(self.captures)
+        mine = [capture for capture in captures if capture.thread == get_ident()]
+        found = mine or captures
+        return found[-1].graph if found else None  # a thread of autograd captures for the one that called the pass
+
+    def postpone(self, call: Callable[[], None]) -> bool:
+        """Have ``call`` come when the capture of this thread has ended, if it makes one.
+
+        Returns:
+            False where it makes none. A capture of another thread has ended then, or goes on for very long.
+        """
+        for capture in tuple(self.captures):
+            if capture.graph is None:
+                continue
+            if capture.thread == get_ident():
+                capture.then.append(call)
+                return True
+            capture.over.wait(_PATIENCE_S)
+        return False
+
+    def _beginning(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            capture = self._begins(graph)
+            try:
+                result = original(graph, *args, **kwargs)
+            except BaseException as error:
+                self._drop(capture)
+                leave_no_frame(error)
+                raise
+            self._began(graph)
+            return result
+
+        return capture_begin
+
+    def _ending(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(graph, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            finally:
+                self._ended(graph)
+
+        return capture_end
+
+    def _replaying(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                result = original(graph, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            try:
+                for follower in self._followers:
+                    follower.replayed(graph)
+            except Exception as error:
+                try:
+                    guard.failed(FEATURE, error)
+                except Exception as raised:
+                    if raised is error:
+                        raise
+            return result
+
+        return replay
+
+    @guard.contained(FEATURE)
+    def _begins(self, graph: Any) -> _Capture | None:
+        for capture in tuple(self.captures):
+            if capture.graph is None:
+                self._drop(capture)
+        if not self._followers:
+            return None
+        begun = _Capture(graph)
+        self.captures.append(begun)
+        return begun
+
+    @guard.contained(FEATURE)
+    def _began(self, graph: Any) -> None:
+        for follower in self._followers:
+            follower.began(graph)
+
+    @guard.contained(FEATURE)
+    def _ended(self, graph: Any) -> None:
+        for capture in tuple(self.captures):
+            if capture.graph is graph:
+                self._drop(capture)
+                for call in capture.then:
+                    call()
+
+    def _drop(self, capture: _Capture | None) -> None:
+        if capture is not None:
+            with suppress(ValueError):  # another thread dropped it
+                self.captures.remove(capture)
+            capture.over.set()
+
+
+class GraphFollower:
+    """Has what counts something in a capture do so after each replay of the graph instead, until `remove`.
+
+    Args:
+        unknown: called with a graph that is replayed, where its capture began before this was made.
+    """
+
+    def __init__(self, unknown: Callable[[Any], None] | None = None) -> None:
+        self._unknown = unknown
+        # By the identity of a graph, until it is gone: what is called, and the reference that sees to that.
+        self._calls: dict[int, tuple[list[Callable[[], None]], weakref.ref[Any]]] = {}
+        cuda_graphs.add(self)
+
+    def remove(self) -> None:
+        """End, and forget what graphs hold."""
+        self._calls.clear()
+        cuda_graphs.remove(self)
+
+    def keeps(self, call: Callable[..., None], *args: Any) -> bool:
+        """Keep the call for the replays of what this thread captures; False where it captures nothing."""
+        graph = cuda_graphs.graph
+        if graph is None:
+            return False
+        if id(graph) not in self._calls:
+            self.began(graph)
+        self._calls[id(graph)][0].append(functools.partial(call, *args))
+        return True
+
+    def began(self, graph: Any) -> None:
+        """``graph`` is captured from here on, for the first time or once more."""
+        # As in `IdentitySet`: a method of dict, for which the reference is the default.
+        self._calls[id(graph)] = [], weakref.ref(graph, functools.partial(self._calls.pop, id(graph)))
+
+    def replayed(self, graph: Any) -> None:
+        """``graph`` was replayed."""
+        known = self._calls.get(id(graph))
+        if known is not None:
+            for call in known[0]:
+                call()
+        elif self._unknown is not None:
+            self._unknown(graph)
+
+
+def _kinds() -> Iterator[Any]:
+    """Yield torch's classes of graphs."""
+    torch = sys.modules.get("torch")
+    for place, name in _KINDS:
+        kind = getattr(getattr(torch, place, None), name, None)
+        if all(hasattr(kind, method) for method in _METHODS):
+            yield kind
+
+
+cuda_graphs = CudaGraphs()

@@ -1,0 +1,67 @@
+"""A training whose steps are CUDA graphs, under `instrument run`."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from ..windows.training import recorded
+from .test_run import RUN, entries_in, run, write
+
+TRAIN = """
+import sys
+sys.path.insert(0, {root!r})
+import pytest
+from tests.support.cuda_graphs import Training, emulate
+
+patch = pytest.MonkeyPatch()
+device = emulate(patch)
+training = Training({warmups})
+training.run(100)
+print(device.violations, device.replays)
+"""
+pytestmark = pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this build has CUDA graphs of its own")
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("warmups", [3, 4])
+@pytest.mark.parametrize("steps", ["3-5", "50-52", "102-104"])
+def test_a_whole_step_in_a_graph(tmp_path: Path, warmups: int, steps: str) -> None:
+    """Replays are steps; the capture is a part of the first; a window ends, at the latest with the program."""
+    write(tmp_path, TRAIN.format(root=ROOT, warmups=warmups))
+    done = run(tmp_path, [*RUN, "--steps", steps, "--", "train.py"])
+    assert done.stdout.splitlines()[0] == "[] 100", done.stderr
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    first, last = map(int, steps.split("-"))
+    count = warmups + 100
+    assert entry["steps"] == [first, min(last, count - 1)]
+    assert entry["status"] == ("recorded" if last < count else "partial")
+    assert recorded(tmp_path / "runs/instrument") == [
+        list(range(first, min(last, count) + 1))
+    ]  # one more has begun
+
+
+def test_a_signal_in_the_capture(tmp_path: Path) -> None:
+    """SIGTERM saves the window once the capture is over."""
+    end = """
+import signal
+
+class Shown(list):
+    def append(self, name):
+        print(name, flush=True)
+
+device.violations = Shown()
+for _ in range(3):
+    training.step()
+training.capture(lambda: signal.raise_signal(signal.SIGTERM))
+while True:
+    training.graph.replay()
+"""
+    write(tmp_path, TRAIN.format(root=ROOT, warmups=3).partition("training.run")[0] + end)
+    done = run(tmp_path, [*RUN, "--steps", "2-1000000000", "--", "train.py"])
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    assert (entry["status"], entry["steps"][0]) == ("partial", 2)

@@ -1,0 +1,129 @@
+"""CUDA graphs without a GPU: torch's own classes, over a device that notes what would invalidate a capture."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import profile
+
+
+def nothing() -> None:
+    pass
+
+
+class Device:
+    """The pretended device; a capture is of the thread that began it, and a replay runs nothing.
+
+    Attributes:
+        capturing: the threads that capture now.
+        violations: what was called while some thread captured, and would have invalidated the capture.
+        replays: how many there were.
+        fail: the next capture ends with an error, as one that was invalidated does.
+    """
+
+    def __init__(self) -> None:
+        self.capturing: list[int] = []
+        self.violations: list[str] = []
+        self.replays = 0
+        self.fail = False
+
+    def forbids(self, name: str) -> None:
+        if self.capturing:
+            self.violations.append(name)
+
+
+def emulate(patch: pytest.MonkeyPatch) -> Device:
+    """Put the pretended device under `torch.cuda` until ``patch`` is undone."""
+    if torch.backends.cuda.is_built():
+        pytest.skip("this build of torch has CUDA graphs of its own")
+    device = Device()
+
+    base: Any = torch.cuda.CUDAGraph.__mro__[1]  # of a CPU build: a class without methods, that refuses to be made
+
+    def capture_begin(graph: Any, pool: Any = None, capture_error_mode: str = "global") -> None:
+        device.capturing.append(threading.get_ident())
+
+    def capture_end(graph: Any) -> None:
+        device.capturing.remove(threading.get_ident())
+        if device.fail:
+            device.fail = False
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def replay(graph: Any) -> None:
+        device.forbids("replay")
+        device.replays += 1
+
+    patch.setattr(base, "__new__", lambda kind, *_: object.__new__(kind))
+    patch.setattr(base, "__init__", lambda *_: None)
+    for function in (capture_begin, capture_end, replay):
+        patch.setattr(base, function.__name__, function, raising=False)
+    patch.setattr(base, "reset", lambda _: None, raising=False)
+
+    def forbidding(owner: Any, name: str, original: Any) -> None:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            device.forbids(name)
+            return original(*args, **kwargs)
+
+        patch.setattr(owner, name, call, raising=False)
+
+    patch.setattr(torch.cuda.graph, "default_capture_stream", object())
+    patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    patch.setattr(torch.cuda, "is_initialized", lambda: True)
+    capturing = lambda: threading.get_ident() in device.capturing  # noqa: E731
+    patch.setattr(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", capturing)
+    patch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    forbidding(torch.cuda, "empty_cache", lambda: None)
+    forbidding(torch.cuda, "synchronize", lambda device=None: None)
+    for name in ("prepare_trace", "start_trace", "stop_trace"):
+        forbidding(profile, name, getattr(profile, name))
+    return device
+
+
+class Training:
+    """A training as torch's notes on CUDA graphs have it: warm-up, a whole step captured, replays.
+
+    Args:
+        warmups: steps before the capture.
+        updates: steps in the capture.
+    """
+
+    def __init__(self, warmups: int = 3, *, updates: int = 1) -> None:
+        self.model = torch.nn.Linear(2, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.graph = torch.cuda.CUDAGraph()
+        self._warmups = warmups
+        self._updates = updates
+
+    def half(self) -> None:
+        """Forward and backward."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model(torch.ones(1, 2)).sum().backward()
+
+    def step(self) -> None:
+        """Forward, backward and update."""
+        self.half()
+        self.optimizer.step()
+
+    def capture(self, inside: Callable[[], object] = nothing) -> None:
+        """Capture the steps; ``inside()`` is called after each of them."""
+        with torch.cuda.graph(self.graph):
+            for _ in range(self._updates):
+                self.step()
+                inside()
+
+    def run(
+        self, replays: int = 100, step: Callable[[], object] = nothing, inside: Callable[[], object] = nothing
+    ) -> None:
+        """Train; ``step()`` is called after each step that runs."""
+        for _ in range(self._warmups):
+            self.step()
+            step()
+        self.capture(inside)
+        for _ in range(replays):
+            self.graph.replay()
+            step()

@@ -1,0 +1,205 @@
+"""Windows and CUDA graphs: nothing starts or stops while a stream captures, and the next step makes up for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import instrument
+
+from ..support.cuda_graphs import Device, Training, emulate
+from .training import Recorder, manifest, recorded, statuses
+
+REASON = "step() was called while a CUDA graph was captured"
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return emulate(monkeypatch)
+
+
+def beside(capture: Callable[[Callable[[], None]], None], during: Callable[[], object]) -> None:
+    """Call ``during`` here while another thread captures."""
+    begun, over = threading.Event(), threading.Event()
+
+    def inside() -> None:
+        begun.set()
+        over.wait(60)
+
+    thread = threading.Thread(target=capture, args=(inside,))
+    thread.start()
+    begun.wait(60)
+    try:
+        during()
+    finally:
+        over.set()
+        thread.join()
+
+
+class Strict(Recorder):
+    """An exporter of another tool, which may not start or stop in a capture either."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self._device = device
+
+    def note(self, *call: Any) -> None:
+        super().note(*call)
+        if call[0] in ("capture", "start", "stop", "discard"):
+            self._device.forbids(call[0])
+
+
+@pytest.mark.parametrize("warmups", [3, 4])
+@pytest.mark.parametrize("at", ["3-5", "4-6", "50-52"])
+def test_a_loop_that_steps_by_hand(out: Path, device: Device, warmups: int, at: str) -> None:
+    """The capture is a part of the step that the first replay ends."""
+    with instrument.profile(out, schedule=instrument.schedule(at=at, warmup=1)) as prof:
+        Training(warmups).run(100, prof.step)
+    first, last = map(int, at.split("-"))
+    assert recorded(out) == [list(range(first, last + 1))]
+    assert statuses(manifest(out)) == [(1, "recorded")]
+    assert device.violations == []
+
+
+@pytest.mark.parametrize("tool", ["torch", "another"])
+@pytest.mark.parametrize(
+    ("at", "status", "steps"),
+    [
+        ("1-3", "recorded", [1, 3]),  # ends in the capture
+        ("2-5", "recorded", [2, 5]),  # goes on in it
+        ("4-6", "partial", [5, 6]),  # begins in it
+        ("4", "skipped", None),  # lies in it
+        ("50-52", "recorded", [50, 52]),
+    ],
+)
+def test_a_step_in_the_capture(
+    out: Path, device: Device, at: str, status: str, steps: list[int] | None, tool: str
+) -> None:
+    """A window that is due there opens, or ends, at the next step."""
+    arguments: dict[str, Any] = {} if tool == "torch" else {"exporter": Strict(device)}
+    with instrument.profile(out, schedule=instrument.schedule(at), **arguments) as prof:
+        Training(3).run(100, prof.step, prof.step)
+    assert prof.step_num == 104
+    (entry,) = manifest(out)
+    assert (entry["status"], entry["steps"]) == (status, steps)
+    assert (entry["reason"] is None) == (status == "recorded")
+    assert REASON in (entry["reason"] or REASON)
+    assert device.violations == []
+    if tool == "torch" and steps is not None:
+        assert recorded(out) == [list(range(steps[0], steps[1] + 1))]
+
+
+def test_several_windows_in_a_capture(out: Path, device: Device) -> None:
+    """Each is accounted for."""
+    with instrument.profile(out, schedule=instrument.schedule("4,6,8-10,12")) as prof:
+        Training(3, updates=6).run(10, prof.step, prof.step)
+    assert statuses(manifest(out)) == [(1, "skipped"), (2, "skipped"), (3, "partial"), (4, "recorded")]
+    assert recorded(out) == [[10], [12]]
+    assert device.violations == []
+
+
+def test_another_thread_captures(out: Path, device: Device) -> None:
+    """A window waits for the first step after the capture, to open and to close."""
+    training, other = Training(), Training()
+
+    def step() -> None:
+        training.step()
+        prof.step()
+
+    with instrument.profile(out, schedule=instrument.schedule("1-3,6-7")) as prof:
+        beside(other.capture, step)
+        step()
+        step()
+        beside(other.capture, step)
+        for _ in range(6):
+            step()
+    assert recorded(out) == [[2, 3], [6, 7]]
+    assert statuses(manifest(out)) == [(1, "partial"), (2, "recorded")]
+    assert device.violations == []
+
+
+def test_a_loop_that_ends_in_a_capture(out: Path, device: Device) -> None:
+    """The window is saved when the capture is over."""
+    training = Training()
+    prof = instrument.profile(out, schedule=instrument.schedule("1-5"))
+    prof.start()
+    for _ in range(3):
+        training.step()
+        prof.step()
+    training.capture(prof.stop)
+    assert [(entry["status"], entry["steps"]) for entry in manifest(out)] == [("partial", [1, 2])]
+    assert device.violations == []
+
+
+def test_a_loop_that_ends_while_another_thread_captures(out: Path, device: Device) -> None:
+    """It waits for the capture."""
+    training, waiting = Training(), threading.Event()
+
+    class Waits(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waiting.set()
+            return super().wait(timeout)
+
+    prof = instrument.profile(out, schedule=instrument.schedule("1-5"))
+    prof.start()
+    for _ in range(3):
+        training.step()
+        prof.step()
+    begun = threading.Event()
+
+    def inside() -> None:
+        begun.set()
+        waiting.wait(60)
+
+    thread = threading.Thread(target=Training().capture, args=(inside,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("instrument.cuda_graphs.Event", Waits)
+        thread.start()
+        begun.wait(60)
+        prof.stop()
+    thread.join()
+    assert waiting.is_set()
+    assert [(entry["status"], entry["steps"]) for entry in manifest(out)] == [("partial", [1, 2])]
+    assert device.violations == []
+
+
+def test_a_capture_that_is_given_up(out: Path, device: Device) -> None:
+    """One that never ends, and whose graph is gone, does not keep windows from opening."""
+    training = Training()
+    with instrument.profile(out, schedule=instrument.schedule("1-2")) as prof:
+        training.graph.capture_begin()
+        device.capturing.clear()
+        del training.graph
+        for _ in range(4):
+            training.step()
+            prof.step()
+    assert recorded(out) == [[1, 2]]
+
+
+@pytest.mark.parametrize("at", ["3-5", "4-6"])
+def test_items(out: Path, device: Device, at: str) -> None:
+    """An item that captures and replays is one step."""
+    training = Training()
+    for number in instrument.steps(range(60), out, at=at):
+        if number < 3:
+            training.step()
+            continue
+        if number == 3:
+            training.capture()
+        training.graph.replay()
+    first, last = map(int, at.split("-"))
+    assert recorded(out) == [list(range(first, last + 1))]
+    assert device.violations == []
+
+
+def test_nothing_stays_patched(out: Path, device: Device) -> None:
+    """`torch.cuda.CUDAGraph` is as it was once no window is open or to come."""
+    before = {name: vars(torch.cuda.CUDAGraph)[name] for name in ("capture_begin", "capture_end", "replay")}
+    with instrument.profile(out, schedule=instrument.schedule("1")) as prof:
+        Training().run(5, prof.step)
+    assert before == {name: vars(torch.cuda.CUDAGraph)[name] for name in before}
