@@ -11,8 +11,8 @@ class Capture(Protocol):
 
     A capture is made when the window's warm-up begins, or its first recorded step if it has none. ``raw`` is the
     file that `save` wrote if it is a trace of torch.profiler, which another process compresses and reads then. A
-    capture whose recording may end before `stop` has ``cut``: why it did, in words, else empty; `step` and
-    `stop` then do nothing.
+    capture whose recording may end before `stop`, or lack its last kernels, has ``cut``: why, in words, else
+    empty; where it ended early, `step` and `stop` do nothing.
     """
 
     raw: Path | None

@@ -12,12 +12,13 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
 from typing import IO, Any, ClassVar, cast
 
-from .. import log, tools
+from .. import gpu, log, tools
 from ..compat import (
     accumulate_events,
     in_operator,
@@ -117,7 +118,7 @@ class TorchProfilerCapture:
     """One `torch.profiler.profile`, started and stopped once; `profiler` is that object.
 
     Attributes:
-        cut: why the recording ended before `stop`; it is whole up to there. Empty where it did not.
+        cut: why the recording ended before `stop`, or may lack its last kernels. Empty where neither is so.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -210,7 +211,7 @@ class TorchProfilerCapture:
     def _stop(self) -> None:
         try:
             self._end_step()  # a range that is freed in the next recording crashes torch
-            self.profiler.stop_trace()
+            self._stop_trace()
             self._end_ranges()
         except BaseException as error:
             self._take_off(error)
@@ -218,6 +219,19 @@ class TorchProfilerCapture:
             raise
         finally:
             sessions.release(self)
+
+    def _stop_trace(self) -> None:
+        """Stop, with the kernels that still run where a GPU is in use and can be waited for."""
+        profiler = self.profiler.profiler
+        if profiler is None or not profiler.use_device:
+            self.profiler.stop_trace()
+            return
+        self.cut = gpu.synchronize()
+        if gpu.in_use() is not None and not self.cut:
+            self.profiler.stop_trace()
+        else:
+            with _unsynchronized(profiler):
+                self.profiler.stop_trace()
 
     def _end_ranges(self) -> None:
         if self._ranges is not None:
@@ -229,7 +243,8 @@ class TorchProfilerCapture:
         self._lost = f"the recording could not be stopped: {type(error).__name__}: {error}"
         with Suppressed(Exception):
             if profiler_running() and self.profiler.profiler is not None:
-                self.profiler.profiler.__exit__(None, None, None)
+                with _unsynchronized(self.profiler.profiler):
+                    self.profiler.profiler.__exit__(None, None, None)
         if profiler_running():
             sessions.stuck = f"the recording of an earlier window could not be stopped: {error!r}"
             sessions.release(self)
@@ -270,6 +285,16 @@ class TorchProfilerCapture:
         finally:
             if not profiler_running():  # else it was interrupted, and is tried again
                 sessions.release(self)
+
+
+@contextmanager
+def _unsynchronized(profiler: Any) -> Iterator[None]:
+    """Keep torch from synchronizing as ``profiler`` stops: it would initialize the GPU, or fail before the end."""
+    device, profiler.use_device = profiler.use_device, None
+    try:
+        yield
+    finally:
+        profiler.use_device = device
 
 
 def _job() -> dict[str, Any] | None:
