@@ -33,6 +33,29 @@ def test_what_was_initialized_is_in_use(monkeypatch: pytest.MonkeyPatch, kind: s
     assert gpu.capturing() == (kind == "cuda")
 
 
+def test_what_is_in_use_is_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is; what fails is said in a line, and an interrupt passes."""
+    calls: list[str] = []
+    module = SimpleNamespace(is_initialized=lambda: False, synchronize=lambda: calls.append("xpu"))
+    monkeypatch.setattr(torch, "xpu", module, raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("cuda"))
+    assert ("", []) == (gpu.synchronize(), calls)
+    module.is_initialized = lambda: True
+    assert ("", ["xpu"]) == (gpu.synchronize(), calls)
+    module.is_current_stream_capturing = lambda: True
+    assert gpu.synchronize().startswith("a CUDA graph was captured")
+    assert ["xpu"] == calls
+
+    def fail(error: BaseException) -> None:
+        raise error
+
+    module.is_current_stream_capturing = lambda: fail(RuntimeError("one\ntwo"))
+    assert gpu.synchronize().endswith(": RuntimeError: one")
+    module.is_current_stream_capturing = lambda: fail(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        gpu.synchronize()
+
+
 @pytest.mark.gpu
 def test_a_capture_on_a_gpu() -> None:
     """A graph's capture is seen from inside of it alone."""
@@ -42,3 +65,19 @@ def test_a_capture_on_a_gpu() -> None:
     with torch.cuda.graph(graph):
         inside = gpu.capturing()
     assert (inside, gpu.capturing()) == (True, False)
+
+
+@pytest.mark.gpu
+def test_a_capture_is_not_synchronized_on_a_gpu() -> None:
+    """It goes on, and the graph replays."""
+    x = torch.ones(8, device="cuda")
+    y = x * 2
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x * 2
+        reason = gpu.synchronize()
+    graph.replay()
+    assert reason.startswith("a CUDA graph was captured")
+    assert "" == gpu.synchronize()
+    assert [2.0] * 8 == y.tolist()

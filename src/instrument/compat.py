@@ -433,6 +433,34 @@ def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
     return (lists, activate) if activate is not None else None
 
 
+def when_initialized(call: Callable[[], None]) -> Callable[[], None]:
+    """Call ``call`` as the program initializes CUDA, on that thread; at once where it has.
+
+    Returns:
+        What takes that back. Where this version of torch has no place for it, ``call`` is not called later.
+    """
+    import torch
+
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():
+        call()
+        return lambda: None
+    try:
+        queued, lock, add = cuda._queued_calls, cuda._initialization_lock, cuda._lazy_call
+    except AttributeError:
+        return lambda: None
+
+    def forget() -> None:
+        if lock.acquire(blocking=False):  # else torch goes through the list now, for the one time
+            try:
+                queued[:] = [entry for entry in queued if entry[0] is not call]
+            finally:
+                lock.release()
+
+    add(call)
+    return forget
+
+
 def is_fake(tensor: Any) -> bool:
     """Tell whether ``tensor`` has a shape and a device, and no data."""
     fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", None)

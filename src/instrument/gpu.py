@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from .interrupts import is_interrupt
+
 _KINDS = ("cuda", "xpu", "mtia", "hpu", "npu")  # of devices that torch, or an extension of it, has a module for
 
 
@@ -35,3 +37,23 @@ def capturing() -> bool:
     module = in_use()
     asked = getattr(module, "is_current_stream_capturing", None)
     return asked is not None and bool(asked())
+
+
+def synchronize() -> str:
+    """Wait for all work of the current GPU, if one is in use; return why that was not possible, else "".
+
+    Not in the capture of a CUDA graph. An error of the GPU's is the program's to see, at its next call.
+    """
+    module = in_use()
+    if module is None:
+        return ""
+    try:
+        if capturing():
+            return "a CUDA graph was captured where the window ended: kernels that still ran may be missing"
+        module.synchronize()
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        what = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return f"the GPU could not be synchronized where the window ended, so kernels may be missing: {what}"
+    return ""

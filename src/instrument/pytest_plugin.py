@@ -135,17 +135,21 @@ def _looked_at(body: _Body, fake: bool, on_gpu: Iterable[Any]) -> SyncReport:
     __tracebackhide__ = True
     import torch
 
-    if not torch.cuda.is_available():
+    if not torch.cuda.device_count():  # asks NVML where it can: is_available initializes the driver
         from .syncs.dry.run import dry_run
 
         return dry_run(body, fake=fake, on_gpu=on_gpu)
+    from .syncs import coverage
     from .syncs.live import detect_syncs
 
     for one in on_gpu:
         _to_gpu(one)
     with detect_syncs(level="log", every=1) as found:
         body()
-    return found.report
+    report = found.report
+    if report.blind == coverage.UNUSED:  # there is a GPU, which the test did not wait for
+        report.blind = ""
+    return report
 
 
 def _to_gpu(value: Any) -> None:

@@ -67,15 +67,19 @@ class Gpu:
     Attributes:
         mode: torch's sync debug mode.
         x: stands for a tensor on the GPU; what is asked of it waits.
+        synchronized: how often the device as a whole was waited for.
         in_backward: returns a tensor whose backward waits, in C++.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._native = native()
-        self.mode = 0
+        self.mode = self.synchronized = 0
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.mode)
-        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self._set_mode)
+        monkeypatch.setattr(torch.cuda, "_initialized", True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(torch._C, "_cuda_emptyCache", lambda: None, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_get_sync_debug_mode", lambda: self.mode, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_set_sync_debug_mode", self._set_mode, raising=False)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: self._device())
         monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: self._device())
         self.x: Any = _tensor(self._native)
@@ -92,8 +96,8 @@ class Gpu:
         self._options = options
         self._apply()
 
-    def _set_mode(self, mode: int | str) -> None:
-        self.mode = {"default": 0, "warn": 1, "error": 2}.get(mode, mode) if isinstance(mode, str) else mode
+    def _set_mode(self, mode: int) -> None:
+        self.mode = mode
         self._apply()
 
     def _apply(self) -> None:
@@ -101,6 +105,7 @@ class Gpu:
 
     def _device(self) -> None:
         """Wait for the device, as `torch.cuda.synchronize` does: torch does not warn of that."""
+        self.synchronized += 1
         options = self._options
         self._native.configure(**{**options, "what": "device", "warn": False})
         try:
@@ -177,6 +182,30 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     assert before == state()
     assert before[1] is warnings.filters
     assert hooks == _global_optimizer_post_hooks
+
+
+class Driver:
+    """A torch that is built for CUDA, and a program that has not used it: its own `_lazy_init` initializes.
+
+    Attributes:
+        calls: what was asked of the driver.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        for name, value in [("_initialized", False), ("_cudart", object()), ("_queued_calls", [])]:
+            monkeypatch.setattr(torch.cuda, name, value)  # torch's own calls in the queue ask for capabilities
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        asked = [(torch._C, "_cuda_init"), (torch._C, "_cuda_getDeviceCount")]
+        asked += [(torch.cuda, "is_available"), (torch.cuda, "device_count")]
+        for owner, name in asked:
+            monkeypatch.setattr(owner, name, lambda name=name: self.calls.append(name) or 1, raising=False)
+
+
+@pytest.fixture
+def driver(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """The GPU of `gpu`, not yet initialized."""
+    return Driver(monkeypatch)
 
 
 def here() -> int:

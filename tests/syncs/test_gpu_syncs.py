@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 import instrument
 from instrument.errors import SyncError
 from instrument.syncs.live import detect_syncs, no_syncs
+from tests.support import programs
 
 pytestmark = pytest.mark.gpu
 
@@ -31,9 +34,25 @@ def x() -> torch.Tensor:
     return tensor
 
 
+@functools.cache
+def cycles() -> float:
+    """Cycles of the GPU's clock in a ms, once the clock has risen to what it is under load."""
+    rates: list[float] = []
+    for _ in range(50):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        torch.cuda._sleep(20_000_000)
+        end.record()
+        end.synchronize()
+        rates.append(20_000_000 / begin.elapsed_time(end))
+        if len(rates) > 10 and abs(rates[-1] - rates[-6]) < 0.01 * rates[-1]:
+            break
+    return rates[-1]
+
+
 def busy(ms: float) -> None:
     """Keep the GPU busy for about so long."""
-    torch.cuda._sleep(int(ms * 1_500_000))
+    torch.cuda._sleep(int(ms * cycles()))
 
 
 def test_planted_waits(x: torch.Tensor) -> None:
@@ -156,7 +175,9 @@ def test_blocked_time_is_that_of_cupti(x: torch.Tensor, ms: float, how: str, tmp
         "event": lambda: event.synchronize(),
         "getitem": lambda: x[mask],
     }
-    calls[how]()
+    busy(1)
+    with detect_syncs():
+        calls[how]()  # whose line is read the first time
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
         with detect_syncs() as syncs, torch.profiler.record_function("planted"):
@@ -167,13 +188,169 @@ def test_blocked_time_is_that_of_cupti(x: torch.Tensor, ms: float, how: str, tmp
     path = tmp_path / "trace.json"
     prof.export_chrome_trace(str(path))
     runtime = instrument.read_trace(path).runtime
-    waits = {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpyAsync"}
+    kinds = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "MemcpyAsync", "MemcpyWithStream")
     longest = max(
         int(took)
         for name, took in zip(runtime.text("name"), runtime.duration_ns.tolist(), strict=True)
-        if name in waits
+        if name.startswith(("cuda", "hip")) and name.endswith(kinds)
     )
     (found,) = syncs.findings
     assert found.blocked_ns is not None
     assert longest >= 0.5e6 * ms
     assert abs(found.blocked_ns - longest) <= 0.1 * longest
+
+
+@pytest.mark.parametrize("arguments", [{"level": "error"}, {"budget": 0}], ids=["error", "budget"])
+def test_the_end_of_a_window(x: torch.Tensor, tmp_path: Path, arguments: dict[str, Any]) -> None:
+    """It is no finding, raises nothing and counts in no budget; the window has its kernels."""
+    plan = instrument.schedule("1-2")
+    with detect_syncs(**arguments) as syncs, instrument.profile(tmp_path, schedule=plan) as prof:
+        for _ in range(4):
+            busy(2)
+            for _ in range(100):
+                x.mul(2)
+            prof.step()
+        assert not torch.autograd._profiler_enabled()
+    assert ([], []) == (syncs.findings, syncs.report.exceeded)
+    assert [("recorded", None)] == [(window["status"], window["reason"]) for window in prof.windows]
+    (path,) = tmp_path.rglob("*.pt.trace.json.gz")
+    assert len(instrument.read_trace(path).gpu) >= 100
+
+
+def test_the_end_of_a_profiler_of_torchs(x: torch.Tensor) -> None:
+    """Nor is that of the user's own."""
+    with detect_syncs("error") as syncs, no_syncs():
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]):
+            x.mul(2)
+        assert not torch.autograd._profiler_enabled()
+        with torch.autograd.profiler.emit_nvtx():
+            x.mul(2)
+    assert [] == syncs.findings
+
+
+def test_waits_inside_a_window(x: torch.Tensor, tmp_path: Path) -> None:
+    """The waits of the program are found as outside of one, each in its step."""
+    plan = instrument.schedule("1-2")
+    with detect_syncs(every=1) as syncs, instrument.profile(tmp_path, schedule=plan) as prof:
+        for _ in range(4):
+            line = here() + 1
+            x.sum().item()
+            torch.cuda.synchronize()
+            prof.step()
+    found = [(one.op, one.site.line if one.site else 0, one.count, one.timed) for one in syncs.findings]
+    assert [("item", line, 4, 4), ("synchronize", line + 1, 4, 4)] == sorted(found)
+    assert ["recorded"] == [window["status"] for window in prof.windows]
+
+
+def answer(script: str, folder: Path) -> Any:
+    """What a program of its own prints, as JSON, on its last line."""
+    done = programs.run(programs.python(programs.program(script, folder), [str(folder)]), programs.environment())
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+HIDES = """
+    import json
+    import os
+
+    import torch
+
+    import instrument
+
+    with instrument.detect_syncs("error") as syncs, instrument.no_syncs():
+        torch.ones(3).to(torch.float64, non_blocking=True)
+        syncs.step()
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""
+    print(json.dumps([torch.cuda.is_available(), torch.cuda.is_initialized(), syncs.report.coverage]))
+"""
+
+
+def test_the_environment_may_change_inside(tmp_path: Path) -> None:
+    """The driver reads CUDA_VISIBLE_DEVICES when the program uses CUDA, which is later."""
+    available, initialized, (said,) = answer(HIDES, tmp_path)
+    assert (False, False) == (available, initialized)
+    assert said.startswith("The program never initialized CUDA")
+
+
+FORKS = """
+    import json
+    import os
+
+    import torch
+
+    import instrument
+
+    detector = instrument.detect_syncs()
+    detector.start()
+    child = os.fork()
+    torch.ones(1000, device="cuda").sum().item()
+    detector.stop()
+    found = [[one.op, one.count, one.timed] for one in detector.findings]
+    if not child:
+        os._exit(found != [["item", 1, 1]])
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps([found, code, torch.cuda.get_sync_debug_mode()]))
+"""
+
+
+def test_a_child_that_is_forked_inside(tmp_path: Path) -> None:
+    """Parent and child use CUDA after the fork, and each finds its wait, the first one."""
+    assert [[["item", 1, 1]], 0, 0] == answer(FORKS, tmp_path)
+
+
+RAISES = """
+    import json
+
+    import torch
+
+    import instrument
+    from instrument.errors import SyncError
+
+    said = ""
+    try:
+        with instrument.detect_syncs("error"):
+            total = torch.ones(1000, device="cuda").sum()
+            total.item()
+    except SyncError as error:
+        said = str(error)
+    print(json.dumps([said, torch.cuda.get_sync_debug_mode()]))
+"""
+
+
+def test_the_first_wait_of_a_program_raises(tmp_path: Path) -> None:
+    """At level "error", where the detector was there before CUDA was used."""
+    said, mode = answer(RAISES, tmp_path)
+    assert "`total.item()` makes the CPU wait for the GPU" in said
+    assert 0 == mode
+
+
+BREAKS = """
+    import json
+    import os
+    import sys
+
+    import torch
+
+    import instrument
+
+    x, bad = torch.zeros(3, device="cuda"), torch.tensor([5], device="cuda")
+    torch.cuda.synchronize()
+    raised = ""
+    try:
+        with instrument.profile(sys.argv[1], schedule=instrument.schedule("1-2")) as prof:
+            for number in range(4):
+                if number == 2:
+                    x[bad]  # fails when the GPU comes to it
+                prof.step()
+    except Exception as error:
+        raised = repr(error)
+    print(json.dumps([raised, torch.autograd._profiler_enabled(), [window["status"] for window in prof.windows]]))
+    sys.stdout.flush()
+    os._exit(0)  # CUDA cannot be left in order
+"""
+
+
+def test_a_gpu_that_failed_inside_a_window(tmp_path: Path) -> None:
+    """The profiler is off, and the error reaches the program at no call that is not its own."""
+    raised, enabled, (status,) = answer(BREAKS, tmp_path)
+    assert ("", False) == (raised, enabled)
+    assert status in ("partial", "failed")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .. import gpu
 from ..errors import CaptureError
 from ..regions.emitters.nvtx import NvtxEmitter
 from ..regions.region import DOMAIN, Region, by_name
@@ -39,6 +40,7 @@ class NsightSystemsCapture:
     def __init__(self, nvtx: NvtxEmitter) -> None:
         self._nvtx = nvtx
         self.raw: Path | None = None
+        self.lacks = ""  # why kernels may be missing
         self._window: Any = None
         self._step: Any = None
 
@@ -61,9 +63,16 @@ class NsightSystemsCapture:
             self._nvtx.mark(Region(f"{key}={value}", by_name(key)))
 
     def stop(self) -> None:
-        """Close the capture range."""
-        cuda_profiler("stop")
-        self._nvtx.end(self._window)
+        """Close the capture range once the GPU has done what was launched in it."""
+        try:
+            self.lacks = gpu.synchronize()
+        finally:
+            window, self._window = self._window, None  # `stop` is called once more after an interrupt
+            try:
+                cuda_profiler("stop")
+            finally:
+                if window is not None:
+                    self._nvtx.end(window)
 
     def save(self, folder: Path, stem: str) -> list[Path]:
         """Nothing to write: nsys does."""

@@ -9,6 +9,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+from .. import gpu
 from ..errors import CaptureError
 from ..regions.emitters.roctx import RoctxEmitter, load
 from ..regions.region import Region, by_name
@@ -47,6 +48,7 @@ class RocprofCapture:
     def __init__(self, roctx: RoctxEmitter, resume: Any, pause: Any) -> None:
         self._roctx, self._resume, self._pause = roctx, resume, pause
         self.raw: Path | None = None
+        self.lacks = ""  # why kernels may be missing
         self._step: int | None = None
 
     def start(self) -> None:
@@ -67,8 +69,11 @@ class RocprofCapture:
         """A database of rocprofv3 has no place for it."""
 
     def stop(self) -> None:
-        """Record no more."""
-        self._pause(_ALL_THREADS)
+        """Record no more, once the GPU has done what was launched so far."""
+        try:
+            self.lacks = gpu.synchronize()
+        finally:
+            self._pause(_ALL_THREADS)
 
     def save(self, folder: Path, stem: str) -> list[Path]:
         """Nothing to write: rocprofv3 does."""

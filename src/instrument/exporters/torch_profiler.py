@@ -12,7 +12,8 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
 from typing import IO, Any, ClassVar, cast
@@ -216,7 +217,7 @@ class TorchProfilerCapture:
         self._check()
         if not self.cut:
             self._stop()
-        self.lacks = self._without_gpu()
+        self.lacks = self._without_gpu() or self.lacks
 
     def _without_gpu(self) -> str:
         """Return why nothing of the GPU that the program uses by now is recorded, unless that was asked for."""
@@ -265,7 +266,7 @@ class TorchProfilerCapture:
     def _stop(self) -> None:
         try:
             self._end_step()  # a range that is freed in the next recording crashes torch
-            self.profiler.stop_trace()
+            self._stop_trace()
             self._end_ranges()
         except BaseException as error:
             self._take_off(error)
@@ -273,6 +274,19 @@ class TorchProfilerCapture:
             raise
         finally:
             sessions.release(self)
+
+    def _stop_trace(self) -> None:
+        """Stop, with the kernels that still run where a GPU is in use and can be waited for."""
+        profiler = self.profiler.profiler
+        if profiler is None or not profiler.use_device:
+            self.profiler.stop_trace()
+            return
+        self.lacks = gpu.synchronize()
+        if gpu.in_use() is not None and not self.lacks:
+            self.profiler.stop_trace()
+        else:
+            with _unsynchronized(profiler):
+                self.profiler.stop_trace()
 
     def _end_ranges(self) -> None:
         if self._ranges is not None:
@@ -284,7 +298,8 @@ class TorchProfilerCapture:
         self._lost = f"the recording could not be stopped: {type(error).__name__}: {error}"
         with Suppressed(Exception):
             if profiler_running() and self.profiler.profiler is not None:
-                self.profiler.profiler.__exit__(None, None, None)
+                with _unsynchronized(self.profiler.profiler):
+                    self.profiler.profiler.__exit__(None, None, None)
         if profiler_running():
             sessions.stuck = f"the recording of an earlier window could not be stopped: {error!r}"
             sessions.release(self)
@@ -325,6 +340,16 @@ class TorchProfilerCapture:
         finally:
             if not profiler_running():  # else it was interrupted, and is tried again
                 sessions.release(self)
+
+
+@contextmanager
+def _unsynchronized(profiler: Any) -> Iterator[None]:
+    """Keep torch from synchronizing as ``profiler`` stops: it would initialize the GPU, or fail before the end."""
+    device, profiler.use_device = profiler.use_device, None
+    try:
+        yield
+    finally:
+        profiler.use_device = device
 
 
 def _job() -> dict[str, Any] | None:

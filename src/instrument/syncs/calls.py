@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
-from .. import compat
+from .. import compat, gpu
 from . import expression, policy, sites
 from .finding import Direction, Event
 from .listener import Listener
@@ -23,6 +23,8 @@ CAUSES = {
 # Values and copies, told by what the line does where no wrapper saw the tensor
 _READS = {"item", "tolist", "bool", "float", "int", "format", "print", "cpu", "numpy"}
 _SENDS = {"tensor", "as_tensor", "new_tensor"}
+# The modules in which a profiler synchronizes for itself, where a recording begins or ends
+_PROFILERS = ("torch.autograd.profiler", "torch.profiler.", gpu.__name__)
 Copy = Callable[[], tuple[Direction | None, int | None]]
 
 
@@ -111,6 +113,11 @@ def context_of(caller: Caller | None) -> contextvars.Context | None:
     if caller is None or policy.allowed_here() is not None or policy.forbidden_here():
         return None
     return caller.context.copy()
+
+
+def of_profiler(frame: FrameType | None) -> bool:
+    """Tell whether ``frame`` is of torch's profiler or of this library, whose synchronizations are no findings."""
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith(_PROFILERS)
 
 
 def returns_to_python(frame: FrameType | None) -> bool:

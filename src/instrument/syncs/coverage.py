@@ -12,6 +12,10 @@ NO_GPU = (
     "there is no GPU that torch can use, so no wait is looked for: "
     "instrument.dry_run and `instrument syncs` find them without one"
 )
+UNUSED = (
+    "the program never initialized CUDA, so no wait could be seen: "
+    "instrument.dry_run and `instrument syncs` find them without a GPU"
+)
 _ALWAYS = (
     "Not seen: libraries that call CUDA without torch, memory that the driver frees, and operators that wait "
     "inside CUDA's own libraries (unique, sparse coalesce).",
@@ -28,14 +32,30 @@ _ERROR_MODE = (
 
 
 def missing() -> str | None:
-    """Return why nothing can be found in this process now; None where it can."""
+    """Return why nothing can be found in this process now; None where it can, or may once CUDA is initialized.
+
+    A torch that is built for GPUs is not asked whether there is one: that initializes the driver.
+    """
     if not settings.enabled:
         return OFF
     if getattr(sys.modules.get("instrument.syncs.dry.session"), "active", False):
         return DRY
     import torch
 
-    return None if torch.cuda.is_available() else NO_GPU
+    return None if _built() or torch.cuda.is_available() else NO_GPU
+
+
+def unused() -> str | None:
+    """Return why nothing can have been found so far where the program did not initialize CUDA; else None."""
+    import torch
+
+    return UNUSED if _built() and not torch.cuda.is_initialized() else None
+
+
+def _built() -> bool:
+    import torch
+
+    return bool(torch.version.cuda or torch.version.hip)
 
 
 def sentences(why: str | None, *, traced: bool, error_mode: bool, every: int, steps: int) -> list[str]:

@@ -49,13 +49,14 @@ class SyncDetector(Listener):
     def report(self) -> SyncReport:
         """What was found so far, and what could not be."""
         recorder = self.recorder
+        why = self._why or self._unused()
         covered = coverage.sentences(
-            self._why, traced=self._traced, error_mode=self._error_mode, every=self._every, steps=recorder.steps
+            why, traced=self._traced, error_mode=self._error_mode, every=self._every, steps=recorder.steps
         )
         explanation = self._explanation if self._follower is None else self._follower.explanation
         covered += [explanation] if explanation else []
         return SyncReport(
-            "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped, blind=self._why or "",
+            "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped, blind=why or "",
             budgeted=self._budget is not None,
             exceeded=[] if self._budget is None else self._budget.exceeded(recorder.steps),
         )  # fmt: skip
@@ -114,6 +115,10 @@ class SyncDetector(Listener):
         elif self._last() and self._running:  # nothing may hide that error
             self._end()
 
+    def _unused(self) -> str | None:
+        """Return why nothing was found where the program did not initialize CUDA while it was looked for."""
+        return coverage.unused() if self._running and not self.recorder.findings else None
+
     def _last(self) -> bool:
         self._starts = max(self._starts - 1, 0)
         return not self._starts
@@ -158,6 +163,9 @@ class SyncDetector(Listener):
             self._follower = None
 
     def _end(self) -> None:
+        self._why = self._unused()
+        if self._why is not None:
+            log.warning(self._why)
         self._running = False
         self._unhook()
         self._disarm()

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Protocol
 
-from .. import compat
+from .. import compat, gpu
 from ..guard import guard
 from ..patch import Patch
 from ..regions import live
@@ -135,7 +135,8 @@ def _pageable(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         source, target, host = route
         if {source.device.type, target} != {"cpu", "cuda"} or compat.is_fake(tensor) or not source.numel():
             return None
-        if host is not None and not host.is_pinned():
+        # To ask for pinned memory makes a context on the current device, if the program has none yet.
+        if host is not None and gpu.in_use() is not None and not host.is_pinned():
             return lambda: _size(source)
     return None
 

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, SupportsIndex
 
 from .. import compat
+from ..guard import guard
 from ..patch import Patch
 
 WAITED = re.compile(r"\s*called a synchronizing \w+ operation")  # CUDA, HIP, NPU
@@ -102,7 +103,8 @@ class SyncWarning:
         self._copies: weakref.WeakValueDictionary[int, _Filters] = weakref.WeakValueDictionary()
         self._replaced: list[tuple[list[Any], _Filters]] = []  # by others' filters, ours in their place
         self._shown: Patch | None = None
-        self._before: int | None = None
+        self._before: int | None = None  # the mode of the program; not known before CUDA is initialized
+        self._forget: Callable[[], None] | None = None  # that CUDA is waited for
 
     @property
     def error_mode(self) -> bool:
@@ -110,11 +112,19 @@ class SyncWarning:
         return self._before == ERROR
 
     def install(self) -> None:
-        """Let torch warn, and hear of it."""
-        import torch
-
+        """Hear of torch's warnings, which it is told to give once the program has initialized CUDA."""
         name = "_showwarnmsg" if hasattr(warnings, "_showwarnmsg") else "showwarning"
         self._shown = Patch(warnings, name, self._hook)
+        self._let_through()
+        self._forget = compat.when_initialized(self._warn)
+
+    @guard.contained("having torch warn of waits")
+    def _warn(self) -> None:
+        """Let torch warn."""
+        import torch
+
+        if self._shown is None:
+            return
         self._let_through()
         self._before = torch.cuda.get_sync_debug_mode()
         if self._before == OFF:
@@ -126,13 +136,17 @@ class SyncWarning:
         """Put everything back, but for what others changed since."""
         import torch
 
+        shown, self._shown = self._shown, None
         try:
-            if self._before == OFF and torch.cuda.get_sync_debug_mode() == WARN:
+            if self._forget is not None:
+                self._forget()
+            usable = torch.cuda.is_initialized()  # not in a child that was forked since
+            if usable and self._before == OFF and torch.cuda.get_sync_debug_mode() == WARN:
                 torch.cuda.set_sync_debug_mode(OFF)
         finally:
-            self._before = None
-            if self._shown is not None:
-                self._shown.undo()
+            self._before = self._forget = None
+            if shown is not None:
+                shown.undo()
             for original, ours in self._replaced:
                 left = ours.release()
                 if warnings.filters is ours:
@@ -147,7 +161,10 @@ class SyncWarning:
         """Tell whether a wait that begins now will be told of at its end, and see to it."""
         import torch
 
-        if torch.cuda.get_sync_debug_mode() != WARN:
+        if self._before is None and torch.cuda.is_initialized():
+            self._warn()  # of the waits to come
+            return False
+        if self._before is None or torch.cuda.get_sync_debug_mode() != WARN:
             return False
         self._let_through()
         return True
