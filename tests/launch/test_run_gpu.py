@@ -34,7 +34,10 @@ with instrument.annotate("backward"):
     loss.backward()
 torch.cuda.synchronize()
 """
-COUNTERS = ("ERR_NVGPUCTRPERM", "LibraryNotLoaded", "Failed to initialize the profiler")
+COUNTERS = (
+    "ERR_NVGPUCTRPERM", "LibraryNotLoaded", "Failed to initialize the profiler",
+    "failed to connect to the CUDA driver",
+)  # fmt: skip
 
 GRAPH = """
 import torch
