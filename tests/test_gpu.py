@@ -18,6 +18,7 @@ import instrument
 from instrument.traces.add_lanes import CATEGORY, add_gpu_lanes
 from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import Summary, summarize
+from tests.support.net import Net
 
 DATA = Path(__file__).parent / "data"
 GPU_WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -58,16 +59,16 @@ def gpu_by_region(summary: Summary) -> dict[str, int]:
 
 @pytest.mark.gpu
 def test_region_on_the_gpu_lane(trained: Path) -> None:
-    """Each region is on the GPU's lane as well, once for each time it ran."""
+    """Regions that launch GPU work themselves are on the GPU's lane as well, whenever they ran."""
     lane = [event["name"] for event in events_of(trained) if event.get("cat") == "gpu_user_annotation"]
-    assert {name: lane.count(name) for name in ("copy", "forward")} == {"copy": 2, "forward": 2}
+    assert all(lane.count(name) >= 2 for name in ("copy", "forward")), lane
 
 
 @pytest.mark.gpu
 def test_gpu_time_of_the_summary(trained: Path) -> None:
     """The summary's GPU time is that of the trace's kernels, copies and fills; backward has its share."""
     summary = summarize(read_kineto(trained))
-    assert summary.gpu_total_ns == gpu_ns(events_of(trained))
+    assert (summary.gpu_total_ns or 0) + summary.outside_gpu_ns == gpu_ns(events_of(trained))
     outermost = sum(region.gpu_ns or 0 for region in summary.regions if len(region.path) == 1)
     assert outermost + (summary.gpu_unattributed_ns or 0) == summary.gpu_total_ns
     by_region = gpu_by_region(summary)
@@ -149,18 +150,32 @@ def gpu_paths(summary: Summary) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.gpu
-def test_capture_is_marked_for_cuda_tools(tmp_path: Path) -> None:
-    """Marking windows for Nsight Systems calls cudaProfilerStart and Stop without harm when no tool is there."""
-    torch.ones(1).cuda()
-    with instrument.profile(tmp_path, schedule=instrument.schedule(at=1), exporter="nsight_systems") as prof:
-        for _ in range(3):
-            prof.step()
-    assert [entry["status"] for entry in prof.windows] == ["recorded"]
+def test_regions_on_the_thread_that_launches_backward(tmp_path: Path) -> None:
+    """In a window the backward of each module is on autograd's device thread, around the kernels it launches."""
+    model = Net(64).cuda()
+    with instrument.annotate_modules(model):
+        for _ in instrument.steps(range(5), tmp_path, wait=1, warmup=1, active=2, repeat=1):
+            loss = model(torch.ones(32, 64, device="cuda")).square().mean()
+            with instrument.annotate("around"):
+                loss.backward()
+    (path,) = tmp_path.rglob("*.pt.trace.json.gz")
+    trace = read_kineto(path)
+    names, threads = trace.regions.text("name"), trace.regions.thread.tolist()
+    backward = [
+        (name, thread) for name, thread in zip(names, threads, strict=True) if name.endswith(" (backward)")
+    ]
+    modules = ["Net", "a", "a.lin", "a.act", "b", "b.lin", "b.act"]
+    assert sorted(f"{name} (backward)" for name in modules * 2) == sorted(name for name, _ in backward)
+    (device,) = {thread for _, thread in backward}
+    (main,) = {thread for name, thread in zip(names, threads, strict=True) if name == "around"}
+    assert device != main
+    launching = {names[region] for region in trace.kernels.region.tolist() if region >= 0}
+    assert {f"{name} (backward)" for name in ("a.lin", "a.act", "b.lin", "b.act")} <= launching
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("gpu_*.json.gz")), ids=lambda path: path.name)
 def test_kept_traces(path: Path) -> None:
     """Traces that were recorded on a GPU give the same sums on a machine without one."""
     summary = summarize(read_kineto(path))
-    assert summary.gpu_total_ns == gpu_ns(events_of(path))
+    assert (summary.gpu_total_ns or 0) + summary.outside_gpu_ns == gpu_ns(events_of(path))
     assert gpu_by_region(summary)["backward"] > 0

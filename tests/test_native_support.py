@@ -242,6 +242,24 @@ def test_roctx_log_tells_which_library_was_called(how: str, opens: str, called: 
     assert [mark.name for mark in native.marks(events)] == ["instant"]
 
 
+@needs_nvtx
+def test_calls_of_the_cuda_runtime_are_logged_among_the_ranges() -> None:
+    """What a program calls after it preloaded the stand-in is in the order of the calls, and succeeds."""
+    events = native.nvtx_log(
+        """
+        import ctypes, nvtx
+        runtime = ctypes.CDLL(None)
+        assert runtime.cudaProfilerStart() == 0
+        with nvtx.annotate("between"):
+            pass
+        assert runtime.cudaProfilerStop() == 0
+        """,
+        env={"LD_PRELOAD": str(native.build("cudaprofilerlog"))},
+    )
+    found = [event.get("function") or event.get("message") for event in events if event["op"] in ("call", "push")]
+    assert found == ["cudaProfilerStart", "between", "cudaProfilerStop"]
+
+
 @pytest.mark.nsys
 def test_nsys_version() -> None:
     assert nsys.version() >= (2022, 4)

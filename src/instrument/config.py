@@ -11,6 +11,8 @@ RUN = "INSTRUMENT_RUN"
 """The environment variable by which ``instrument run`` asks for a loop; it holds the loop's arguments as JSON."""
 LAUNCHED = "INSTRUMENT_LAUNCHED"
 """Set where ``instrument run`` waits for the program and says what the vendor's tool wrote."""
+NVTX_START_END = "INSTRUMENT_NVTX_START_END"
+"""Set where the tool filters push/pop ranges by thread: every range is start/end then."""
 _FALSE = ("0", "false", "no", "off")
 
 

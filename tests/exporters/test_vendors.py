@@ -33,6 +33,9 @@ VARIABLES = {
 }  # fmt: skip
 
 
+OPENING = ("call", "push", "start")  # in a log of NVTX
+
+
 def manifest(folder: Path) -> list[tuple[Any, ...]]:
     entries = map(json.loads, (folder / "manifest.jsonl").read_text().splitlines())
     return [(entry["exporter"], entry["status"], entry["steps"], entry["reason"]) for entry in entries]
@@ -128,14 +131,33 @@ def test_ncu_measures_between_start_and_stop(tmp_path: Path, monkeypatch: pytest
     ] == manifest(tmp_path)
 
 
-@pytest.mark.gpu
-def test_ncu_measures_between_start_and_stop_on_a_gpu(tmp_path: Path) -> None:
-    """The calls do no harm where no tool is there."""
-    torch.ones(1).cuda()
-    with instrument.profile(tmp_path, schedule=instrument.schedule(at=1), exporter="nsight_compute") as prof:
+CUDA = """
+    import sys
+    import torch
+    from instrument import annotate, profile, schedule
+
+    weight = torch.ones(1, device="cuda")
+    with profile(sys.argv[1], schedule=schedule(at=1), exporter=sys.argv[2]) as prof:
         for _ in range(3):
+            with annotate("forward"):
+                weight.add_(1)
             prof.step()
-    assert ["recorded"] == [entry["status"] for entry in prof.windows]
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.native
+@pytest.mark.parametrize(("name", "window"), [
+    ("nsight_compute", ["cudaProfilerStart", "forward", "cudaProfilerStop"]),
+    ("nsight_systems", ["capture", "cudaProfilerStart", "step", "forward", "cudaProfilerStop"]),
+])  # fmt: skip
+def test_the_cuda_runtime_is_told_of_a_window(tmp_path: Path, name: str, window: list[str]) -> None:
+    """Torch hands cudaProfilerStart and Stop on to the runtime, around the step that is recorded and no other."""
+    env = {"LD_PRELOAD": str(native.build("cudaprofilerlog"))}
+    events = native.nvtx_log(CUDA, env=env, args=[str(tmp_path), name])
+    shown = [event.get("function") or event["message"] for event in events if event["op"] in OPENING]
+    assert ["forward", *window, "forward"] == [text for text in shown if text in {*window, "forward"}]
+    assert [(name, "recorded", [1, 1], None)] == manifest(tmp_path)
 
 
 @pytest.fixture

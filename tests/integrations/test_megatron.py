@@ -23,6 +23,8 @@ from instrument.config import RUN
 from instrument.integrations import environment
 from instrument.integrations.megatron import Attachment, attach, core, install
 from instrument.regions import live, region
+from instrument.traces.read import read_file
+from instrument.traces.summary import summarize
 from tests.conftest import annotations
 from tests.support import megatron_training, nsys
 from tests.support.programs import ROOT, python, run
@@ -314,10 +316,11 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     env = {"OMP_NUM_THREADS": "1"}
     plain = run(python(SCRIPT, ["--out", str(tmp_path / "plain")]), clean({"INSTRUMENT": "0", **env}))
     done = run(python(SCRIPT, ["--out", str(tmp_path / "out")]), clean(env))
-    assert losses(done.stdout) == losses(plain.stdout)
+    with_us, without = ([float(loss) for loss in losses(each.stdout)] for each in (done, plain))
+    assert with_us == pytest.approx(without, rel=1e-3)  # kernels may add up in another order
     (file,) = (tmp_path / "out" / "window-0001").glob("rank0.*")
-    names = {event["name"] for event in annotations(file, "gpu_user_annotation")}
-    assert {"forward", "backward", "optimizer", "TransformerLayer"} <= names
+    gpu_ns = {region.path[-1]: region.gpu_ns or 0 for region in summarize(read_file(file)).regions}
+    assert min(gpu_ns[name] for name in ("forward", "backward", "optimizer", "TransformerLayer")) > 0
 
 
 # Megatron's own ranges.

@@ -93,14 +93,14 @@ def test_nsys_is_given_no_option_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("help", "traces"), [
-    (HELP_2025, "cuda,nvtx,osrt,cudnn,cublas,nccl"),
-    (HELP_2025.replace("'nccl'", "'ucx'"), "cuda,nvtx,osrt,cudnn,cublas"),
-    ("help of another form", "cuda,nvtx,osrt,cudnn,cublas"),
+    (HELP_2025, "cuda,nvtx,nccl"),
+    (HELP_2025.replace("'nccl'", "'ucx'"), "cuda,nvtx"),
+    ("help of another form", "cuda,nvtx"),
 ])  # fmt: skip
-def test_nsys_traces_what_the_release_knows(
+def test_nsys_traces_what_costs_a_launch_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, help: str, traces: str
 ) -> None:
-    """With a GPU, all that this release can trace of it."""
+    """With a GPU, CUDA and ranges; collectives where the release knows them."""
     made = stub(tmp_path, "nsys", help=help)
     monkeypatch.setattr(nsys, "_DEVICES", (str(tmp_path),))
     line = command_line("nsys", request(tmp_path), Tool("nsys", str(made.folder / "nsys"), (2025, 1)))
@@ -108,24 +108,50 @@ def test_nsys_traces_what_the_release_knows(
 
 
 def test_nsys_traces_no_gpu_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU, ranges and the operating system's calls."""
+    """Without a GPU, ranges."""
     monkeypatch.setattr(nsys, "_DEVICES", ())
     monkeypatch.setenv("PATH", "")
-    assert "--trace=nvtx,osrt" == command_line("nsys", request(tmp_path), tool("nsys"))[2]
+    assert "--trace=nvtx" == command_line("nsys", request(tmp_path), tool("nsys"))[2]
+
+
+HELP_NCU = """
+  --nvtx                                Enable NVTX support.
+  --nvtx-push-pop-scope arg (=thread)   Set the NVTX push/pop range scope for filtering:
+                                          thread
+                                          process
+  --support-32bit                       Support profiling processes launched from 32-bit applications.
+"""
+
+
+def ncu(tmp_path: Path, help: str) -> Tool:
+    return Tool("ncu", str(stub(tmp_path, "ncu", help=help).folder / "ncu"), (2025, 3))
 
 
 def test_ncu_measures_kernels_in_a_window_and_a_region(tmp_path: Path) -> None:
-    """Ranges of both kinds, with the characters that mean something to ncu escaped."""
+    """Ranges of both kinds and of any thread, with the characters that mean something to ncu escaped."""
     asked = request(tmp_path, regions=["a/b", "Range[i]*,+@", "plain"], launches=7)
+    made = ncu(tmp_path, HELP_NCU)
     assert [
-        "/opt/ncu", "--target-processes", "all", "--profile-from-start", "off", "--nvtx",
+        made.path, "--target-processes", "all", "--profile-from-start", "off", "--nvtx",
+        "--nvtx-push-pop-scope", "process",
         "--nvtx-include", r"instrument@a\/b/", "--nvtx-include", r"instrument@a\/b",
         "--nvtx-include", r"instrument@Range\[i\]\*\,\+\@/", "--nvtx-include", r"instrument@Range\[i\]\*\,\+\@",
         "--nvtx-include", "instrument@plain/", "--nvtx-include", "instrument@plain",
         "--launch-count", "7", "-o", f"{tmp_path}/out/ncu-TIME",
-    ] == own(command_line("ncu", asked, tool("ncu")), *PROGRAM)  # fmt: skip
-    whole = own(command_line("ncu", request(tmp_path, windows=0), tool("ncu")), *PROGRAM)
+    ] == own(command_line("ncu", asked, made), *PROGRAM)  # fmt: skip
+    whole = own(command_line("ncu", request(tmp_path, windows=0), made), *PROGRAM)
     assert ["--nvtx", "--launch-count", "100"] == whole[3:6]
+
+
+def test_regions_are_start_end_ranges_where_ncu_filters_others_by_thread(tmp_path: Path) -> None:
+    """Start/end ranges belong to no thread: releases without the scope measure the backward pass too."""
+    made = ncu(tmp_path, HELP_NCU.replace("--nvtx-push-pop-scope", "--other"))
+    line = own(command_line("ncu", request(tmp_path, regions=["backward"]), made), *PROGRAM)
+    assert ["env", "INSTRUMENT_NVTX_START_END=1"] == line[-2:]
+    assert "--nvtx-push-pop-scope" not in line
+    assert "env" not in command_line("ncu", request(tmp_path), made)
+    job = command_line("ncu", request(tmp_path, TORCHRUN, "train.py", regions=["backward"]), made)
+    assert ["env", "INSTRUMENT_NVTX_START_END=1", sys.executable, "-u", "train.py"] == job[-5:]
 
 
 @pytest.mark.parametrize(("version", "format"), [((1, 0, 0), "rocpd"), ((0, 6, 0), "json"), ((), "json")])
@@ -275,14 +301,18 @@ def test_what_cannot_be_run(
         command_line(arguments.get("profiler", "nsys"), asked, made)
 
 
+EXTRA = ["--trace=cuda,nvtx,osrt,cudnn,cublas", "--cuda-graph-trace=node"]
+
+
 @pytest.mark.nsys
-@pytest.mark.parametrize("windows", [0, 1, 2, None])
-def test_the_real_nsys_takes_the_options(tmp_path: Path, windows: int | None) -> None:
-    """The installed release knows all of them."""
+@pytest.mark.parametrize(("windows", "extra"), [(0, ()), (1, ()), (2, ()), (None, ()), (0, EXTRA)])
+def test_the_real_nsys_takes_the_options(tmp_path: Path, windows: int | None, extra: list[str]) -> None:
+    """The installed release knows all of them, and those that reports and documentation name."""
     from tests.support.nsys import alone, nsys
 
     nsys()
-    asked = request(tmp_path, sys.executable, "-c", "raise SystemExit(7)", windows=windows)
+    program = [sys.executable, "-c", "raise SystemExit(7)"]
+    asked = request(tmp_path, *program, windows=windows, extra=extra)
     (tmp_path / "out").mkdir()
     with alone():
         done = subprocess.run(command_line("nsys", asked), capture_output=True, text=True)

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from instrument.launch import outcome
-from instrument.launch.process import run
+from instrument.launch.process import run as run_program
 from instrument.launch.vendor import VENDORS
 from tests.support import native
-from tests.traces import rocm_files
+from tests.support.programs import run
+from tests.traces import nsys_report, rocm_files
 
 from .stubs import LAUNCH, Stub, launched, launching, request, stub
 
@@ -79,6 +80,34 @@ def test_windows_pause_and_resume_rocprofv3(tmp_path: Path, script: Path) -> Non
     window = ["resume", *step, *step, "pause"]
     assert ["push", "pop", *window, "push", "pop", *window, "push", "pop", "push", "pop"] == ops
     assert "marked, but not recorded" in done.stderr
+
+
+def replayed(tmp_path: Path, *, nodes: bool) -> Path:
+    """What nsys would leave of two replays of a CUDA graph, traced as a whole or each kernel for itself."""
+    made, tid = nsys_report.Database(), nsys_report.thread(42, 43)
+    where = {"globalPid": nsys_report.HOST + (42 << 24), "streamId": 7}
+    for start in (100, 200):
+        made.call("cudaGraphLaunch_v10000", start, start + 10, tid, start)
+        if nodes:
+            made.kernel("gemm", start + 20, start + 50, correlationId=start, graphNodeId=1, **where)
+        else:
+            made.add(nsys_report.GRAPH, start + 20, start + 50, correlationId=start, graphId=9, **where)
+    made.span("forward", 0, 300, tid)
+    return made.write(tmp_path / f"nodes{nodes:d}.sqlite")
+
+
+@pytest.mark.parametrize("nodes", [False, True])
+def test_kernels_inside_graphs_are_offered(tmp_path: Path, nodes: bool) -> None:
+    """After a run that traced graphs as a whole, and for such a report, the option that shows them is named."""
+    report = replayed(tmp_path, nodes=nodes)
+    made = stub(tmp_path, "nsys", report=report)
+    done = launched("nsys", tmp_path / "out", ending(), made.environment())
+    assert 0 == done.returncode, done.stderr
+    read = run([sys.executable, "-m", "instrument", "summarize", report], {**made.environment(), "COLUMNS": "100"})
+    for text in (done.stderr, read.stdout):
+        assert "forward" in text
+        assert nodes != ("CUDA graphs, traced as a whole: 2." in text)
+        assert nodes != ("--option=--cuda-graph-trace=node" in text)
 
 
 @pytest.mark.parametrize("summary", ["0", "1"])
@@ -230,10 +259,10 @@ def test_handlers_are_put_back(tmp_path: Path) -> None:
     """After the run, a signal does in this process what it did before."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     command = list(map(str, ending(5)))
-    assert 5 == run(command, os.environ, command)
+    assert 5 == run_program(command, os.environ, command)
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     with pytest.raises(FileNotFoundError):
-        run([str(tmp_path / "none")], os.environ, command)
+        run_program([str(tmp_path / "none")], os.environ, command)
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
 
 

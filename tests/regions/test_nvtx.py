@@ -89,6 +89,16 @@ DETAILS = """
 """
 
 
+def test_start_end_ranges_alone() -> None:
+    """For a tool that filters push/pop ranges by thread, every range is of the kind that belongs to none."""
+    found = native.ranges(native.nvtx_log(PROGRAM, env={"INSTRUMENT_NVTX_START_END": "1"}))
+    assert {"start_end"} == {r.kind for r in found}
+    assert sorted(TREE.split()) == sorted(str(r.name) for r in found)
+    outer, inner = ({r.name: r for r in found}[name] for name in ("outer", "inner"))
+    assert outer.start <= inner.start <= inner.end <= outer.end
+    assert ("start_end", "instrument", 0xFF008000 & 0xFFFFFF, "compute", 7) == attributes(found)["inner"]
+
+
 def test_details_are_those_of_nvtx() -> None:
     """Empty names and domains, an empty category and named colours arrive as nvtx emits them."""
 

@@ -29,6 +29,17 @@ class Tool:
         return f"{COMMANDS[self.name]} {'.'.join(map(str, self.version)) or 'of unknown version'}"
 
 
+def help_of(tool: Tool, *words: str) -> str:
+    """Return what ``tool`` prints of its options, or of those of a subcommand; empty where it fails."""
+    try:
+        done = subprocess.run(
+            [tool.path, *words, "--help"], capture_output=True, text=True, timeout=60, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
 def find(name: str) -> Tool | None:
     """Return the tool called ``name`` in `COMMANDS`, as ``PATH`` has it; None where it is not installed."""
     path = shutil.which(COMMANDS[name])

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from .installed import Tool
+from .installed import Tool, help_of
 from .reports import matching, show_traces
 from .request import Request
 
-_TRACES = ("cuda", "nvtx", "osrt", "cudnn", "cublas", "nccl")
-_ALWAYS = ("cuda", "nvtx", "osrt", "cudnn", "cublas")  # in every release
-_ON_CPU = ("nvtx", "osrt")
+# Not osrt, cudnn and cublas: to trace them slows down a loop that the CPU bounds by its launches.
+_ALWAYS = ("cuda", "nvtx")
 _DEVICES = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/dxg", "/proc/driver/nvidia/version")
 _ENDLESS = 100_000  # windows
 # nsys writes its progress to standard output, which is to be the program's alone. So nsys gets standard error in
@@ -61,13 +59,8 @@ class Nsys:
 
 
 def _traces(tool: Tool) -> list[str]:
-    """What this release can trace, of what is there to be traced."""
+    """What to trace of what is there; collectives where this release knows them."""
     if not (any(Path(device).exists() for device in _DEVICES) or shutil.which("nvidia-smi")):
-        return list(_ON_CPU)
-    try:
-        told = subprocess.run([tool.path, "profile", "--help"], capture_output=True, text=True, timeout=60).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        told = ""
-    section = re.search(r"--trace[ =](.*?)\n\s*(-\w, *)?--\w", told, re.DOTALL)
-    known = re.findall(r"'([\w-]+)'", section[1]) if section else _ALWAYS
-    return [name for name in _TRACES if name in known]
+        return ["nvtx"]
+    section = re.search(r"--trace[ =](.*?)\n\s*(-\w, *)?--\w", help_of(tool, "profile"), re.DOTALL)
+    return [*_ALWAYS, *(["nccl"] if section and "'nccl'" in section[1] else [])]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.console import Console
 
 from ..diagnosis.metrics import Metrics
+from ..traces.trace import Trace
 from ..units import count, duration, percent
 from .plain import line, print_table
 
+_GRAPH = re.compile(r"^CUDA graph \d+$")
 _KERNELS = 10
 _PARTS = (
     ("compute_ns", "compute"),
@@ -15,6 +19,21 @@ _PARTS = (
     ("exposed_memcpy_ns", "exposed copies"),
     ("idle_ns", "idle"),
 )
+
+
+def graph_launches(trace: Trace) -> int:
+    """Return how many launches of CUDA graphs nsys traced as a whole, without the kernels in them."""
+    if trace.format != "nsight systems":
+        return 0
+    return int(trace.kernels.matching("name", _GRAPH).sum())
+
+
+def render_graphs(launches: int, *, console: Console) -> None:
+    """Print how to have the kernels recorded of graphs that were traced as a whole; nothing without any."""
+    if launches:
+        line(console, "")
+        line(console, f"Launches of CUDA graphs, traced as a whole: {count(launches)}. For the kernels in them:")
+        line(console, "  instrument run --profiler nsys --option=--cuda-graph-trace=node ...")
 
 
 def render_gpu(numbers: Metrics, *, console: Console) -> None:

@@ -11,7 +11,7 @@ from ..diagnosis.metrics import metrics
 from ..traces.ranks import TraceSet
 from ..traces.summary import Timing, merge, summarize
 from ..traces.trace import Trace
-from .gpu import render_gpu
+from .gpu import graph_launches, render_gpu, render_graphs
 from .plain import line
 from .ranks import render_ranks
 from .terminal import render, render_lost
@@ -46,10 +46,11 @@ def render_windows(
         hidden: Regions that were not recorded because they are inside compiled code.
         console: Where to print.
     """
-    summaries, lost = [], []
+    summaries, lost, graphs = [], [], 0
     for trace, timing in windows:
         summaries.append(summarize(trace, timing))
         lost.append(trace.lost)
+        graphs += graph_launches(trace)
     several = len(summaries) > 1
     summary = merge(summaries) if several else summaries[0]
     render(summary, files=[], folder=trace.path.parent, hidden=hidden, console=console)
@@ -57,6 +58,7 @@ def render_windows(
     if several and numbers["gpu_events"]:
         line(console, f"The last of {len(summaries)} windows", bold=True, space=True)
     render_gpu(numbers, console=console)
+    render_graphs(graphs, console=console)
     for one in lost:
         render_lost(one, console=console)
 

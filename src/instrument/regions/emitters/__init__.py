@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ... import log, tools
-from ...config import settings
+from ...config import NVTX_START_END, settings
 from ...guard import guard
 from ...interrupts import is_interrupt
 from ..region import Region
@@ -38,9 +38,9 @@ class Emitter(Protocol):
 
 
 def _nvtx() -> Emitter:
-    from .nvtx import NvtxEmitter
+    from .nvtx import NvtxEmitter, NvtxStartEndEmitter
 
-    return NvtxEmitter()
+    return NvtxStartEndEmitter() if os.environ.get(NVTX_START_END) else NvtxEmitter()
 
 
 def _roctx() -> Emitter:

@@ -68,7 +68,7 @@ class NvtxEmitter:
             domain.push_range(attributes)
         return domain
 
-    def pop(self, domain: Any) -> None:
+    def pop(self, domain: Any, /) -> None:
         """Pop the range."""
         if domain is not None:
             domain.pop_range()
@@ -78,7 +78,7 @@ class NvtxEmitter:
         domain, attributes = region.prepared.get("nvtx") or self._prepare(region)
         return domain, (domain.start_range(attributes) if domain is not None else 0)
 
-    def end(self, handle: tuple[Any, int]) -> None:
+    def end(self, handle: tuple[Any, int], /) -> None:
         """End the range."""
         domain, range_id = handle
         if domain is not None:
@@ -89,3 +89,10 @@ class NvtxEmitter:
         domain, attributes = region.prepared.get("nvtx") or self._prepare(region)
         if domain is not None:
             domain.mark(attributes)
+
+
+class NvtxStartEndEmitter(NvtxEmitter):
+    """Emits ranges that belong to no thread in the place of nested ones."""
+
+    push = NvtxEmitter.start
+    pop = NvtxEmitter.end
