@@ -58,9 +58,9 @@ def lanes(given: Given) -> Figures:
     expect(of_torch.keys() <= regions, f"names on the lane that are no regions: {of_torch.keys() - regions}")
     out = given.folder / "lanes.json"
     python("-m", "instrument", "summarize", trace, "--add-gpu-lanes", out)
-    added = _events(out)[len(events) :]
-    backward = [event for event in added if event.get("ph") == "X" and event["name"] == "backward"]
-    expect(len(backward) >= 3, f"{len(backward)} of 3 times of backward on the lanes that were added")
+    added = [event for event in _events(out) if event.get("cat") == "gpu_region"]
+    backward = [event for event in added if event["name"] == "backward"]
+    expect(len(backward) >= 3, f"backward is on the lanes that were added {len(backward)} times, expected 3")
     return {"torch's lane": dict(of_torch), "added": len(added), "backward": len(backward)}
 
 
