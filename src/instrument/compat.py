@@ -106,6 +106,30 @@ def kineto_step() -> None:
         tracker.increment_step("ProfilerStep")
 
 
+@contextmanager
+def without_warnings_of_cycles() -> Iterator[None]:
+    """Keep torch from warning, as it prepares a profiler in the body, that this clears the events before.
+
+    torch up to 2.11 also warns where there are none, and turned into an error that would cost the recording.
+    """
+    from torch.profiler import profiler
+
+    module: Any = profiler
+    shown = getattr(module, "_WARNINGS_SHOWN", None)
+    if shown is not None:
+        module._WARNINGS_SHOWN = _Everything()
+    try:
+        yield
+    finally:
+        if shown is not None:
+            module._WARNINGS_SHOWN = shown
+
+
+class _Everything(set[str]):
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
 def accumulate_events(profiler: Any, before: Any) -> None:
     """Have the events of ``profiler``, which made ``acc_events=True``, go on with those of the one ``before``."""
     profiler._old_function_events = before.function_events

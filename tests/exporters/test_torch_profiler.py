@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -284,3 +285,23 @@ def test_modes_of_the_program_see_its_own_calls_alone(
         counts.append(counting.calls)
     assert counts[0] == counts[1]
     assert recorded(tmp_path / "2-3") == [[2, 3]]
+
+
+def test_no_warning_of_cycles_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to torch 2.11 it warns that a fresh profiler clears earlier events: turned into an error, that cost a window."""
+    from torch.profiler import profiler
+
+    prepare = profiler.profile.prepare_trace
+
+    def prepare_as_before(self: Any) -> None:
+        profiler._warn_once("Warning: Profiler clears events at the end of each cycle.")
+        prepare(self)
+
+    monkeypatch.setattr(profiler.profile, "prepare_trace", prepare_as_before)
+    with warnings.catch_warnings(record=True) as seen, instrument.profile(tmp_path, schedule="0") as prof:
+        warnings.simplefilter("always")
+        prof.step()
+    assert ["recorded"] == [window["status"] for window in prof.windows]
+    assert [] == [warning.message for warning in seen if "cycle" in str(warning.message)]
+    with pytest.warns(UserWarning, match="cycle"):
+        profiler._warn_once("Warning: Profiler clears events at the end of each cycle.")

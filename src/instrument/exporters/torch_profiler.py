@@ -27,6 +27,7 @@ from ..compat import (
     range_functions,
     refuse_late,
     window_activities,
+    without_warnings_of_cycles,
 )
 from ..errors import CaptureError
 from ..interrupts import Suppressed, is_interrupt
@@ -175,7 +176,7 @@ class TorchProfilerCapture:
         self._used = gpu.in_use() is not None
         activities = window_activities(self._options.get("activities"))
         self.profiler = profile(**{**self._options, "activities": activities})
-        with sessions.claim(self):
+        with sessions.claim(self), without_warnings_of_cycles():
             self.profiler.prepare_trace()
             self._prepared = True
         self._on_prepared(self)
