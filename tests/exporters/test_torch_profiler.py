@@ -288,7 +288,7 @@ def test_modes_of_the_program_see_its_own_calls_alone(
 
 
 def test_no_warning_of_cycles_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to torch 2.11 it warns that a fresh profiler clears earlier events: turned into an error, that cost a window."""
+    """Up to torch 2.11 it warns that a fresh profiler clears events: turned into an error, that cost a window."""
     from torch.profiler import profiler
 
     prepare = profiler.profile.prepare_trace
