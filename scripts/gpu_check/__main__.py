@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import costs, driver, edges, lengths, regions, tools
-from .check import ROOT, Check, FailedError, Given, SkippedError
+from .check import LOG, ROOT, Check, FailedError, Given, SkippedError
 
 CHECKS = [
     Check("environment", driver.environment, 60),
@@ -29,13 +29,13 @@ CHECKS = [
     Check("lanes", regions.lanes, 90),
     Check("handles", regions.handles, 60),
     Check("lengths", lengths.ahead, 60),
-    Check("nsys", tools.nsys, 120, alone=True),
-    Check("ncu", tools.ncu, 160, alone=True),
-    Check("tests", tools.tests, 300, alone=True),
-    Check("checkpointing", costs.checkpointing, 90, alone=True),
     Check("launches", costs.launches, 60, alone=True),
+    Check("checkpointing", costs.checkpointing, 90, alone=True),
     Check("compiled", costs.compiled, 90, alone=True),
-    Check("doctor", tools.doctor, 160, alone=True),
+    Check("doctor", tools.doctor, 100, alone=True),
+    Check("ncu", tools.ncu, 120, alone=True),
+    Check("nsys", tools.nsys, 120, alone=True),
+    Check("tests", tools.tests, 420, alone=True),  # what is left of the time
 ]
 MODULE = ["-m", "scripts.gpu_check"]
 _RESULT = "result.json"
@@ -65,7 +65,7 @@ def run(check: Check, device: str, limit_s: float) -> Result:
         command = [sys.executable, *MODULE, check.name, "--child", name, "--device", device]
         path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
         began = time.monotonic()
-        log = Path(name) / "log"
+        log = Path(name) / LOG
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, cwd=name, env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL,

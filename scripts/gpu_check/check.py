@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 KEEP = "INSTRUMENT_KEEP_TRACES"
+LOG = "log"  # in the folder of a check: what it printed, the end of which is shown if it does not end in time
 _LARGEST = 2 << 20  # bytes of a trace that is kept
 
 Figures = dict[str, Any]
@@ -107,9 +108,11 @@ def expect(holds: object, otherwise: str) -> None:
 
 
 def python(
-    *arguments: str | Path, environ: Mapping[str, str] | None = None, limit_s: float = 60, code: int | None = 0
+    *arguments: str | Path, limit_s: float = 60, code: int | None = 0, captured: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run Python with this checkout on its path, and without the settings of `instrument`.
+
+    What it prints is returned if ``captured``, else it is printed.
 
     Raises:
         FailedError: it took longer than ``limit_s``, or ended with another code than ``code`` (None: any).
@@ -120,8 +123,8 @@ def python(
     try:
         done = subprocess.run(
             command,
-            env=kept | {"PYTHONPATH": path, **(environ or {})},
-            capture_output=True,
+            env=kept | {"PYTHONPATH": path},
+            capture_output=captured,
             text=True,
             errors="replace",
             timeout=limit_s,

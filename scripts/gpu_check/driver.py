@@ -68,7 +68,9 @@ def _kernels(given: Given) -> int:
 
 
 def untouched(given: Given) -> Figures:
-    """A window of a loop on the CPU leaves CUDA as it is: not initialized."""
+    """A window of a loop on the CPU leaves CUDA as it is: not initialized, and without a context."""
+    import torch
+
     import instrument
 
     from .network import Training
@@ -78,7 +80,8 @@ def untouched(given: Given) -> Figures:
         for _ in range(5):
             training.step()
             prof.step()
-    initialized = given.cuda.is_initialized()
-    expect(not initialized, "CUDA is initialized")
+    expect(not given.cuda.is_initialized(), "CUDA is initialized")
+    context = not given.rehearsal and torch._C._cuda_hasPrimaryContext(0)
+    expect(not context, "there is a context on the first GPU")
     recorded(given.folder / "run", [2, 3])
-    return {"initialized": initialized}
+    return {"initialized": False, "context": context}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
 
-from .check import ROOT, Figures, Given, SkippedError, expect, python
+from .check import LOG, ROOT, Figures, Given, SkippedError, expect, python
 
 PROGRAM = "scripts.gpu_check.programs.training"
 _STEPS = 6
@@ -38,7 +39,7 @@ def ncu(given: Given) -> Figures:
     _needs("ncu")
     out = given.folder / "run"
     run = ("-m", "instrument", "run", "--profiler", "ncu", "--region", "backward", "--launches", "5")
-    done = python(*run, "--steps", "2", "--out", out, "--", "-m", PROGRAM, given.device, str(_STEPS), limit_s=150)
+    done = python(*run, "--steps", "2", "--out", out, "--", "-m", PROGRAM, given.device, str(_STEPS), limit_s=110)
     measured = re.findall(r"(\d+) kernels?", done.stdout + done.stderr)
     expect(given.rehearsal or (measured and int(measured[0]) > 0), f"no kernel: {done.stderr[-800:]}")
     return {"kernels": int(measured[0]) if measured else 0}
@@ -61,7 +62,7 @@ def doctor(given: Given) -> Figures:
             free //= 2
         else:
             free = given.cuda.mem_get_info()[0]
-    done = python("-m", "instrument", "doctor", "--json", "--out", given.folder, limit_s=150, code=None)
+    done = python("-m", "instrument", "doctor", "--json", "--out", given.folder, limit_s=90, code=None)
     expect(done.returncode in (0, 1), f"code {done.returncode}: {done.stderr[-500:]}")
     checks = json.loads(done.stdout)["checks"]
     said = {check["name"]: f"{check['status']}: {check['sentence']}" for check in checks}
@@ -70,11 +71,23 @@ def doctor(given: Given) -> Figures:
 
 def tests(given: Given) -> Figures:
     """The tests marked `gpu` pass."""
-    command = ("-m", "pytest", "-m", "gpu", "--quiet", "-p", "no:cacheprovider", "--rootdir", ROOT, ROOT / "tests")
+    command = [
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "--verbose",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        ROOT,
+        ROOT / "tests",
+    ]
+    if importlib.util.find_spec("xdist"):
+        command += ["--numprocesses", "4"]
     only = ["--collect-only"] if given.rehearsal else []
-    done = python(*command, *only, limit_s=280, code=None)
-    lines = done.stdout.strip().splitlines()
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    expect(done.returncode == 0, "; ".join(failed[:20]) or done.stdout[-1500:] or done.stderr[-1500:])
-    skipped = [line for line in lines if line.startswith("SKIPPED")]
-    return {"ended": lines[-1] if lines else "", "skipped": skipped}
+    done = python(*command, *only, limit_s=400, code=None, captured=False)
+    lines = (given.folder / LOG).read_text(errors="replace").strip().splitlines()
+    failed = sorted({line for line in lines if line.startswith(("FAILED", "ERROR"))})
+    expect(done.returncode == 0, "; ".join(failed[:20]) or "\n".join(lines[-20:]))
+    return {"ended": lines[-1] if lines else "", "skipped": [line for line in lines if line.startswith("SKIPPED")]}
