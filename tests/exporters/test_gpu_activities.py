@@ -58,6 +58,7 @@ def used(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     """The GPU is in use, and can be synchronized."""
     pretended.used = True
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return pretended
 
 

@@ -62,7 +62,7 @@ def test_rocprofv3_ends_with_the_summary_of_its_database(tmp_path: Path) -> None
     assert 3 == done.returncode, done.stderr
     assert ending(3) == made.calls[0]["program"]
     assert "instrument: rocprofv3 wrote " in done.stderr
-    assert "Where the step went: 8.90 us, GPU work " in done.stderr
+    assert "Where the step went: CPU 8.90 us, GPU 2.00 us" in done.stderr
     assert "forward" in done.stderr
     assert "" == done.stdout
 

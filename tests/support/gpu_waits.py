@@ -195,6 +195,8 @@ class Driver:
         self.calls: list[str] = []
         for name, value in [("_initialized", False), ("_cudart", object()), ("_queued_calls", [])]:
             monkeypatch.setattr(torch.cuda, name, value)  # torch's own calls in the queue ask for capabilities
+        seeds = type(torch.cuda._lazy_seed_tracker)  # those that other tests set wait for a GPU as well
+        monkeypatch.setattr(torch.cuda, "_lazy_seed_tracker", seeds())
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         asked = [(torch._C, "_cuda_init"), (torch._C, "_cuda_getDeviceCount")]
         asked += [(torch.cuda, "is_available"), (torch.cuda, "device_count")]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
+from ... import gpu
 from .. import sites
 from ..budget import Budget
 from ..finding import NOT_COVERED, Direction, Site
@@ -30,7 +31,11 @@ NAMES = {
 
 
 _LITERAL = re.compile(r"""["']cpu["']|\.cpu\(""")
-_PROFILER = (profile.__exit__.__code__, torch.profiler.profile.stop_trace.__code__)
+_PROFILER = (
+    profile.__exit__.__code__,
+    torch.profiler.profile.stop_trace.__code__,
+    gpu.synchronize.__code__,  # at the end of a window
+)
 
 
 class Here:
@@ -133,7 +138,7 @@ class State:
 
 
 def _flushes(frame: FrameType | None) -> bool:
-    """Tell whether torch's profiler synchronises as it stops: that is no wait of the program's."""
+    """Tell whether a profiler synchronizes as it stops: that is no wait of the program's."""
     for _ in range(8):
         if frame is None:
             return False
