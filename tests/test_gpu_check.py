@@ -132,6 +132,13 @@ def test_an_unknown_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown checks nothing; known are environment, fork" in capsys.readouterr().err
 
 
+def test_a_place_for_the_results_that_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused before the first check: a device would be replaced, a folder found out about at the end."""
+    with pytest.raises(SystemExit):
+        command.main(["untouched", "--rehearse", "--out", str(tmp_path)])
+    assert f"--out must be a regular file: {tmp_path}" in capsys.readouterr().err
+
+
 def test_small_traces_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressed, under the name of the check, where a folder for them is named; never those of a rehearsal."""
     monkeypatch.setenv("INSTRUMENT_KEEP_TRACES", str(tmp_path / "kept"))
@@ -140,7 +147,7 @@ def test_small_traces_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     Given(tmp_path, "cpu").trace(tmp_path / "run", "name")
     assert not (tmp_path / "kept").exists()
     Given(tmp_path, "cuda").trace(tmp_path / "run", "name")
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["gpu_name.json.gz"]
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["check_name.json.gz"]
 
 
 def test_a_tool_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

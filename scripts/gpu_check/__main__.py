@@ -12,12 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from . import costs, driver, edges, lengths, regions, tools
-from .check import LOG, ROOT, Check, FailedError, Given, SkippedError
+from .check import KEEP, LOG, ROOT, Check, FailedError, Given, SkippedError
 
 CHECKS = [
     Check("environment", driver.environment, 60),
@@ -28,7 +28,7 @@ CHECKS = [
     Check("regions", regions.tree, 60),
     Check("lanes", regions.lanes, 90),
     Check("handles", regions.handles, 60),
-    Check("lengths", lengths.ahead, 60),
+    Check("lengths", lengths.ahead, 60, alone=True),
     Check("launches", costs.launches, 60, alone=True),
     Check("checkpointing", costs.checkpointing, 90, alone=True),
     Check("compiled", costs.compiled, 90, alone=True),
@@ -125,9 +125,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = sorted(set(args.checks) - set(by_name))
     if unknown:
         parser.error(f"unknown checks {', '.join(unknown)}; known are {', '.join(by_name)}")
+    if args.out.exists() and not args.out.is_file():
+        parser.error(f"--out must be a regular file: {args.out}")
     if args.child is not None:
         child(by_name[args.checks[0]], Given(args.child, args.device))
         return 0
+    if os.environ.get(KEEP):
+        os.environ[KEEP] = str(Path(os.environ[KEEP]).absolute())  # checks run in folders of their own
     device = "cpu" if args.rehearse else "cuda"
     began, found = time.monotonic(), machine(device)
     if device == "cuda" and not found["gpu"]:
@@ -137,16 +141,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [check for check in CHECKS if check.name in (args.checks or by_name)]
     results: dict[str, Result] = {}
 
-    def one(check: Check) -> None:
-        results[check.name] = run(check, device, args.limit - (time.monotonic() - began))
-        print(line(check.name, results[check.name]), flush=True)
+    def one(check: Check) -> Result:
+        return run(check, device, args.limit - (time.monotonic() - began))
+
+    def note(name: str, result: Result) -> None:
+        results[name] = result
+        print(line(name, result), flush=True)
         _write(args.out, found | {"rehearsal": args.rehearse, "checks": results})
 
     with ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 2))) as pool:
-        list(pool.map(one, [check for check in chosen if not check.alone]))
+        running = {pool.submit(one, check): check.name for check in chosen if not check.alone}
+        for ended in as_completed(running):
+            note(running[ended], ended.result())
     for check in chosen:
         if check.alone:
-            one(check)
+            note(check.name, one(check))
+    if args.rehearse:
+        print("A rehearsal: of a GPU nothing is proved, and figures mean nothing.")
     print(f"{time.monotonic() - began:.0f} s; results in {args.out}")
     return int(any(result["status"] not in ("passed", "skipped") for result in results.values()))
 

@@ -57,7 +57,7 @@ class Given:
         return torch.cuda
 
     def trace(self, folder: Path, name: str = "") -> Path:
-        """Return the one trace in ``folder``; kept as ``gpu_NAME`` where traces are kept and there is a name.
+        """Return the one trace in ``folder``; kept as ``check_NAME`` where traces are kept and there is a name.
 
         In a rehearsal each operator of it gets a kernel.
 
@@ -77,7 +77,7 @@ class Given:
             data = data if path.suffix == ".gz" else gzip.compress(data, 9)
             if len(data) <= _LARGEST:
                 Path(keep).mkdir(parents=True, exist_ok=True)
-                (Path(keep) / f"gpu_{name}.json.gz").write_bytes(data)
+                (Path(keep) / f"check_{name}.json.gz").write_bytes(data)
         return path
 
 
@@ -117,7 +117,7 @@ def python(
     Raises:
         FailedError: it took longer than ``limit_s``, or ended with another code than ``code`` (None: any).
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT") or name == KEEP}
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), kept.get("PYTHONPATH")]))
     command = [sys.executable, *map(str, arguments)]
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from statistics import median
 
 from .check import Figures, Given, expect
 
@@ -30,15 +29,15 @@ def ahead(given: Given) -> Figures:
     marks = [event(enable_timing=True) for _ in range(_STEPS + 1)]
     with instrument.profile(given.folder / "run", schedule=instrument.schedule(at=f"1-{_STEPS}")) as prof:
         prof.step()
-        for mark in marks[:-1]:
+        for mark, end in itertools.pairwise(marks):
             mark.record()
             step()
+            end.record()  # before the window may end, and again as the next step begins
             prof.step()
-        marks[-1].record()
         given.cuda.synchronize()
-        prof.step()
-    pairs = itertools.pairwise(marks)
-    truth_ns = median(begin.elapsed_time(end) * 1e6 for begin, end in pairs)
+    truth_ns = (
+        marks[1].elapsed_time(marks[-1]) * 1e6 / (_STEPS - 1)
+    )  # from the end of the first step, as the loop's
     loop = instrument.metrics(instrument.read_trace(given.trace(given.folder / "run", "ahead")))["loop"]
     gpu_ns = loop["gpu_step_ns"]
     share = gpu_ns / truth_ns

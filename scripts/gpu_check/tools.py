@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import shutil
+import subprocess
 
 from .check import LOG, ROOT, Figures, Given, SkippedError, expect, python
 
@@ -37,12 +37,18 @@ def nsys(given: Given) -> Figures:
 def ncu(given: Given) -> Figures:
     """Under Nsight Compute the region "backward" holds kernels."""
     _needs("ncu")
+    if importlib.util.find_spec("nvtx") is None:
+        raise SkippedError("the package nvtx is not installed: there are no ranges for ncu")
     out = given.folder / "run"
     run = ("-m", "instrument", "run", "--profiler", "ncu", "--region", "backward", "--launches", "5")
     done = python(*run, "--steps", "2", "--out", out, "--", "-m", PROGRAM, given.device, str(_STEPS), limit_s=110)
-    measured = re.findall(r"(\d+) kernels?", done.stdout + done.stderr)
-    expect(given.rehearsal or (measured and int(measured[0]) > 0), f"no kernel: {done.stderr[-800:]}")
-    return {"kernels": int(measured[0]) if measured else 0}
+    reports = sorted(out.rglob("*.ncu-rep"))
+    expect(reports, f"no report: {done.stderr[-800:]}")
+    command = ["ncu", "--import", str(reports[0]), "--csv", "--page", "raw"]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    kernels = sum(row.startswith('"') and row[1:2].isdigit() for row in page.splitlines())
+    expect(given.rehearsal or kernels, f"no kernel: {page[-300:]} {done.stderr[-500:]}")
+    return {"kernels": kernels}
 
 
 def doctor(given: Given) -> Figures:

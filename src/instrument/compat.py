@@ -116,13 +116,14 @@ def without_warnings_of_cycles() -> Iterator[None]:
 
     module: Any = profiler
     shown = getattr(module, "_WARNINGS_SHOWN", None)
-    if shown is not None:
-        module._WARNINGS_SHOWN = _Everything()
+    if shown is None or isinstance(shown, _Everything):  # on another thread as well
+        yield
+        return
+    module._WARNINGS_SHOWN = _Everything()
     try:
         yield
     finally:
-        if shown is not None:
-            module._WARNINGS_SHOWN = shown
+        module._WARNINGS_SHOWN = shown
 
 
 class _Everything(set[str]):

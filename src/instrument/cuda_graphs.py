@@ -61,9 +61,12 @@ class CudaGraphs:
         self._followers = [*self._followers, follower]
 
     def remove(self, follower: GraphFollower) -> None:
-        """Tell ``follower`` no more; without any, what was replaced is put back."""
+        """Tell ``follower`` no more; without any, what was replaced is put back once nothing is captured."""
         self._followers = [other for other in self._followers if other is not follower]
-        if not self._followers:
+        self._stop()
+
+    def _stop(self) -> None:
+        if not self._followers and all(capture.graph is None for capture in tuple(self.captures)):
             self.captures.clear()
             undo(self._patches)
 
@@ -171,6 +174,7 @@ class CudaGraphs:
                 self._drop(capture)
                 for call in capture.then:
                     call()
+        self._stop()
 
     def _drop(self, capture: _Capture | None) -> None:
         if capture is not None:

@@ -39,16 +39,19 @@ def capturing() -> bool:
     return asked is not None and bool(asked())
 
 
-def synchronize() -> str:
+def synchronize(*, captured: bool = False) -> str:
     """Wait for all work of the current GPU, if one is in use; return why that was not possible, else "".
 
     Not in the capture of a CUDA graph. An error of the GPU's is the program's to see, at its next call.
+
+    Args:
+        captured: whether a graph is captured, on whatever thread.
     """
     module = in_use()
     if module is None:
         return ""
     try:
-        if capturing():
+        if captured or capturing():
             return "a CUDA graph was captured where the window ended: kernels that still ran may be missing"
         module.synchronize()
     except Exception as error:

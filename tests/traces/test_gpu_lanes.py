@@ -260,6 +260,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert f"{tmp_path} is no file" in refused(tmp_path, "--add-gpu-lanes", out)
     assert "there is no folder" in refused(trace, "--add-gpu-lanes", tmp_path / "no" / "out.json")
     assert "is no file that can be replaced" in refused(trace, "--add-gpu-lanes", tmp_path)
+    assert "File name too long" in refused(trace, "--add-gpu-lanes", tmp_path / ("x" * 300))
     database, main = Database(), thread(42, 42)
     database.span("r", 0, 50, main)
     database.call("cudaLaunchKernel_v7000", 10, 20, main, 1)

@@ -14,4 +14,9 @@ for _ in range(6):
     optimizer.step()
     optimizer.zero_grad()
     print(f"loss {loss.item()}")
-print("devices", torch.cuda.device_count(), "initialized", torch.cuda.is_initialized())
+try:
+    torch.ones(1, device="cuda")
+except (AssertionError, RuntimeError) as error:  # a driver that was initialized before has the GPU
+    print("no GPU:", type(error).__name__)
+else:
+    print("a GPU")

@@ -95,6 +95,8 @@ def _check(traces: list[str], lanes: Path) -> None:
         check(Path(traces[0]), lanes)
     except ValueError as error:
         raise _refused(error) from None
+    except OSError as error:
+        raise _refused(f"{error.filename}: {error.strerror}") from None
 
 
 def _add(trace: Trace, lanes: Path) -> None:

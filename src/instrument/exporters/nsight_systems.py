@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import gpu
+from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..regions.emitters.nvtx import NvtxEmitter
 from ..regions.region import DOMAIN, Region, by_name
@@ -65,7 +66,7 @@ class NsightSystemsCapture:
     def stop(self) -> None:
         """Close the capture range once the GPU has done what was launched in it."""
         try:
-            self.lacks = gpu.synchronize()
+            self.lacks = gpu.synchronize(captured=cuda_graphs.capturing)
         finally:
             window, self._window = self._window, None  # `stop` is called once more after an interrupt
             try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import gpu
+from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..regions.emitters.roctx import RoctxEmitter, load
 from ..regions.region import Region, by_name
@@ -71,7 +72,7 @@ class RocprofCapture:
     def stop(self) -> None:
         """Record no more, once the GPU has done what was launched so far."""
         try:
-            self.lacks = gpu.synchronize()
+            self.lacks = gpu.synchronize(captured=cuda_graphs.capturing)
         finally:
             self._pause(_ALL_THREADS)
 

@@ -29,6 +29,7 @@ from ..compat import (
     window_activities,
     without_warnings_of_cycles,
 )
+from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..interrupts import Suppressed, is_interrupt
 from ..regions.region import plain
@@ -282,7 +283,7 @@ class TorchProfilerCapture:
         if profiler is None or not profiler.use_device:
             self.profiler.stop_trace()
             return
-        self.lacks = gpu.synchronize()
+        self.lacks = gpu.synchronize(captured=cuda_graphs.capturing)
         if gpu.in_use() is not None and not self.lacks:
             self.profiler.stop_trace()
         else:

@@ -123,7 +123,7 @@ class SyncWarning:
         """Let torch warn."""
         import torch
 
-        if self._shown is None:
+        if self._shown is None or self._before is not None:
             return
         self._let_through()
         self._before = torch.cuda.get_sync_debug_mode()

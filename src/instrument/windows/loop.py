@@ -228,8 +228,7 @@ class Profile(LikeTorch):
             begun: `step` announced it, as at the end of a loop's last round, and it may never have run.
             complete: it ran to its end, though `step` did not say so.
         """
-        if not self._after_capture(functools.partial(self._end, begun, complete)):
-            self._end(begun, complete)
+        self._after_capture(functools.partial(self._end, begun, complete))
 
     @guard.contained(FEATURE)
     def _end(self, begun: bool, complete: bool = False) -> None:
@@ -267,8 +266,10 @@ class Profile(LikeTorch):
         Args:
             begun: as for `end`.
         """
-        if self._after_capture(functools.partial(self.pause, begun=begun)):
-            return
+        self._after_capture(functools.partial(self._pause, begun))
+
+    @guard.contained(FEATURE)
+    def _pause(self, begun: bool) -> None:
         recording = self._recording
         if not self._started or self._paused or self._process != os.getpid() or self._closing:
             return
@@ -298,8 +299,10 @@ class Profile(LikeTorch):
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:
         """End without accounting for windows that are not reached; one that is open is left, for ``reason``."""
-        if self._after_capture(functools.partial(self.abandon, reason)):
-            return
+        self._after_capture(functools.partial(self._abandon_for, reason))
+
+    @guard.contained(FEATURE)
+    def _abandon_for(self, reason: str) -> None:
         left = self._leave()
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
@@ -385,10 +388,18 @@ class Profile(LikeTorch):
             self._follow_plan()
             self.report_steps()
 
-    def _after_capture(self, call: Callable[[], None]) -> bool:
-        """Have ``call`` come after this thread's capture of a CUDA graph, if a window is open and there is one."""
-        mine = self._recording is not None and self._process == os.getpid()
-        return mine and cuda_graphs.postpone(call)
+    def _after_capture(self, call: Callable[[], None]) -> None:
+        """Call ``call`` now, or after this thread's capture of a CUDA graph if a window is open.
+
+        An interrupt while this waits for another thread's capture does not leave the profiler on.
+        """
+        postponed = False
+        try:
+            mine = self._recording is not None and self._process == os.getpid()
+            postponed = mine and cuda_graphs.postpone(call)
+        finally:
+            if not postponed:
+                call()
 
     def report_steps(self) -> None:
         """Come back at the next step if something counts the steps that the program marks."""
