@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from scripts.gpu_check import __main__ as command
 from scripts.gpu_check import costs, driver, edges, lengths, regions, tools
-from scripts.gpu_check.check import Check, FailedError, Figures, Given, SkippedError
+from scripts.gpu_check.check import Check, FailedError, Figures, Given, Run, SkippedError
 
 from instrument.config import settings
 
@@ -28,9 +28,9 @@ REHEARSED = [
 
 
 @pytest.mark.parametrize("check", REHEARSED, ids=lambda check: check.__name__)
-def test_rehearsal(tmp_path: Path, check: object) -> None:
+def test_rehearsal(tmp_path: Path, check: Run) -> None:
     """A check runs to its end on the CPU, where each operator of a trace is given a kernel."""
-    assert isinstance(check(Given(tmp_path, "cpu")), dict)  # type: ignore[operator]
+    assert isinstance(check(Given(tmp_path, "cpu")), dict)
 
 
 def test_a_broken_promise_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ class FailedError(AssertionError):
 
 
 class SkippedError(Exception):
-    """The check cannot be made here, for a reason that is no fault."""
+    """The check cannot run on this machine, as where a tool is not installed."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from multiprocessing.connection import Connection
 
 from .check import Figures, Given, expect, python, recorded
 
@@ -50,7 +51,7 @@ def fork(given: Given) -> Figures:
     return {"kernels": kernels}
 
 
-def _train(device: str, send: object) -> None:
+def _train(device: str, send: Connection) -> None:
     from .network import Training
 
     try:
@@ -58,7 +59,7 @@ def _train(device: str, send: object) -> None:
         answer = "trained"
     except Exception as error:
         answer = f"{type(error).__name__}: {error}"
-    send.send(answer)  # type: ignore[attr-defined]
+    send.send(answer)
 
 
 def _kernels(given: Given) -> int:

@@ -20,8 +20,13 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of the shape of ``x``."""
         if self.recomputed:
-            return checkpoint(lambda y: self.activation(self.linear(y)), x, use_reentrant=False)  # type: ignore[no-any-return]
-        return self.activation(self.linear(x))  # type: ignore[no-any-return]
+            output: Tensor = checkpoint(self._compute, x, use_reentrant=False)
+            return output
+        return self._compute(x)
+
+    def _compute(self, x: Tensor) -> Tensor:
+        output: Tensor = self.activation(self.linear(x))
+        return output
 
 
 class Training:

@@ -41,7 +41,7 @@ class _Capture:
 
 
 class CudaGraphs:
-    """The captures of the process, as far as they began while there was a `GraphFollower`.
+    """Tracks captures of CUDA graphs; those that began before the first `GraphFollower` are not seen.
 
     Attributes:
         captures: those that are under way.
@@ -88,7 +88,7 @@ class CudaGraphs:
         return found[-1].graph if found else None  # a thread of autograd captures for the one that called the pass
 
     def postpone(self, call: Callable[[], None]) -> bool:
-        """Have ``call`` come when the capture of this thread has ended, if it makes one.
+        """Run ``call`` when the capture of this thread ends, if it makes one.
 
         Returns:
             False where it makes none. A capture of another thread has ended then, or goes on for very long.
@@ -184,7 +184,7 @@ class CudaGraphs:
 
 
 class GraphFollower:
-    """Has what counts something in a capture do so after each replay of the graph instead, until `remove`.
+    """Defers calls made during the capture of a CUDA graph until after each replay of it; ends with `remove`.
 
     Args:
         unknown: called with a graph that is replayed, where its capture began before this was made.

@@ -261,7 +261,7 @@ def test_events_accumulate_over_windows_that_prepare_late(pretended: Pretended) 
 def test_versions_of_torch_without_names_of_activities(
     pretended: Pretended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where torch takes whatever it is given, what is no activity is refused here."""
+    """What is not an activity is refused, also where torch itself would take it."""
     made = profile(activities=[CPU])
     made.activities = {"cpu"}
     monkeypatch.setattr(torch.profiler, "profile", lambda **_: made)

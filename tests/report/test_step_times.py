@@ -143,7 +143,8 @@ def test_a_loop_that_runs_ahead() -> None:
     assert list(step_times(recorded)) == [
         "Steps 2-4, CPU: 1.00, 1.00, 1.00 ms (median 1.00 ms)",
         "Steps 2-4, GPU: 10.0, 10.0, 10.0 ms (median 10.0 ms)",
-        "The GPU bounds the loop: a step ended there every 10.0 ms. The CPU ran up to 27.0 ms (2.7 steps) ahead.",
+        "The GPU bounds the loop: on the GPU a step ended every 10.0 ms. "
+        "The CPU ran up to 27.0 ms (2.7 steps) ahead.",
         '"% CPU" is of the step on the CPU, "% GPU" of 12.0 ms of GPU work, where what overlaps counts twice.',
     ]
 
@@ -176,7 +177,7 @@ def test_what_bounds_other_loops() -> None:
         "synchronizations; the GPU waited for launches 25.0 % of the time, the CPU for the GPU 50.0 %."
     )
     assert said(ms(gpu_ns=14, cpu_ns=14, cpu_waits_ns=7)) == (
-        "The GPU bounds the loop: a step ended there every 7.00 ms (their work overlaps). "
+        "The GPU bounds the loop: on the GPU a step ended every 7.00 ms (their work overlaps). "
         "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of the time."
     )
     assert said(Pace()) == (

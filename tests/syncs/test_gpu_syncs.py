@@ -202,7 +202,7 @@ def test_blocked_time_is_that_of_cupti(x: torch.Tensor, ms: float, how: str, tmp
 
 @pytest.mark.parametrize("arguments", [{"level": "error"}, {"budget": 0}], ids=["error", "budget"])
 def test_the_end_of_a_window(x: torch.Tensor, tmp_path: Path, arguments: dict[str, Any]) -> None:
-    """It is no finding, raises nothing and counts in no budget; the window has its kernels."""
+    """It is not a finding, raises nothing and counts in no budget; the window has its kernels."""
     plan = instrument.schedule("1-2")
     with detect_syncs(**arguments) as syncs, instrument.profile(tmp_path, schedule=plan) as prof:
         for _ in range(4):

@@ -256,9 +256,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     """Each error names the option, what was given, and what is accepted."""
     trace, out = made(tmp_path), tmp_path / "out.json"
     assert "one TRACE is accepted, not 2" in refused(trace, trace, "--add-gpu-lanes", out)
-    assert "the file of one process is accepted; - is no file" in refused("-", "--add-gpu-lanes", out)
-    assert f"{tmp_path} is no file" in refused(tmp_path, "--add-gpu-lanes", out)
-    assert "there is no folder" in refused(trace, "--add-gpu-lanes", tmp_path / "no" / "out.json")
+    assert "TRACE must be the file of one process: -" in refused("-", "--add-gpu-lanes", out)
+    assert f"TRACE must be the file of one process: {tmp_path}" in refused(tmp_path, "--add-gpu-lanes", out)
+    assert "the folder of OUT does not exist" in refused(trace, "--add-gpu-lanes", tmp_path / "no" / "out.json")
     assert "is no file that can be replaced" in refused(trace, "--add-gpu-lanes", tmp_path)
     assert "File name too long" in refused(trace, "--add-gpu-lanes", tmp_path / ("x" * 300))
     database, main = Database(), thread(42, 42)

@@ -132,7 +132,7 @@ DEFINITIONS: dict[str, Definition] = {
     "loop": _D(
         'What bounds the loop: "gpu" if the GPU waits for launches (it idles, and its next work was launched '
         'after it had run out) at most 10 % of the window; else "both" if the CPU waits for the GPU more than '
-        '10 % of it; else "cpu"; `unknown` says why there is no answer. `gpu_step_ns` is the window / `steps`, '
+        '10 % of it; else "cpu"; null if that is unknown, see `unknown`. `gpu_step_ns` is the window / `steps`, '
         "`cpu_step_ns` that between the ends of the same steps on the CPU, `synchronized_step_ns` the wall time "
         "between waits at one place of the step that left the GPU without work, and `step_ns` the one of them "
         "that `clock` names.",

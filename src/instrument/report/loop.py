@@ -40,7 +40,7 @@ def _step(lengths: Lengths) -> str:
         return f"{_took(step_ns)} there"
     spans = [step.gpu_ns for step in lengths.steps if step.gpu_ns is not None]
     overlap = " (their work overlaps)" * (sum(spans) > 1.1 * step_ns * len(spans))
-    return f"a step ended there every {duration(step_ns)}{overlap}"
+    return f"on the GPU a step ended every {duration(step_ns)}{overlap}"
 
 
 def _took(ns: float) -> str:

@@ -72,11 +72,11 @@ def check(source: Path, out: Path) -> Path:
         ValueError: it is not.
     """
     if not source.is_file():
-        raise ValueError(f"the file of one process is accepted; {source} is no file")
+        raise ValueError(f"TRACE must be the file of one process: {source}")
     if out.exists() and (not out.is_file() or out.samefile(source)):
         raise ValueError(f"{out} is {'the trace itself' if out.is_file() else 'no file that can be replaced'}")
     if not out.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder {out.absolute().parent}")
+        raise ValueError(f"the folder of OUT does not exist: {out.absolute().parent}")
     return source
 
 

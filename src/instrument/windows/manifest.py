@@ -143,7 +143,7 @@ def unwritable(folder: Path) -> str | None:
 
 
 def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the readable lines of the manifest in ``folder``, none if there is no manifest.
+    """Yield the readable lines of the manifest in ``folder``; nothing without a manifest.
 
     Args:
         folder: of the manifest.

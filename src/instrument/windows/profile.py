@@ -36,7 +36,7 @@ def profile(
     """Record chosen steps of a training loop; call ``.step()`` on what this returns after each step.
 
     Each window lands in ``OUT/window-0001/`` as ``rank0.TIME.pt.trace.json.gz``, which opens in Perfetto,
-    chrome://tracing and TensorBoard; ``OUT/manifest.jsonl`` says what came of each. After the last window a
+    chrome://tracing and TensorBoard; ``OUT/manifest.jsonl`` has the outcome of each. After the last window a
     summary is printed to stderr. No failure of the recording reaches the loop.
 
     Args:

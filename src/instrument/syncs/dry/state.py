@@ -138,7 +138,7 @@ class State:
 
 
 def _flushes(frame: FrameType | None) -> bool:
-    """Tell whether a profiler synchronizes as it stops: that is no wait of the program's."""
+    """Tell whether a profiler synchronizes as it stops, which is not a synchronization of the program."""
     for _ in range(8):
         if frame is None:
             return False
