@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.traces.intervals import Intervals, both, clip, common, covered, either, length, union
+from instrument.traces.intervals import Intervals, clip, common, covered, either, length, union
 
 Pairs = list[tuple[int, int]]
 PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12)
@@ -40,10 +40,9 @@ def test_union(pairs: Pairs) -> None:
 
 @given(PAIRS, PAIRS)
 def test_two_sets(one: Pairs, other: Pairs) -> None:
-    """Either is the union, both the intersection and common its length."""
+    """Either is the union, common the length of the intersection."""
     first, second = union(*columns(one)), union(*columns(other))
     assert of(either(first, second)) == points(one) | points(other)
-    assert of(both(first, second)) == points(one) & points(other)
     assert common(first, second) == common(second, first) == len(points(one) & points(other))
 
 

@@ -96,6 +96,7 @@ def test_lengths_of_steps() -> None:
         "synchronized_steps": 0,
         "gpu_waits_share": 0.0,
         "cpu_waits_share": 0.0,
+        "queue_waits_share": 0.0,
         "run_ahead_ns": {"median": 4500, "max": 5400},
     }
     assert numbers.about("loop").window_ns == (3990, 5990)

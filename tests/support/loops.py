@@ -22,10 +22,18 @@ class Loop:
         cpu: the time on the CPU.
         gpu: when the GPU is done with all that it has.
         starved: how long the GPU has waited for launches since it first worked.
+        held: from when to when launches waited for room in the queue.
+
+    Args:
+        process: its number.
+        device: that of the GPU.
+        queue: how many launches the GPU holds that are not done.
     """
 
-    def __init__(self, process: int = 1, device: int = 0) -> None:
+    def __init__(self, process: int = 1, device: int = 0, queue: int = 1 << 30) -> None:
         self.cpu = self.gpu = self.starved = 0
+        self.held: list[tuple[int, int]] = []
+        self._queue, self._ends = queue, list[int]()
         self.events: list[dict[str, Any]] = []
         self._process, self._device = process, device
         self._launches = 0
@@ -47,11 +55,16 @@ class Loop:
         """Launch work of this duration; without ``kernel`` the trace lacks it."""
         self._launches += 1
         ids = {"correlation": self._process * 1_000_000 + self._launches}
-        self._add("cuda_runtime", call, self.cpu, self.cpu + cost, thread, **ids)
+        begun = self.cpu
+        if len(self._ends) >= self._queue and self._ends[-self._queue] > begun:
+            self.cpu = self._ends[-self._queue]
+            self.held.append((begun + cost, self.cpu + cost))
+        self._add("cuda_runtime", call, begun, self.cpu + cost, thread, **ids)
         start = max(self.cpu + LATENCY_US, self.gpu)
         if self.gpu and self.cpu >= self.gpu:
             self.starved += start - self.gpu
         self.gpu = start + us
+        self._ends.append(self.gpu)
         self.cpu += cost
         if kernel:
             event = self._event("kernel", "gemm", start, self.gpu) | {"pid": self._device, "tid": 7}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from instrument.traces.queue_waits import queue_waits
 from instrument.traces.read import read_trace
 from instrument.traces.step_lengths import Lengths, joined
 from instrument.traces.step_work import step_lengths
@@ -145,7 +146,12 @@ def test_a_wait_that_leaves_work_measures_nothing(tmp_path: Path) -> None:
 def test_whose_waits_count(tmp_path: Path) -> None:
     """Those of the thread of the backward pass hold up the loop, those of a thread that pins memory do not."""
     counted = {}
-    for thread, operator in ((2, "autograd::engine::evaluate_function: MmBackward0"), (3, "aten::pin_memory")):
+    threads = (
+        (2, "autograd::engine::evaluate_function: MmBackward0"),
+        (3, "aten::pin_memory"),
+        (4, "in a report without operators, the thread has the name of autograd's"),
+    )
+    for thread, operator in threads:
         loop = Loop()
         for number in range(4):
             with loop.step(number):
@@ -153,10 +159,84 @@ def test_whose_waits_count(tmp_path: Path) -> None:
                 loop.launch(1_000)
                 start = loop.cpu
                 loop.synchronize(thread=thread)
-                loop._add("cpu_op", operator, start, loop.cpu, thread)
+                loop._add("cpu_op", operator, start, loop.cpu, thread, **{"Sequence number": number})
+        if thread == 4:
+            loop.events = [event for event in loop.events if event["cat"] != "cpu_op"]
+            name = {"ph": "M", "cat": "", "name": "thread_name", "pid": 1, "tid": 4}
+            loop.events.append(name | {"args": {"name": "thread 4 (pt_autograd_0)"}})
         counted[thread] = of(loop.trace(tmp_path))
-    assert (counted[2].bound, counted[3].bound) == ("both", "cpu")
+    assert {thread: each.bound for thread, each in counted.items()} == {2: "both", 3: "cpu", 4: "both"}
     assert (counted[2].clock, counted[3].clock) == ("synchronizations", "cpu")
+
+
+def held_ns(loop: Loop, lengths: Lengths) -> int:
+    """How long launches waited for the queue, in the window of the pace."""
+    ends = [step.gpu_last_ns for step in lengths.steps if step.gpu_last_ns is not None]
+    zero = (lengths.steps[0].gpu_first_ns or 0) - LATENCY_US * US
+    since, until = ends[0] - zero, ends[-1] - zero
+    return sum(max(min(end * US, until) - max(start * US, since), 0) for start, end in loop.held)
+
+
+def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
+    """A launch returns once the GPU is done with another one: the CPU waits for it, without a synchronization."""
+    loop = Loop(queue=300)
+    for number in range(6):
+        with loop.step(number):
+            for _ in range(200):
+                loop.launch(100)
+    lengths = of(loop.trace(tmp_path))
+    assert (lengths.bound, lengths.gpu_step_ns) == ("gpu", 20 * MS)
+    assert lengths.pace.cpu_waits_ns == lengths.pace.queue_waits_ns == held_ns(loop, lengths)
+    assert lengths.pace.cpu_waits_ns > 0.6 * lengths.pace.gpu_ns
+
+
+def test_a_loop_that_starves_and_fills_the_queue_by_turns(tmp_path: Path) -> None:
+    """The CPU does not bound it alone: in a part of each step it waits for the GPU."""
+    loop = Loop(queue=300)
+    for number in range(4):
+        with loop.step(number):
+            loop.work(60_000)
+            for _ in range(600):
+                loop.launch(100)
+    lengths = of(loop.trace(tmp_path))
+    assert lengths.bound == "both"
+    assert lengths.pace.gpu_waits_ns > 0.2 * lengths.pace.gpu_ns
+    assert lengths.pace.queue_waits_ns == held_ns(loop, lengths) > 0.2 * lengths.pace.gpu_ns
+
+
+@pytest.mark.parametrize("before", [5, 300])
+def test_launches_that_are_long_for_another_reason(tmp_path: Path, before: int) -> None:
+    """To load a kernel's code takes time, too: little is queued, or the work starts before the call returns."""
+    loop = Loop()
+    for number in range(3):
+        with loop.step(number):
+            for _ in range(before):
+                loop.launch(100)
+            loop.launch(50_000, cost=(400, 40_000)[before == 300])
+            loop.synchronize()
+    lengths = of(loop.trace(tmp_path))
+    assert lengths.pace.cpu_waits_ns > 0
+    assert lengths.pace.queue_waits_ns == 0
+
+
+def test_a_queue_that_was_full_before_the_recording(tmp_path: Path) -> None:
+    """What was launched before counts among what is queued."""
+    loop = Loop(queue=300)
+    for _ in range(400):
+        loop.launch(100)
+    loop.held.clear()
+    loop.events = [event for event in loop.events if event["cat"] == "kernel"]
+    for _ in range(20):
+        loop.launch(100)
+    assert len(loop.held) == 20
+    loop.synchronize()
+    for _ in range(20):
+        loop.launch(100)
+    trace = loop.trace(tmp_path)
+    found = queue_waits(trace)
+    base = BASE_US * US - trace.epoch_ns
+    waited = zip((found.start_ns - base).tolist(), (found.end_ns - base).tolist(), strict=True)
+    assert list(waited) == [(start * US, end * US) for start, end in loop.held]
 
 
 def test_one_step(tmp_path: Path) -> None:
@@ -388,6 +468,8 @@ def test_real_loop_that_runs_ahead() -> None:
     assert lengths.step_ns == 95_591_571
     assert lengths.run_ahead_ns is not None
     assert 89 * MS < lengths.run_ahead_ns[0] < lengths.run_ahead_ns[1] < 90 * MS
+    assert 0.50 < lengths.pace.cpu_waits_ns / lengths.pace.gpu_ns < 0.51
+    assert lengths.pace.queue_waits_ns == lengths.pace.cpu_waits_ns
 
 
 def test_real_loop_that_runs_ahead_of_work_from_before() -> None:

@@ -19,6 +19,7 @@ from instrument.errors import InstrumentError, TraceError
 from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import OperatorStat, RegionStat, Summary, merge
 from instrument.traces.summary import summarize as summarize_trace
+from tests.support.shared_traces import shared
 
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 BASE_US = 1_712_195_495_000_000
@@ -423,3 +424,70 @@ def test_what_is_outside_the_steps(tmp_path: Path) -> None:
     assert [2] == [operator.calls for operator in summary.operators]
     assert (summary.gpu_total_ns, summary.gpu_unattributed_ns) == (7_000, 0)
     assert summary.outside_gpu_ns == 14_000
+
+
+def kernel(start_us: float, dur_us: float, correlation: int | None, stream: int = 7) -> Event:
+    """A kernel whose launch is not in the trace."""
+    ids = {} if correlation is None else {"correlation": correlation}
+    args = {"args": ids | {"device": 0, "stream": stream}}
+    return region("gemm", start_us, dur_us, f"stream {stream}", "kernel") | {"pid": "GPU 0"} | args
+
+
+def on_stream(events: list[Event], stream: int = 7) -> list[Event]:
+    for event in events:
+        if event["cat"] == "kernel":
+            event["args"] = event["args"] | {"device": 0, "stream": stream}
+    return events
+
+
+STEP = [region("ProfilerStep#4", 10, 90), region("aten::mm", 20, 60, cat="cpu_op")]
+
+
+@pytest.mark.parametrize(
+    ("more", "before", "by_time", "total"),
+    [
+        ([kernel(12, 9, 1), kernel(22, 5, 2)], 14, 0, 7),  # the stream was at it when the recording began
+        ([kernel(22, 5, 2, stream=9), kernel(60, 6, 3, stream=9)], 11, 0, 7),  # a stream that had nothing since
+        ([kernel(45, 9, 200)], 0, 9, 16),  # after other work of the trace: who launched it is not known
+        ([kernel(12, 9, None)], 0, 9, 16),  # the profiler says nothing of its launch
+        ([kernel(2, 3, None), kernel(12, 9, None)], 0, 12, 16),  # one before the step
+    ],
+)
+def test_work_whose_launch_is_not_in_the_trace(
+    tmp_path: Path, more: list[Event], before: int, by_time: int, total: int
+) -> None:
+    """What was launched before the recording is in no step; of what tells nothing, the time is taken."""
+    summary = summarize(write(tmp_path, [*STEP, *on_stream(launched(50, 30, 7)), *more]))
+    assert (summary.before_gpu_ns, summary.by_time_gpu_ns) == (before * 1000, by_time * 1000)
+    assert summary.gpu_total_ns == total * 1000
+    assert summary.gpu_total_ns + summary.outside_gpu_ns == (7 + sum(event["dur"] for event in more)) * 1000
+    twice = merge([summary, summary])
+    assert (twice.before_gpu_ns, twice.by_time_gpu_ns) == (2 * before * 1000, 2 * by_time * 1000)
+
+
+def test_a_trace_without_links(tmp_path: Path) -> None:
+    """Where no call is noted, work is in the step in which it runs."""
+    summary = summarize(write(tmp_path, [*STEP, kernel(12, 9, 1), kernel(60, 5, 2), kernel(120, 4, 3)]))
+    assert (summary.before_gpu_ns, summary.by_time_gpu_ns) == (0, 18_000)
+    assert (summary.gpu_total_ns, summary.outside_gpu_ns) == (14_000, 4_000)
+
+
+def test_the_kernels_of_a_graph_have_its_launch(tmp_path: Path) -> None:
+    """One call launches them all, and counts where it was made."""
+    launch, first = on_stream(launched(50, 30, 7))
+    launch["name"] = "cudaGraphLaunch"
+    summary = summarize(write(tmp_path, [*STEP, launch, first, *(kernel(at, 5, 50) for at in (45, 52, 130))]))
+    assert (summary.gpu_total_ns, summary.before_gpu_ns, summary.by_time_gpu_ns) == (22_000, 0, 0)
+
+
+def test_without_steps_all_work_counts(tmp_path: Path) -> None:
+    """A recording without steps is what its GPU did, whenever that was launched."""
+    summary = summarize(write(tmp_path, [STEP[1], *on_stream(launched(50, 30, 7)), kernel(12, 9, 1)]))
+    assert (summary.gpu_total_ns, summary.outside_gpu_ns, summary.before_gpu_ns) == (16_000, 0, 9_000)
+
+
+def test_work_from_before_a_real_recording() -> None:
+    """On MI300X, a third of the GPU time of the recording."""
+    summary = summarize(shared("tl_mi300_resnet_actckpt.json.gz"))
+    assert summary.before_gpu_ns == summary.outside_gpu_ns == 31_834_405
+    assert (summary.gpu_total_ns or 0) / 3 == pytest.approx(22.8e6, rel=0.01)

@@ -23,8 +23,10 @@ BACKWARD = " (backward)"
 OWN_NAME = re.compile(r"\bpt_autograd_\d")
 """How torch names them."""
 
-_ENGINE = re.compile(r"^autograd::engine::evaluate_function")  # around each node
-_IN_BACKWARD = re.compile(rf"{re.escape(BACKWARD)}$|^autograd::engine::evaluate_function")
+ENGINE = re.compile(r"^autograd::engine::evaluate_function(?:: (?P<node>.+?)(?:, (?:seq|op_id) = .*)?$)?")
+"""The operator around each node; torch appends the numbers for Nsight Systems."""
+
+_IN_BACKWARD = re.compile(rf"{re.escape(BACKWARD)}$|{ENGINE.pattern}")
 _NAMED_SO = re.compile("backward", re.IGNORECASE)
 _MOST = 64  # threads of a process that train at once and are told apart
 _AT_ONCE = 1 << 15  # times that are looked at together, each with so many threads
@@ -44,7 +46,7 @@ class Nodes(NamedTuple):
 
 def autograd_nodes(operators: Table) -> Nodes:
     """Return the nodes that ran, and the operators outside of backward passes that made some."""
-    engine = operators.matching("name", _ENGINE)
+    engine = operators.matching("name", ENGINE)
     run = operators.where(engine)
     made = operators.where((operators.sequence >= 0) & ~engine)
     if run:  # a node may itself make nodes: checkpointing runs the forward again

@@ -27,16 +27,6 @@ def either(one: Intervals, other: Intervals) -> Intervals:
     return union(np.concatenate((one[0], other[0])), np.concatenate((one[1], other[1])))
 
 
-def both(one: Intervals, other: Intervals) -> Intervals:
-    """Return the time that one and the other cover."""
-    times = np.concatenate((*one, *other))
-    change = np.repeat([1, -1, 1, -1], [len(part) for part in (*one, *other)])
-    order = np.lexsort((change, times))  # an end before a start at the same time
-    times = times[order]
-    twice = np.flatnonzero(np.cumsum(change[order]) == 2)
-    return times[twice], times[twice + 1]
-
-
 def length(intervals: Intervals) -> int:
     """Return how long they are together, in ns."""
     return int(np.sum(intervals[1] - intervals[0]))
@@ -59,7 +49,7 @@ def _before(intervals: Intervals, times_ns: Array) -> Array:
 
 
 def common(one: Intervals, other: Intervals) -> int:
-    """Return how long both are, in ns."""
+    """Return how long the time is that one and the other cover, in ns."""
     return int(np.sum(covered(one, *other)))
 
 

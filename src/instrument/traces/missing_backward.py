@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .autograd import BACKWARD
+from .autograd import BACKWARD, ENGINE
 from .links import main_thread
 from .nest import Nest
 from .step_content import Steps
@@ -15,7 +15,6 @@ from .table import Array, Table
 from .trace import Trace
 
 _EVALUATION = " (eval)"
-_ENGINE = "autograd::engine::evaluate_function: "  # around each autograd node
 _LAST = np.iinfo(np.int64).max
 
 
@@ -93,10 +92,9 @@ class MissingBackward:
 def _autograd(trace: Trace) -> tuple[Table, Table]:
     """Return the autograd nodes that ran, and the operators of forwards that made nodes."""
     operators = trace.operators.where(trace.operators.sequence >= 0)
-    engine = {word for word in trace.words if word.startswith(_ENGINE)}
-    kinds = {word.removeprefix(_ENGINE) for word in engine}
+    engine = {word: match["node"] for word in trace.words if (match := ENGINE.search(word))}
     is_node, is_engine = (
         np.isin(operators.name, [code for code, word in enumerate(trace.words) if word in words])
-        for words in (kinds, engine)
+        for words in (set(engine.values()), engine)
     )
     return operators.where(is_node), operators.where(~is_node & ~is_engine)

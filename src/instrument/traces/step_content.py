@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .intervals import covered, length, union
@@ -106,10 +108,53 @@ def outside_ns(trace: Trace) -> int:
     return end - start - int(within[0])
 
 
-def counted_work(trace: Trace, steps: Steps) -> Array:
-    """Which GPU work was launched in a step, or nobody knows where."""
-    launched = trace.gpu.launch >= 0
-    counts = ~launched
-    launches = trace.runtime.where(trace.gpu.launch[launched])
-    counts[launched] = steps.of(launches.start_ns, launches.thread) >= 0
-    return counts
+class GpuWork(NamedTuple):
+    """Which GPU work belongs to the steps; each is a mask of the rows of `Trace.gpu`.
+
+    Attributes:
+        counted: What was launched in a step, and what ``by_time`` puts in one; all of it where there are no steps.
+        before: What was launched before the recording, and so in none.
+        by_time: What counts where it ran, since the trace does not tell when it was launched.
+    """
+
+    counted: Array
+    before: Array
+    by_time: Array
+
+
+def gpu_work(trace: Trace, steps: Steps) -> GpuWork:
+    """Tell which GPU work belongs to the steps."""
+    gpu = trace.gpu
+    by_call, by_operator = gpu.launch >= 0, (gpu.launch < 0) & (gpu.operator >= 0)
+    before = launched_before(trace)
+    at, thread = gpu.start_ns.copy(), np.full(len(gpu), -1)
+    for rows, calls, link in (
+        (by_call, trace.runtime, gpu.launch),
+        (by_operator, trace.operators, gpu.operator),
+    ):
+        at[rows], thread[rows] = calls.start_ns[link[rows]], calls.thread[link[rows]]
+    counted = steps.of(at, thread) >= 0
+    if trace.steps:
+        counted &= ~before
+    return GpuWork(counted, before, ~(by_call | by_operator | before))
+
+
+def launched_before(trace: Trace) -> Array:
+    """Which GPU work was launched before the recording.
+
+    The trace has calls, but not the one that launched it, and none that launched what its stream did before it:
+    streams work in order. Where the profiler notes no calls, or not for all work, that tells nothing.
+    """
+    gpu = trace.gpu
+    known = (gpu.launch >= 0) | (gpu.operator >= 0)
+    before: Array = ~known & (gpu.correlation >= 0)
+    if not (known.any() and before.any()):
+        return np.zeros(len(gpu), bool)
+    before &= ~np.isin(gpu.correlation, trace.runtime.correlation)  # calls of several processes may have it
+    streams, stream = np.unique(gpu.stream, return_inverse=True)
+    lane = np.unique(gpu.device, return_inverse=True)[1] * len(streams) + stream
+    lanes, first = np.unique(lane[known], return_index=True)  # work is in order of start
+    first_ns = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
+    first_ns[lanes] = gpu.start_ns[known][first]
+    before &= gpu.start_ns < first_ns[lane]
+    return before

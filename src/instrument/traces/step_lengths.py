@@ -50,13 +50,14 @@ class Pace:
         gpu_waits_ns: The part of ``gpu_ns`` at which the GPU had nothing to do, and what it did next was launched
             after it had run out of work.
         cpu_waits_ns: The part at which a thread of the loop waited for the GPU in a call within a step, and the
-            GPU worked.
+            GPU worked: in synchronizations, copies, and launches that found its queue full.
         busy_ns: The part at which the GPU worked.
         known_ns: The part at which it did what the steps launched.
         synchronized_steps: The steps between the first and the last wait at the same place of a step that left
             the GPU without work.
         synchronized_ns: The wall time from the one to the other.
         missing: Calls that launched work which the trace lacks, in steps that cannot be told without it.
+        queue_waits_ns: The part of ``cpu_waits_ns`` in launches.
     """
 
     steps: int = 0
@@ -69,6 +70,7 @@ class Pace:
     synchronized_steps: int = 0
     synchronized_ns: int = 0
     missing: int = 0
+    queue_waits_ns: int = 0
 
     def __add__(self, other: Pace) -> Pace:
         """Return the sums over both."""

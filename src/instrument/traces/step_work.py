@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .intervals import both, covered, union
+from .intervals import clip, common, covered, union
 from .lanes import by_lane
+from .queue_waits import queue_waits
 from .step_content import Steps
 from .step_lengths import Lengths, Pace, StepLength
 from .table import Array, Numbers, Table
@@ -18,7 +19,6 @@ from .trace import Trace
 from .waits import FREE, Wait, find
 
 _LAUNCH, _GRAPH = re.compile("LaunchKernel|GraphLaunch"), re.compile("GraphLaunch")
-_BACKWARD = re.compile("^autograd::engine")
 _WHOLE_DEVICE = re.compile("(?:Device|Ctx|Context|Thread)Synchronize")
 _UNKNOWN = np.iinfo(np.int64).min
 _SKEW_NS = 5_000  # between the clocks of CPU and GPU
@@ -47,7 +47,7 @@ def step_lengths(trace: Trace) -> Lengths | None:
         return None
     numbers: Numbers[int | str] = Numbers()
     process_of = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
-    waits = _waits(trace)
+    waits, queue = _waits(trace), _queue(trace)
     rows_of = dict(by_lane(_processes(trace, process_of)))
     lengths = [StepLength(ns) for ns in steps.duration_ns.tolist()]
     pace = Pace(missing=int(work.missing.sum()))
@@ -58,7 +58,9 @@ def step_lengths(trace: Trace) -> Lengths | None:
             _measure(lengths, steps, stretch, work)
             pace += _synchronized(stretch, waits, device, only_whole=bool(work.missing[stretch].any()))
         own = [wait for row in rows.tolist() for wait in waits.get(row, ())]
-        pace += _pace(steps, stretches, work, device, own)
+        called = np.array([(wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in own], np.int64)
+        full = queue[:, np.isin(queue[2], rows)][:2]
+        pace += _pace(steps, stretches, work, device, (called.reshape(-1, 2).T, full))
     return Lengths(tuple(lengths), pace)
 
 
@@ -113,11 +115,18 @@ def _processes(trace: Trace, process_of: Array) -> Array:
     return process
 
 
+def _loop(trace: Trace) -> Array:
+    """The threads that hold up the loop if they wait: those of the steps and of autograd; the last is none."""
+    held = np.array([*(thread.autograd for thread in trace.threads), False])
+    held[trace.steps.thread] = True
+    held[-1] = False
+    return held
+
+
 def _waits(trace: Trace) -> dict[int, list[Wait]]:
-    """The waits in each step, on its thread or on one of the backward pass."""
-    loop = set(trace.steps.thread.tolist())
-    loop |= set(trace.operators.thread[trace.operators.matching("name", _BACKWARD)].tolist())
-    waits = [wait for wait in find(trace) if wait.thread in loop]
+    """The waits in each step, on a thread of the loop."""
+    loop = _loop(trace)
+    waits = [wait for wait in find(trace) if loop[wait.thread]]
     starts, threads = [wait.start_ns for wait in waits], [wait.thread for wait in waits]
     held = Steps(trace).of(np.array(starts, np.int64), np.array(threads, np.int64))
     found: dict[int, list[Wait]] = defaultdict(list)
@@ -125,6 +134,14 @@ def _waits(trace: Trace) -> dict[int, list[Wait]]:
         if row >= 0:
             found[row].append(wait)
     return found
+
+
+def _queue(trace: Trace) -> Array:
+    """Starts, ends and steps of the launches on a thread of the loop that waited since the queue was full."""
+    start, end, thread = queue_waits(trace)
+    own = np.flatnonzero(_loop(trace)[thread])
+    step = Steps(trace).of(start[own], thread[own])
+    return np.stack((start[own], end[own], step))
 
 
 class _Device:
@@ -178,8 +195,18 @@ def _measure(lengths: list[StepLength], steps: Table, stretch: Array, work: _Wor
         lengths[row] = StepLength(lengths[row].cpu_ns, first, last, last - first, period, last - end, delayed)
 
 
-def _pace(steps: Table, stretches: Sequence[Array], work: _Work, device: _Device, waits: Sequence[Wait]) -> Pace:
-    """The sums over successive steps of one process."""
+def _pace(
+    steps: Table, stretches: Sequence[Array], work: _Work, device: _Device, waits: tuple[Array, Array]
+) -> Pace:
+    """The sums over successive steps of one process.
+
+    Args:
+        steps: Of the trace.
+        stretches: Of its rows, as `_stretches` returns them.
+        work: What they launched.
+        device: What the GPU did.
+        waits: Starts and ends of calls that wait for the GPU, and of launches that wait for room in the queue.
+    """
     spans: list[tuple[int, int, int, int]] = []
     for stretch in stretches:
         some = np.flatnonzero(work.last_ns[stretch] != _UNKNOWN)
@@ -191,13 +218,14 @@ def _pace(steps: Table, stretches: Sequence[Array], work: _Work, device: _Device
             cpu_ns = int(steps.end_ns[last] - steps.end_ns[first])
             spans.append((since, until, int(some[-1] - some[0]), cpu_ns))
     start, end, count, cpu = np.array(spans, np.int64).reshape(-1, 4).T
-    started = np.array([wait.start_ns for wait in waits], np.int64)
-    waited = union(started, started + np.array([wait.blocked_ns for wait in waits], np.int64))
-    waits_ns, both_ns, busy_ns, known_ns = (
-        int(covered(times, start, end).sum())
-        for times in (device.starved, both(waited, device.busy), device.busy, device.known)
+    waited = union(*np.concatenate(waits, axis=1)), union(*waits[1])
+    spans_ns = list(zip(start.tolist(), end.tolist(), strict=True))
+    all_ns, queue_ns = (sum(common(device.busy, clip(times, *span)) for span in spans_ns) for times in waited)
+    starved_ns, busy_ns, known_ns = (
+        int(covered(times, start, end).sum()) for times in (device.starved, device.busy, device.known)
     )
-    return Pace(int(count.sum()), int((end - start).sum()), int(cpu.sum()), waits_ns, both_ns, busy_ns, known_ns)
+    counts = int(count.sum()), int((end - start).sum()), int(cpu.sum())
+    return Pace(*counts, starved_ns, all_ns, busy_ns, known_ns, queue_waits_ns=queue_ns)
 
 
 def _synchronized(

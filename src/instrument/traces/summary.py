@@ -12,7 +12,7 @@ import numpy as np
 
 from .links import main_thread
 from .missing_backward import MissingBackward
-from .step_content import Steps, counted_work, in_no_region_ns, outside_ns, steps_ns
+from .step_content import Steps, gpu_work, in_no_region_ns, outside_ns, steps_ns
 from .step_lengths import Lengths, joined
 from .step_work import step_lengths
 from .table import Array, Table
@@ -125,8 +125,9 @@ class Summary:
     """Where the time of the recorded steps went.
 
     The content of a step is what starts in its range, on the threads of its process. GPU work belongs to the step
-    that launched it, and to the regions it was launched in. Its time is the sum of the durations of kernels,
-    copies and fills: work that overlaps counts twice. That of the outermost regions and the unattributed make the
+    that launched it, and to the regions it was launched in; what was launched before the recording is outside of
+    the steps. Its time is the sum of the durations of kernels, copies and fills, those that run at the same time
+    included. That of the outermost regions and the unattributed make the
     total.
 
     Attributes:
@@ -135,12 +136,15 @@ class Summary:
         regions: As a tree in order of first call: each region is followed by those inside it.
         operators: By their own time, longest first.
         gpu_total_ns: All GPU work of the steps; None where the trace has none.
-        gpu_unattributed_ns: The part of it that was launched in no region, or before the window.
+        gpu_unattributed_ns: The part of it that was launched in no region, or nobody knows where.
         step_times_ns: The duration of each step.
         step_numbers: As many numbers of steps; -1 where the trace does not say.
         no_region_ns: The part of the steps at which no region was open.
         outside_ns: The time recorded outside of the steps.
-        outside_gpu_ns: The GPU work that was launched there.
+        outside_gpu_ns: The GPU work that was launched there, or before the recording.
+        before_gpu_ns: All GPU work that was launched before the recording.
+        by_time_gpu_ns: The GPU work of which the trace does not tell when it was launched: it is in the step in
+            which it ran.
         unplaced: How many regions of autograd's threads are in no other, since it is unclear which thread called
             that backward pass.
         timing: Of each window, what the manifest says of it.
@@ -158,6 +162,8 @@ class Summary:
     no_region_ns: int = 0
     outside_ns: int = 0
     outside_gpu_ns: int = 0
+    before_gpu_ns: int = 0
+    by_time_gpu_ns: int = 0
     unplaced: int = 0
     timing: tuple[Timing, ...] = ()
     lengths: Lengths | None = None
@@ -200,8 +206,8 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
         timing: What the loop knows of the run around it.
     """
     steps = Steps(trace)
-    counted = counted_work(trace, steps)
-    gpu = trace.gpu.where(counted)
+    work = gpu_work(trace, steps)
+    gpu = trace.gpu.where(work.counted)
     regions = trace.regions
     within = steps.of(regions.start_ns, regions.thread)
     by_path: dict[tuple[str, ...], _Total] = {}
@@ -228,6 +234,8 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
         no_region_ns=in_no_region_ns(trace, regions.where(within >= 0)),
         outside_ns=outside_ns(trace),
         outside_gpu_ns=outside_gpu_ns,
+        before_gpu_ns=int(trace.gpu.duration_ns[work.before].sum()),
+        by_time_gpu_ns=int(trace.gpu.duration_ns[work.by_time].sum()),
         unplaced=trace.unplaced,
         timing=(timing,) if timing else (),
         lengths=step_lengths(trace),
@@ -259,6 +267,8 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         no_region_ns=sum(s.no_region_ns for s in summaries),
         outside_ns=sum(s.outside_ns for s in summaries),
         outside_gpu_ns=sum(s.outside_gpu_ns for s in summaries),
+        before_gpu_ns=sum(s.before_gpu_ns for s in summaries),
+        by_time_gpu_ns=sum(s.by_time_gpu_ns for s in summaries),
         unplaced=sum(s.unplaced for s in summaries),
         timing=tuple(timing for s in summaries for timing in s.timing),
         lengths=joined((s.lengths, s.step_times_ns) for s in summaries),

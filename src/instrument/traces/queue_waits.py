@@ -1,0 +1,68 @@
+"""Finds launches that waited until there was room for them in the queue of the GPU.
+
+The driver takes a launch and returns, until as many wait as its queue holds (1,024 on CUDA). From then on a launch
+returns when the GPU is done with another one: the GPU holds up the CPU as much as in a synchronization, in a call
+that is none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .step_content import launched_before
+from .table import Array
+from .trace import Trace
+
+_FULL = 256  # pieces of work, from which the queue may be full: CUDA_SCALE_LAUNCH_QUEUES makes it 256 at the least
+_FAR_LONGER = 4  # times as long as a launch takes while the queue has room
+
+
+class QueueWaits(NamedTuple):
+    """Launches that waited, in order of their start.
+
+    Attributes:
+        start_ns: When the call had taken as long as a launch does that need not wait.
+        end_ns: When it returned.
+        thread: As in `Trace.runtime`.
+    """
+
+    start_ns: Array
+    end_ns: Array
+    thread: Array
+
+
+def queue_waits(trace: Trace) -> QueueWaits:
+    """Return the launches that took much longer than others while the GPU had a full queue.
+
+    The work of such a call starts after it has returned, as the queue is before it. A launch that took long for
+    another reason, such as to load the code of a kernel or to copy from memory that is not pinned, is none.
+    """
+    gpu, runtime = trace.gpu, trace.runtime
+    linked = np.flatnonzero(gpu.launch >= 0)
+    rows, place = np.unique(gpu.launch[linked], return_index=True)  # work is in order of start
+    first = linked[place]
+    start, end, duration = runtime.start_ns[rows], runtime.end_ns[rows], runtime.duration_ns[rows]
+    queued = _queued(trace, linked, start, gpu.device[first])
+    room = queued < _FULL
+    if room.all():
+        return QueueWaits(start[:0], end[:0], runtime.thread[:0])
+    usual = int(np.median(duration[room]) if room.any() else duration.min())
+    waited = ~room & (duration > _FAR_LONGER * usual) & (gpu.start_ns[first] >= end)
+    return QueueWaits(start[waited] + usual, end[waited], runtime.thread[rows[waited]])
+
+
+def _queued(trace: Trace, linked: Array, start: Array, device: Array) -> Array:
+    """How much work each device had that was launched before each time and not yet done."""
+    gpu = trace.gpu
+    early = np.flatnonzero(launched_before(trace))
+    queued = np.zeros(len(start), np.int64)
+    for number in np.unique(device).tolist():
+        here, calls = linked[gpu.device[linked] == number], device == number
+        launched = np.sort(trace.runtime.start_ns[gpu.launch[here]])
+        earlier = early[gpu.device[early] == number]
+        done = np.sort(gpu.end_ns[np.concatenate((here, earlier))])
+        queued[calls] = len(earlier) + np.searchsorted(launched, start[calls])
+        queued[calls] -= np.searchsorted(done, start[calls], "right")
+    return queued
