@@ -40,6 +40,11 @@ def count(calls: float) -> str:
     return f"{calls:,.0f}" if calls == int(calls) else f"{calls:,.1f}"
 
 
+def counted(number: float, word: str, plural: str = "") -> str:
+    """The number with what it counts: ``1 region``, ``1,200 regions``; ``plural`` where that is not word and s."""
+    return f"{count(number)} {word if number == 1 else plural or word + 's'}"
+
+
 def percent(part: int, whole: int | None) -> str:
     """The part of the whole, or a dash where that is nothing."""
     return f"{100 * part / whole:.1f}" if whole else "-"

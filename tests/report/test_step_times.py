@@ -58,7 +58,7 @@ def test_a_step_that_is_far_from_the_others() -> None:
     ("around_ms", "said"),
     [
         (3.5, "about as long (within 25 %), so they are typical."),
-        (1.8, "the recorded ones took 2.0 times as long, in part because they were recorded."),
+        (1.8, "the recorded ones took 2.0 times as long, which may be due to the recording."),
         (36, "so they are not typical."),
     ],
 )
@@ -145,7 +145,8 @@ def test_a_loop_that_runs_ahead() -> None:
         "Steps 2-4, GPU: 10.0, 10.0, 10.0 ms (median 10.0 ms)",
         "The GPU bounds the loop: on the GPU a step ended every 10.0 ms. "
         "The CPU ran up to 27.0 ms (2.7 steps) ahead.",
-        '"% CPU" is of the step on the CPU, "% GPU" of 12.0 ms of GPU work, where what overlaps counts twice.',
+        '"% step" is of the step on the CPU, "% GPU" of 12.0 ms of GPU work, in which kernels that run at the '
+        "same time each count.",
     ]
 
 
@@ -167,19 +168,28 @@ def test_what_bounds_other_loops() -> None:
         return " ".join(loop_sentences(lengths))
 
     assert said(ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6)) == (
-        "The CPU bounds the loop: a step took 12.5 ms there, and the GPU waited for launches 25.0 % of the time."
+        "The CPU bounds the loop: a step took 12.5 ms there, and the GPU waited for launches 25.0 % of the time "
+        "after the first step."
     )
     synchronized = replace(
         ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6, cpu_waits_ns=12), synchronized_steps=3, synchronized_ns=39 * MS
     )
     assert said(synchronized) == (
         "The loop synchronizes, so that CPU and GPU take turns: a step took 13.0 ms of wall time between "
-        "synchronizations; the GPU waited for launches 25.0 % of the time, the CPU for the GPU 50.0 %."
+        "synchronizations; the GPU waited for launches 25.0 %, the CPU for the GPU 50.0 % of the time after the "
+        "first step."
+    )
+    assert said(ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6, cpu_waits_ns=12, queue_waits_ns=10)) == (
+        "CPU and GPU bound the loop by turns, as launches at times fill the queue of the GPU: on the GPU a step "
+        "ended every 12.0 ms; the GPU waited for launches 25.0 %, the CPU for the GPU 50.0 % of the time after "
+        "the first step."
     )
     assert said(ms(gpu_ns=14, cpu_ns=14, cpu_waits_ns=7)) == (
         "The GPU bounds the loop: on the GPU a step ended every 7.00 ms (their work overlaps). "
-        "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of the time."
+        "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of the time after the first step."
     )
+    full = ms(gpu_ns=20, cpu_ns=20, cpu_waits_ns=10, queue_waits_ns=9)
+    assert said(full).endswith("50.0 % of the time after the first step (in launches, as its queue was full).")
     assert said(Pace()) == (
         "Whether the CPU or the GPU bounds the loop is not known: it takes two successive steps with GPU work to "
         "tell. The CPU ran up to 27.0 ms ahead."
@@ -192,12 +202,34 @@ def test_what_bounds_other_loops() -> None:
 
 
 def test_short_steps_of_a_loop_that_runs_ahead() -> None:
-    """The first steps are short on the CPU until the queue of the GPU is full: nothing is wrong with them."""
+    """The first steps are short on the CPU until the queue of the GPU is full; the mean is of them as well."""
     cpu_ms = (2, 10, 10, 10)
-    assert not any("Step 2 took" in text for text in step_times(on_gpu(cpu_ms, (10,) * 4, AHEAD)))
-    bound = ms(gpu_ns=20, cpu_ns=20, gpu_waits_ns=9)
-    assert any("Step 2 took 2.00 ms on the CPU, " in text for text in step_times(on_gpu(cpu_ms, (5,) * 4, bound)))
+    for pace in (AHEAD, ms(gpu_ns=20, cpu_ns=20, gpu_waits_ns=9)):
+        said = [text for text in step_times(on_gpu(cpu_ms, (10,) * 4, pace)) if " took " in text]
+        others = "the others took 10.0 ms (median)."
+        assert said[0] == f"Step 2 took 2.00 ms on the CPU, 6.2 % of the time in the table below; {others}"
     assert any("Step 2 took 30.0 ms on" in text for text in step_times(on_gpu((30, 1, 1), (10,) * 3, AHEAD)))
+
+
+def test_a_step_that_is_far_from_the_others_on_the_gpu() -> None:
+    """It is named by that clock; the time in the table is not that."""
+    said = list(step_times(on_gpu((10,) * 4, (10, None, 90, 11), AHEAD)))
+    assert said[2] == "Step 4 took 90.0 ms on the GPU; the others took 10.5 ms (median)."
+    assert sum("took" in text for text in said) == 1
+    said = list(step_times(on_gpu((10,) * 4, (1, 20, 400, 8000), AHEAD)))
+    assert said[2] == "The steps differ widely on the GPU: few of them are like the mean."
+
+
+def test_work_whose_launch_is_not_in_the_trace() -> None:
+    """It is said how much of it there is, and where it counts; without steps, all of it is in the tables."""
+    recorded = replace(on_gpu((1, 1), (10, 10), AHEAD), before_gpu_ns=31 * MS, by_time_gpu_ns=2 * MS)
+    said = list(step_times(recorded))
+    assert said[-2] == "31.0 ms of GPU work was launched before the recording: it is outside of these steps."
+    assert said[-1] == (
+        "The trace lacks the launches of 2.00 ms of GPU work, which counts in the steps in which it ran."
+    )
+    whole = Summary(0, 9 * MS, (), (), 40 * MS, 40 * MS, before_gpu_ns=31 * MS, by_time_gpu_ns=2 * MS)
+    assert list(step_times(whole)) == ["31.0 ms of the GPU work was launched before the recording."]
 
 
 @pytest.mark.parametrize(

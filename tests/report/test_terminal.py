@@ -19,28 +19,31 @@ GPU_TEXT = """\
 Where the step went: CPU 1.00 ms, GPU 458 us (mean of steps 5-6)
 Steps 5-6, CPU: 1.00, 1.00 ms
 Steps 5-6, GPU: 801, 115 us
+Step 5 took 801 us on the GPU; the other took 115 us.
 The CPU bounds the loop: a step took 1.00 ms there, and the GPU waited for
-launches 62.2 % of the time.
-"% CPU" is of the step on the CPU, "% GPU" of 110 us of GPU work, where what
-overlaps counts twice.
-region                           calls      CPU  CPU self  % CPU      GPU  % GPU
-────────────────────────────────────────────────────────────────────────────────
-forward                              1   240 us    160 us   24.0  52.8 us   48.2
-  attention                          1  80.0 us   80.0 us    8.0  50.3 us   45.9
-backward                   1 in 1 of 2   300 us    300 us   15.0   100 us   45.9
-Optimizer.step#SGD.step    1 in 1 of 2   100 us    100 us    5.0   900 ns    0.4
-(in no region)                           560 us             56.0  6.00 us    5.5
-(outside the ste…, total)                200 us                   4.00 us
+launches 62.2 % of the time after the first step.
+"% step" is of the step on the CPU, "% GPU" of 110 us of GPU work, in which
+kernels that run at the same time each count.
+The trace lacks the launches of 5.00 us of GPU work, which counts in the steps
+in which it ran.
+region                         calls      CPU  CPU self  % step      GPU  % GPU
+───────────────────────────────────────────────────────────────────────────────
+forward                            1   240 us    160 us    24.0  52.8 us   48.2
+  attention                        1  80.0 us   80.0 us     8.0  50.3 us   45.9
+backward                 1 in 1 of 2   300 us    300 us    15.0   100 us   45.9
+Optimizer.step#SGD.step  1 in 1 of 2   100 us    100 us     5.0   900 ns    0.4
+(in no region)                         560 us              56.0  6.00 us    5.5
+(outside steps, total)                 200 us                    4.00 us
 "1 in 1 of 2" means 1 call in 1 of 2 steps; such rows show totals, not means.
 
-operator                calls  CPU self  % CPU      GPU  % GPU
-──────────────────────────────────────────────────────────────
-aten::mm                  1.5   50.0 us    5.0   101 us   91.8
-MmBackward0       1 in 1 of 2    110 us    5.5        0    0.0
-aten::copy_       1 in 1 of 2   20.0 us    1.0  7.01 us    3.2
-aten::relu        1 in 1 of 2   20.0 us    1.0  5.00 us    2.3
-aten::empty       1 in 1 of 2         0    0.0        0    0.0
-(in no operator)                                2.95 us    2.7
+operator                calls  CPU self  % step      GPU  % GPU
+───────────────────────────────────────────────────────────────
+aten::mm                  1.5   50.0 us     5.0   101 us   91.8
+MmBackward0       1 in 1 of 2    110 us     5.5        0    0.0
+aten::copy_       1 in 1 of 2   20.0 us     1.0  7.01 us    3.2
+aten::relu        1 in 1 of 2   20.0 us     1.0  5.00 us    2.3
+aten::empty       1 in 1 of 2         0     0.0        0    0.0
+(in no operator)                                 2.95 us    2.7
 
 Files
   runs/bert/1.json
@@ -180,11 +183,22 @@ def test_no_regions() -> None:
     assert "No regions: name parts of the step with instrument.annotate" in rendered(cpu_summary())
 
 
+@pytest.mark.parametrize(("overlap_ns", "said"), [(10, False), (11, True)])
+def test_regions_that_overlap(overlap_ns: int, said: bool) -> None:
+    """Shares of more than the whole are explained."""
+    summary = Summary(1, 1_000, (cpu_region("task", ns=30_000),), (), None, None, overlap_ns=overlap_ns)
+    text = " ".join(rendered(summary).split())
+    assert (
+        "Regions of one thread overlap, as those of asyncio tasks do: while several are open each" in text
+    ) == said
+
+
 def test_no_steps() -> None:
     """A trace that marks no steps gives totals."""
     summary = Summary(0, 2_500_000_000, (RegionStat(("a",), 4, 1_250_000_000, 0, None),), (), None, None)
     text = rendered(summary)
     assert "Where the time went: 2.50 s (no steps marked)" in text
+    assert "% time" in text
     assert text.splitlines()[-1].split() == ["a", "4", "1.25", "s", "0", "50.0", "####"]
 
 

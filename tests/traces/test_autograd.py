@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity
 import instrument
 from instrument.diagnosis.metrics import metrics
 from instrument.report.terminal import render
+from instrument.traces.autograd import node_of
 from instrument.traces.kineto import read_kineto
 from instrument.traces.nsight import read_nsight
 from instrument.traces.projection import projection
@@ -106,6 +107,25 @@ def step() -> list[Event]:
         region("Optimizer.step", 910, 990),
         *kernel(5, 920, 1100, 1130, MAIN),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [
+        ("autograd::engine::evaluate_function: MmBackward0", "MmBackward0"),
+        ("autograd::engine::evaluate_function: MmBackward0, seq = 5, op_id = 7", "MmBackward0"),
+        (
+            "autograd::engine::evaluate_function: torch::autograd::CppNode<Lookup<int, 4>>",
+            "torch::autograd::CppNode<Lookup<int, 4>>",
+        ),
+        ("autograd::engine::evaluate_function", None),
+        ("MmBackward0", None),
+        ("aten::mm: a", None),
+    ],
+)
+def test_which_node_an_operator_runs(name: str, node: str | None) -> None:
+    """The engine's operators name it, with numbers in a report of Nsight Systems."""
+    assert node_of(name) == node
 
 
 @pytest.mark.parametrize("known_by", [NODES, NAME, [*NODES, *NAME], []], ids=["nodes", "name", "both", "regions"])

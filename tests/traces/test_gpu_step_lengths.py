@@ -99,3 +99,21 @@ def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
     lengths = recorded(tmp_path, step)
     assert (lengths.bound, lengths.clock) == ("cpu", "cpu")
     assert lengths.pace.gpu_waits_ns > lengths.pace.gpu_ns / 2
+
+
+def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
+    """After some 1,000 launches the CPU waits in each for the GPU, and is as slow as that."""
+    matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
+    product = torch.empty_like(matrix)
+    torch.mm(matrix, matrix, out=product)
+    torch.cuda.synchronize()
+
+    def step() -> None:
+        for _ in range(400):
+            torch.mm(matrix, matrix, out=product)
+
+    lengths = recorded(tmp_path, step)
+    pace = lengths.pace
+    assert (lengths.bound, pace.gpu_waits_ns) == ("gpu", pytest.approx(0, abs=0.1 * pace.gpu_ns))
+    assert 0.4 * pace.gpu_ns < pace.queue_waits_ns <= pace.cpu_waits_ns
+    assert lengths.steps[-1].cpu_ns == pytest.approx(lengths.gpu_step_ns, rel=0.25)

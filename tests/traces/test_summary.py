@@ -249,6 +249,10 @@ def test_interleaved_tasks_are_siblings(tmp_path: Path) -> None:
     expected = {"loop": 20_000, "loop/a": 50_000, "loop/b": 60_000}
     summary = summarize(trace)
     assert expected == dict(zip(paths(summary), [stat.self_ns for stat in summary.regions], strict=True))
+    assert summary.overlap_ns == 30_000
+    assert merge([summary, summary]).overlap_ns == 60_000
+    threads = [region("loop", 0, 100), region("a", 10, 50), region("b", 30, 60, thread=2), region("c", 60, 30)]
+    assert summarize(write(tmp_path, threads)).overlap_ns == 0
 
 
 def test_times_since_1970_are_exact(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ..traces.ranks import TraceSet
 from ..traces.read import read_file, read_trace
 from ..traces.summary import Timing
 from ..traces.trace import Trace
+from ..units import counted
 from ..windows.manifest import entry_of
 from .recorded import Recorded, last_window, recorded
 from .sentence import say, sentence
@@ -107,8 +108,8 @@ def _add(trace: Trace, lanes: Path) -> None:
     except ValueError as error:
         raise _refused(error) from None
     more = f"; {added.left_out:,} more overlap too many others" if added.left_out else ""
-    streams = f"{added.streams:,} stream{'s' * (added.streams > 1)}"
-    say(f"{lanes} has the ranges of {added.spans:,} regions and steps on {streams} of the GPU{more}")
+    ranges, streams = counted(added.spans, "range"), counted(added.streams, "stream")
+    say(f"{lanes} has {ranges} of regions and steps on {streams} of the GPU{more}")
 
 
 def _refused(reason: object) -> typer.BadParameter:

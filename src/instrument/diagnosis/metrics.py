@@ -82,6 +82,11 @@ def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
     """
     if not isinstance(trace, Trace):
         raise TypeError(f'"trace" must be one Trace, such as traces[0] of a TraceSet: {trace!r:.200}')
+    return metrics_of(trace, collectives, step_lengths(trace))
+
+
+def metrics_of(trace: Trace, collectives: Collectives, lengths: Lengths | None) -> Metrics:
+    """Return what `metrics` does, of a trace whose step lengths are known already."""
     gpu, runtime = trace.gpu, trace.runtime
     communicate = communicates(gpu, collectives)
     work = Events(gpu.start_ns, gpu.end_ns)
@@ -90,7 +95,6 @@ def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
     blocks = blocks_per_sm(gpu, runtime, trace.devices)
     limits = of_device(gpu, {device.id: device.threads_per_sm for device in trace.devices})
     kernel_ns = gpu.duration_ns[gpu.category == KERNEL].sum()
-    lengths = step_lengths(trace)
     matrix_ns = int(gpu.duration_ns[on_matrix_units(gpu)].sum())
     numbers = {
         **counts(gpu),

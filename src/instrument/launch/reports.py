@@ -16,6 +16,7 @@ from ..traces.find import rank_of
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace
 from ..traces.trace import Trace
+from ..units import counted
 
 _MOST = 10  # windows that are read: nsys exports each to a database first
 
@@ -50,7 +51,9 @@ def show_traces(reports: Sequence[Path], console: Console) -> None:
         return
     render_windows([(trace, None) for trace in windows], "auto", console=console)
     if len(reports) > _MOST:
-        line(console, f"... and {len(reports) - _MOST} more windows: instrument summarize {reports[-1]}")
+        line(
+            console, f"... and {counted(len(reports) - _MOST, 'more window')}: instrument summarize {reports[-1]}"
+        )
     processes = {trace.threads[thread].process for trace in windows for thread in trace.steps.thread.tolist()}
     if len(processes) > 1:
         line(console, f"The steps of {len(processes)} processes are in one report, and added up.")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
+import numpy as np
 from rich.console import Console
 
 from ..diagnosis.metrics import Metrics
 from ..traces.trace import Trace
-from ..units import count, duration, percent
-from .plain import line, print_table
+from ..units import count, counted, duration, percent
+from .plain import line, print_table, sentence
 
 _GRAPH = re.compile(r"^CUDA graph \d+$")
+_GRAPH_LAUNCH = re.compile("GraphLaunch")
 _KERNELS = 10
 _PARTS = (
     ("compute_ns", "compute"),
@@ -21,19 +24,52 @@ _PARTS = (
 )
 
 
-def graph_launches(trace: Trace) -> int:
-    """Return how many launches of CUDA graphs nsys traced as a whole, without the kernels in them."""
-    if trace.format != "nsight systems":
-        return 0
-    return int(trace.kernels.matching("name", _GRAPH).sum())
+@dataclass(frozen=True)
+class Graphs:
+    """What a trace does not tell of the CUDA or HIP graphs in it.
+
+    Attributes:
+        whole: Launches that nsys traced as a whole, without the kernels in them.
+        launches: Launches whose kernels are in no operator.
+        kernels: These.
+    """
+
+    whole: int = 0
+    launches: int = 0
+    kernels: int = 0
+
+    def __add__(self, other: Graphs) -> Graphs:
+        """Return the sums over both."""
+        return Graphs(self.whole + other.whole, self.launches + other.launches, self.kernels + other.kernels)
 
 
-def render_graphs(launches: int, *, console: Console) -> None:
-    """Print how to have the kernels recorded of graphs that were traced as a whole; nothing without any."""
-    if launches:
+def launched_graphs(trace: Trace) -> Graphs:
+    """Return what is not told of the graphs in a trace; only Kineto's have operators for kernels to be in."""
+    if trace.format == "nsight systems":
+        return Graphs(whole=int(trace.kernels.matching("name", _GRAPH).sum()))
+    kernels = trace.kernels
+    alone = kernels.launch[(kernels.launch >= 0) & (kernels.operator < 0)]
+    alone = alone[trace.runtime.matching("name", _GRAPH_LAUNCH)[alone]]
+    return Graphs(launches=len(np.unique(alone)), kernels=len(alone))
+
+
+def render_graphs(graphs: Graphs, *, console: Console) -> None:
+    """Print how to have recorded what is not told of graphs; nothing without any."""
+    if graphs.whole:
         line(console, "")
-        line(console, f"Launches of CUDA graphs, traced as a whole: {count(launches)}. For the kernels in them:")
+        line(
+            console, f"Launches of CUDA graphs, traced as a whole: {count(graphs.whole)}. For the kernels in them:"
+        )
         line(console, "  instrument run --profiler nsys --option=--cuda-graph-trace=node ...")
+    if graphs.kernels:
+        line(console, "")
+        kernels, launches = counted(graphs.kernels, "kernel"), counted(graphs.launches, "launch", "launches")
+        sentence(
+            console,
+            f"{kernels} from {launches} of graphs are in no operator, as a graph runs its kernels without the "
+            "operators that were captured. They count in the region around the launch; for their operators, "
+            "record a run without graphs.",
+        )
 
 
 def render_gpu(numbers: Metrics, *, console: Console) -> None:
@@ -46,7 +82,7 @@ def render_gpu(numbers: Metrics, *, console: Console) -> None:
     whole = numbers["span_ns"]
     parts = ", ".join(f"{word} {percent(numbers[name], whole)} %" for name, word in _PARTS)
     line(console, "")
-    line(console, f"GPU, {duration(whole)} from first start to last end: {parts}")
+    sentence(console, f"GPU, {duration(whole)} from the first start to the last end of all its work: {parts}")
     kernels = numbers["kernel_table"]
     rows = [
         (0, kernel["name"], [count(kernel["count"]), duration(kernel["sum_ns"]), f"{100 * kernel['share']:.1f}"])
@@ -56,4 +92,4 @@ def render_gpu(numbers: Metrics, *, console: Console) -> None:
     if rows:
         print_table(["kernel", "calls", "GPU", "% kernels"], rows, console)
     if len(kernels) > _KERNELS:
-        line(console, f"... and {len(kernels) - _KERNELS} more kernels")
+        line(console, f"... and {counted(len(kernels) - _KERNELS, 'more kernel')}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from ..traces.ncu import MeasuredKernel
-from ..units import count, duration
+from ..units import count, counted, duration
 from .plain import line, print_table
 
 _SHOWN = 30
@@ -26,14 +26,15 @@ def render_kernels(kernels: Sequence[MeasuredKernel], *, console: Console) -> No
         line(console, "No kernel was measured.")
         return
     total = sum(kernel.duration_ns for kernel in kernels)
-    line(console, f"How well kernels use the GPU: {len(kernels)} launches, {duration(total)} alone", bold=True)
+    launches = counted(len(kernels), "launch", "launches")
+    line(console, f"How well kernels use the GPU: {launches}, {duration(total)} alone", bold=True)
     rows = []
     for region, inside in _grouped(kernels, lambda kernel: " > ".join(kernel.region) or "(in no region)"):
         rows.append((0, region, _cells(inside)))
         rows += [(2, name, _cells(same)) for name, same in _grouped(inside, lambda kernel: kernel.name)]
     print_table(list(_COLUMNS), rows[:_SHOWN], console)
     if len(rows) > _SHOWN:
-        line(console, f"... and {len(rows) - _SHOWN} more lines")
+        line(console, f"... and {counted(len(rows) - _SHOWN, 'more line')}")
 
 
 def _grouped(

@@ -8,7 +8,7 @@ from statistics import median
 
 from ..regions.region import OWN_WORK
 from ..traces.summary import Summary
-from ..units import duration, durations, percent
+from ..units import counted, duration, durations, percent
 from .loop import loop_sentences
 
 _LISTED = 10  # steps whose times are given one by one
@@ -45,8 +45,10 @@ def step_times(summary: Summary) -> Iterator[str]:
     if _on_gpu(summary) and summary.gpu_total_ns is not None:
         work = duration(summary.gpu_total_ns / max(summary.steps, 1))
         yield (
-            f'"% CPU" is of the step on the CPU, "% GPU" of {work} of GPU work, where what overlaps counts twice.'
+            f'"% step" is of the step on the CPU, "% GPU" of {work} of GPU work, in which kernels that run at the '
+            "same time each count."
         )
+    yield from _not_launched_here(summary)
     yield from _cut(summary)
     if summary.timing:
         yield from _share_of_run(summary)
@@ -77,25 +79,44 @@ def _times(times: Sequence[int]) -> str:
 
 
 def _far(summary: Summary) -> Iterator[str]:
-    """Say which steps took much longer or shorter than the others."""
-    times, numbers = summary.step_times_ns, summary.step_numbers
+    """Say which steps took much longer or shorter than the others, by each clock."""
+    steps = list(zip(summary.step_numbers, summary.step_times_ns, strict=True))
+    on_gpu = _on_gpu(summary)
+    yield from _far_by(steps, " on the CPU" * bool(on_gpu), summary.step_ns)
+    yield from _far_by(on_gpu, " on the GPU")
 
+
+def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> Iterator[str]:
+    """Say it by one clock; with ``whole_ns`` also which share of the table they are."""
+    if len(steps) < 2:
+        return
+    times = [ns for _, ns in steps]
     middle = min(times) if len(times) == 2 else median(times)
-    # The first steps of a loop that runs ahead are short on the CPU: the queue of the GPU is not full yet.
-    filling = summary.lengths is not None and summary.lengths.runs_ahead
-    far = [row for row, ns in enumerate(times) if ns > _FAR * middle or (ns * _FAR < middle and not filling)]
+    far = [(number, ns) for number, ns in steps if ns > _FAR * middle or ns * _FAR < middle]
     if not far:
         return
     if len(far) > len(times) // 2:
-        yield "The steps differ widely: few of them are like the mean."
+        yield f"The steps differ widely{clock}: few of them are like the mean."
         return
-    which = _which([numbers[row] for row in far], len(far)).capitalize()
-    those = [times[row] for row in far]
+    which = _which([number for number, _ in far], len(far)).capitalize()
+    those = [ns for _, ns in far]
     took = durations(those) if len(far) <= _LISTED else f"{duration(min(those))} to {duration(max(those))}"
-    took += " on the CPU" * bool(_on_gpu(summary))
-    others = duration(median(ns for row, ns in enumerate(times) if row not in far))
+    share = f", {percent(sum(those), whole_ns)} % of the time in the table below" if whole_ns else ""
+    others = duration(median(ns for number, ns in steps if (number, ns) not in far))
     than = f"the other took {others}" if len(times) == 2 else f"the others took {others} (median)"
-    yield f"{which} took {took}, {percent(sum(those), summary.step_ns)} % of the time in the table below; {than}."
+    yield f"{which} took {took}{clock}{share}; {than}."
+
+
+def _not_launched_here(summary: Summary) -> Iterator[str]:
+    """Say where GPU work counts whose launch is not in the trace."""
+    if summary.before_gpu_ns and summary.steps:
+        earlier = f"{duration(summary.before_gpu_ns)} of GPU work"
+        yield f"{earlier} was launched before the recording: it is outside of these steps."
+    elif summary.before_gpu_ns:
+        yield f"{duration(summary.before_gpu_ns)} of the GPU work was launched before the recording."
+    if summary.by_time_gpu_ns and summary.steps:
+        unknown = f"{duration(summary.by_time_gpu_ns)} of GPU work"
+        yield f"The trace lacks the launches of {unknown}, which counts in the steps in which it ran."
 
 
 def _cut(summary: Summary) -> Iterator[str]:
@@ -137,7 +158,7 @@ def _typical(summary: Summary) -> Iterator[str]:
     elif lengths:
         said = f"the recorded ones took {ratio:.1f} times as long there, which says little of the loop"
     elif ratio > 1:
-        said = f"the recorded ones took {ratio:.1f} times as long, in part because they were recorded"
+        said = f"the recorded ones took {ratio:.1f} times as long, which may be due to the recording"
     else:
         said = f"the recorded ones took {100 * ratio:.0f} % of that, so they are not typical"
     yield f"The {steps} steps around them took {duration(around)} (median{clock}); {said}."
@@ -158,12 +179,11 @@ def _own_work(summary: Summary) -> Iterator[str]:
 
 def _which(numbers: Sequence[int], count: int) -> str:
     """Name the steps, as "steps 2-4, 7"; where their numbers are not known, say how many they are."""
-    plural = "s" * (count != 1)
     if not numbers or min(numbers) < 0 or len(set(numbers)) < count:
-        return f"{count} step{plural}"
+        return counted(count, "step")
     runs = groupby(enumerate(sorted(numbers)), lambda item: item[1] - item[0])
     spans = [[number for _, number in run] for _, run in runs]
     shown = [f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans]
     if len(shown) > _LISTED:
         shown[_LISTED // 2 : -1] = ["..."]
-    return f"step{plural} {', '.join(shown)}"
+    return f"step{'s' * (count != 1)} {', '.join(shown)}"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..traces.summary import OperatorStat, RegionStat, Summary
 from ..traces.trace import Lost
-from ..units import count, duration, percent
+from ..units import count, counted, duration, percent
 from .plain import line, print_table, sentence
 from .step_times import headline, step_times
 
@@ -78,26 +78,35 @@ def _print_regions(summary: Summary, console: Console) -> None:
         cells = ["", duration(summary.outside_ns), *[""] * (len(_share_columns(summary)) + 1)]
         if summary.gpu_total_ns is not None:
             cells[4] = duration(summary.outside_gpu_ns)
-        rows.append((0, "(outside the steps, total)", cells))
+        rows.append((0, "(outside steps, total)", cells))
     print_table(["region", "calls", "CPU", "CPU self", *_share_columns(summary)], rows, console)
     if hidden := len(summary.regions) - len(shown):
-        line(console, f"... and {hidden} smaller region{'s' * (hidden > 1)}")
+        line(console, f"... and {counted(hidden, 'smaller region')}")
+    for text in _notes(summary, shown):
+        sentence(console, text)
+
+
+def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
+    """Explain what is unusual in the table of regions."""
     some = [region for region in shown if _only_in_some(summary, region)]
     if some:
         example = next((region for region in some if region.calls != region.steps), some[0])
-        in_words = f"{count(example.calls)} call{'s' * (example.calls > 1)} in {_of_steps(summary, example)} steps"
-        sentence(console, f'"{_calls(summary, example)}" means {in_words}; such rows show totals, not means.')
+        in_words = f"{counted(example.calls, 'call')} in {_of_steps(summary, example)} steps"
+        yield f'"{_calls(summary, example)}" means {in_words}; such rows show totals, not means.'
     if any(region.partial for region in shown):
-        sentence(
-            console,
+        yield (
             "(partial): some calls are missing, since their forward ran before the modules had hooks; "
-            "a longer warm-up or a later window has them.",
+            "a longer warm-up or a later window has them."
+        )
+    if summary.overlap_ns * 100 > summary.step_ns > 0:
+        yield (
+            "Regions of one thread overlap, as those of asyncio tasks do: while several are open each of them "
+            "counts, so that shares may add up to more than 100 %."
         )
     if summary.unplaced:
-        sentence(
-            console,
-            f"Not in the region of their backward pass: {count(summary.unplaced)} calls on autograd's threads, "
-            "since several threads had a region open and may have called it.",
+        yield (
+            f"Not in the region of their backward pass: {counted(summary.unplaced, 'call')} on autograd's "
+            "threads, since several threads had a region open and may have called it."
         )
 
 
@@ -117,7 +126,7 @@ def _print_operators(summary: Summary, console: Console) -> None:
     line(console, "")
     print_table(["operator", "calls", "CPU self", *_share_columns(summary)], rows, console)
     if (hidden := len(ranked) - _OPERATORS) > 0:
-        line(console, f"... and {hidden} more operator{'s' * (hidden > 1)}")
+        line(console, f"... and {counted(hidden, 'more operator')}")
 
 
 def _only_in_some(summary: Summary, row: RegionStat | OperatorStat) -> bool:
@@ -146,7 +155,8 @@ def _counts(part_ns: int, whole_ns: int) -> bool:
 
 
 def _share_columns(summary: Summary) -> list[str]:
-    return ["% step", ""] if summary.gpu_total_ns is None else ["% CPU", "GPU", "% GPU"]
+    share = "% step" if summary.steps else "% time"
+    return [share, ""] if summary.gpu_total_ns is None else [share, "GPU", "% GPU"]
 
 
 def _shares(

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 from ..diagnosis.collectives import Collectives
-from ..diagnosis.metrics import metrics
+from ..diagnosis.metrics import metrics_of
 from ..traces.ranks import TraceSet
 from ..traces.summary import Timing, merge, summarize
 from ..traces.trace import Trace
-from .gpu import graph_launches, render_gpu, render_graphs
+from .gpu import Graphs, launched_graphs, render_gpu, render_graphs
 from .plain import line
 from .ranks import render_ranks
 from .terminal import render, render_lost
@@ -46,15 +46,15 @@ def render_windows(
         hidden: Regions that were not recorded because they are inside compiled code.
         console: Where to print.
     """
-    summaries, lost, graphs = [], [], 0
+    summaries, lost, graphs = [], [], Graphs()
     for trace, timing in windows:
         summaries.append(summarize(trace, timing))
         lost.append(trace.lost)
-        graphs += graph_launches(trace)
+        graphs += launched_graphs(trace)
     several = len(summaries) > 1
     summary = merge(summaries) if several else summaries[0]
     render(summary, files=[], folder=trace.path.parent, hidden=hidden, console=console)
-    numbers = metrics(trace, collectives)
+    numbers = metrics_of(trace, collectives, summaries[-1].lengths)
     if several and numbers["gpu_events"]:
         line(console, f"The last of {len(summaries)} windows", bold=True, space=True)
     render_gpu(numbers, console=console)

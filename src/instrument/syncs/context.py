@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..traces.autograd import ENGINE
+from ..traces.autograd import node_of
 from ..traces.links import main_thread
 from ..traces.nest import Nest
 from ..traces.table import Array, Numbers, Table
@@ -87,7 +87,7 @@ class Program:
         ranges = [("operators", each, name) for each, name in operators]
         ranges += [("regions", each, name) for each, name in regions]
         public = [(kind, each, found[1]) for kind, each, name in ranges if (found := _OPERATOR.match(name))]
-        nodes = (found["node"] for _, _, name in ranges if (found := ENGINE.search(name)) and found["node"])
+        nodes = (node for _, _, name in ranges if (node := node_of(name)))
         backward = next(nodes, None)
         if backward is not None and not regions:  # the thread of the steps waits for autograd's own thread
             regions = _chain(self._trace.regions, self._main_regions[row])
@@ -97,9 +97,7 @@ class Program:
             op, operator = _public(name), (kind, each)
             since = int(getattr(self._trace, kind).start_ns[each])
         step = self._steps[row]
-        named = tuple(
-            name for _, name in reversed(regions) if not _OPERATOR.match(name) and not ENGINE.search(name)
-        )
+        named = tuple(name for _, name in reversed(regions) if not _OPERATOR.match(name) and not node_of(name))
         stack = [name for _, name in _chain(self._trace.frames, self._frames[row])]
         site, via, profiler = self._functions.place(stack)
         return Around(op, operator, since, backward, named, None if step < 0 else int(step), site, via, profiler)

@@ -23,10 +23,10 @@ BACKWARD = " (backward)"
 OWN_NAME = re.compile(r"\bpt_autograd_\d")
 """How torch names them."""
 
-ENGINE = re.compile(r"^autograd::engine::evaluate_function(?:: (?P<node>.+?)(?:, (?:seq|op_id) = .*)?$)?")
-"""The operator around each node; torch appends the numbers for Nsight Systems."""
-
-_IN_BACKWARD = re.compile(rf"{re.escape(BACKWARD)}$|{ENGINE.pattern}")
+_ENGINE = "autograd::engine::evaluate_function"  # around each node
+_IS_ENGINE = re.compile(f"^{_ENGINE}")
+_IN_BACKWARD = re.compile(rf"{re.escape(BACKWARD)}$|^{_ENGINE}")
+_NUMBERS = re.compile(", (?:seq|op_id) = ")  # which torch appends for NVTX
 _NAMED_SO = re.compile("backward", re.IGNORECASE)
 _MOST = 64  # threads of a process that train at once and are told apart
 _AT_ONCE = 1 << 15  # times that are looked at together, each with so many threads
@@ -44,9 +44,15 @@ class Nodes(NamedTuple):
     made: Table
 
 
+def node_of(name: str) -> str | None:
+    """Return the name of the node that the engine's operator of this name runs; None for any other operator."""
+    engine, runs, node = name.partition(": ")
+    return _NUMBERS.split(node, maxsplit=1)[0] if runs and engine == _ENGINE else None
+
+
 def autograd_nodes(operators: Table) -> Nodes:
     """Return the nodes that ran, and the operators outside of backward passes that made some."""
-    engine = operators.matching("name", ENGINE)
+    engine = operators.matching("name", _IS_ENGINE)
     run = operators.where(engine)
     made = operators.where((operators.sequence >= 0) & ~engine)
     if run:  # a node may itself make nodes: checkpointing runs the forward again

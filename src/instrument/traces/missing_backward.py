@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .autograd import BACKWARD, ENGINE
+from .autograd import BACKWARD, node_of
 from .links import main_thread
 from .nest import Nest
 from .step_content import Steps
@@ -92,7 +92,7 @@ class MissingBackward:
 def _autograd(trace: Trace) -> tuple[Table, Table]:
     """Return the autograd nodes that ran, and the operators of forwards that made nodes."""
     operators = trace.operators.where(trace.operators.sequence >= 0)
-    engine = {word: match["node"] for word in trace.words if (match := ENGINE.search(word))}
+    engine = {word: node for word in trace.words if (node := node_of(word))}
     is_node, is_engine = (
         np.isin(operators.name, [code for code, word in enumerate(trace.words) if word in words])
         for words in (set(engine.values()), engine)

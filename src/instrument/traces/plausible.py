@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 
+from ..units import counted
 from .table import COLUMNS, Array
 from .trace import Device, Lost
 
@@ -38,7 +39,7 @@ def plausible_rows(kind: str, columns: dict[str, Array], lost: Lost) -> dict[str
     for name in _QUANTITIES & columns.keys():
         too_large = _too_large(columns[name], _LARGEST)
         if too_large.any():
-            lost.add(f"{kind}: {name} of {int(too_large.sum()):,} events that no machine has")
+            lost.add(f"{kind}: {name} of {counted(int(too_large.sum()), 'event')} that no machine has")
             columns = columns | {name: np.where(too_large, COLUMNS[kind][name][1], columns[name])}
     return columns
 

@@ -12,6 +12,8 @@ from dataclasses import astuple, dataclass
 from statistics import median
 from typing import Literal, NamedTuple
 
+from ..units import counted
+
 _LITTLE = 0.1  # the share of a step up to which a wait does not bound the loop, and work may be of unknown origin
 
 
@@ -94,7 +96,8 @@ class Lengths:
         """What bounds the loop; None where that is not known, see `unknown`.
 
         "gpu" if the GPU waits for launches at most 10 % of the time. Else "both" if the CPU waits for the GPU more
-        than 10 % of the time: a loop that synchronizes, so that they take turns. Else "cpu".
+        than 10 % of the time: a loop that synchronizes, or fills the GPU's queue in a part of each step, so that
+        they take turns. Else "cpu".
         """
         if self.unknown:
             return None
@@ -103,11 +106,16 @@ class Lengths:
         return "both" if self.pace.cpu_waits_ns > _LITTLE * self.pace.gpu_ns else "cpu"
 
     @property
+    def synchronizes(self) -> bool:
+        """Whether the CPU waits for the GPU more than 10 % of the time in other calls than launches."""
+        return self.pace.cpu_waits_ns - self.pace.queue_waits_ns > _LITTLE * self.pace.gpu_ns
+
+    @property
     def unknown(self) -> str:
         """Why it is not known what bounds the loop; empty where it is."""
         pace = self.pace
         if pace.missing:
-            return f"the trace lacks the GPU work of {pace.missing:,} launches"
+            return f"the trace lacks the GPU work of {counted(pace.missing, 'launch', 'launches')}"
         if all(step.gpu_ns is None for step in self.steps):
             return "the trace has no GPU work that the steps launched"
         if not pace.gpu_ns:

@@ -145,6 +145,8 @@ class Summary:
         before_gpu_ns: All GPU work that was launched before the recording.
         by_time_gpu_ns: The GPU work of which the trace does not tell when it was launched: it is in the step in
             which it ran.
+        overlap_ns: How long regions of one thread were open that are neither in one another nor apart: added up,
+            what each has in common with those before it.
         unplaced: How many regions of autograd's threads are in no other, since it is unclear which thread called
             that backward pass.
         timing: Of each window, what the manifest says of it.
@@ -164,6 +166,7 @@ class Summary:
     outside_gpu_ns: int = 0
     before_gpu_ns: int = 0
     by_time_gpu_ns: int = 0
+    overlap_ns: int = 0
     unplaced: int = 0
     timing: tuple[Timing, ...] = ()
     lengths: Lengths | None = None
@@ -236,6 +239,7 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
         outside_gpu_ns=outside_gpu_ns,
         before_gpu_ns=int(trace.gpu.duration_ns[work.before].sum()),
         by_time_gpu_ns=int(trace.gpu.duration_ns[work.by_time].sum()),
+        overlap_ns=_overlap_ns(regions.where(within >= 0)),
         unplaced=trace.unplaced,
         timing=(timing,) if timing else (),
         lengths=step_lengths(trace),
@@ -269,6 +273,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         outside_gpu_ns=sum(s.outside_gpu_ns for s in summaries),
         before_gpu_ns=sum(s.before_gpu_ns for s in summaries),
         by_time_gpu_ns=sum(s.by_time_gpu_ns for s in summaries),
+        overlap_ns=sum(s.overlap_ns for s in summaries),
         unplaced=sum(s.unplaced for s in summaries),
         timing=tuple(timing for s in summaries for timing in s.timing),
         lengths=joined((s.lengths, s.step_times_ns) for s in summaries),
@@ -333,6 +338,16 @@ def _charged(gpu: Table, link: str, rows: int) -> Array:
     """The GPU time that each row launched itself."""
     linked = gpu[link] >= 0
     return np.bincount(gpu[link][linked], gpu.duration_ns[linked], rows).astype(np.int64)  # exact up to 104 days
+
+
+def _overlap_ns(rows: Table) -> int:
+    """See `Summary.overlap_ns`: regions of a thread have one parent where they do not nest."""
+    order = np.lexsort((rows.start_ns, rows.parent, rows.thread))
+    thread, parent, start, end = (
+        column[order] for column in (rows.thread, rows.parent, rows.start_ns, rows.end_ns)
+    )
+    beside = np.flatnonzero((thread[1:] == thread[:-1]) & (parent[1:] == parent[:-1]) & (start[1:] < end[:-1]))
+    return int((np.minimum(end[beside], end[beside + 1]) - start[beside + 1]).sum())
 
 
 def _self_ns(rows: Table) -> Array:

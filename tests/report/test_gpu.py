@@ -1,0 +1,84 @@
+"""What is said of the GPU's time, and of graphs in whose kernels no operator is."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from instrument.diagnosis.metrics import metrics, metrics_of
+from instrument.report.gpu import Graphs, launched_graphs, render_gpu, render_graphs
+from instrument.traces.step_work import step_lengths
+from instrument.traces.trace import Trace
+from instrument.units import counted
+from tests.diagnosis.made import kernel, on_cpu, trace_of
+
+
+def graph_trace(call: str = "cudaGraphLaunch", format: str = "kineto") -> Trace:
+    """Two launches of three kernels each, one of them inside of an operator, and a kernel of its own."""
+    kernels = [
+        kernel("gemm", 100 * n + at, 100 * n + at + 5, correlation=n) for n in (1, 2) for at in (10, 20, 30)
+    ]
+    trace = trace_of(
+        operators=[on_cpu("inductor::graph", 195, 215)],
+        runtime=[on_cpu(call, 100 * n, 100 * n + 5, correlation=n) for n in (1, 2)]
+        + [on_cpu("cudaLaunchKernel", 300, 305, correlation=3)],
+        gpu=[*kernels, kernel("CUDA graph 7", 310, 320, correlation=3)],
+    )
+    trace.format = format
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("trace", "expected"),
+    [
+        (graph_trace(), Graphs(0, 1, 3)),
+        (graph_trace("hipGraphLaunch"), Graphs(0, 1, 3)),
+        (graph_trace("cudaLaunchKernel"), Graphs()),
+        (graph_trace(format="nsight systems"), Graphs(whole=1)),
+    ],
+)
+def test_launched_graphs(trace: Trace, expected: Graphs) -> None:
+    """Their kernels count where no operator is around the launch; nsys may lack them."""
+    assert launched_graphs(trace) == expected
+
+
+def printed(graphs: Graphs) -> str:
+    out = StringIO()
+    render_graphs(graphs, console=Console(file=out, width=80))
+    return " ".join(out.getvalue().split())
+
+
+def test_what_is_said_of_graphs() -> None:
+    """Why there is no operator, and how to have them; nothing without graphs."""
+    said = printed(Graphs(0, 1, 421))
+    assert said.startswith("421 kernels from 1 launch of graphs are in no operator, as a graph runs its kernels")
+    assert said.endswith("for their operators, record a run without graphs.")
+    assert "--cuda-graph-trace=node" in printed(Graphs(whole=2))
+    assert printed(Graphs()) == ""
+    assert Graphs(1, 2, 3) + Graphs(4, 5, 6) == Graphs(5, 7, 9)
+
+
+def test_the_parts_of_the_time_fit_the_page() -> None:
+    """The sentence says which time they are of, and is no wider than the console."""
+    out = StringIO()
+    render_gpu(metrics(graph_trace()), console=Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert lines[1].startswith("GPU, 210 ns from the first start to the last end of all its work: compute ")
+    assert max(map(len, lines)) <= 80
+
+
+def test_step_lengths_that_are_known_already() -> None:
+    """The same numbers as without them."""
+    trace = graph_trace()
+    assert metrics_of(trace, "auto", step_lengths(trace)) == metrics(trace)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(1, "1 launch"), (0, "0 launches"), (1.5, "1.5 launches"), (1200, "1,200 launches")]
+)
+def test_counted(number: float, said: str) -> None:
+    """One has no plural."""
+    assert counted(number, "launch", "launches") == said
+    assert counted(number, "step") == said.replace("launches", "steps").replace("launch", "step")
