@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import difflib
 import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import instrument
+from instrument.report.whole import render_windows
+from instrument.traces.read import read_file
+from instrument.traces.trace import Trace
+from tests.support.loops import Loop
+from tests.support.shared_traces import shared
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -62,3 +69,47 @@ def test_public_names_are_documented() -> None:
     for name in instrument.__all__:
         assert getattr(instrument, name).__doc__, name
         assert f"instrument.{name}" in text, name
+
+
+def summary_of(trace: Trace) -> str:
+    """What `instrument summarize` prints of it, without spaces at the ends of lines."""
+    out = StringIO()
+    render_windows([(trace, None)], "auto", console=Console(file=out, width=80))
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def shown_of_a_gpu(document: str) -> list[str]:
+    """The lines of a GPU trace's summary in a document, but for the command and what is left out."""
+    (block,) = re.findall(r"```\n((?:\$[^\n]*\n)?Where the step went: CPU .*?)```", document, re.DOTALL)
+    return [line for line in block.splitlines() if line != "..." and not line.startswith("$")]
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/windows.md"])
+def test_the_summary_of_a_gpu_trace_is_real(document: str) -> None:
+    """Every line is printed of the trace it is said to be of."""
+    printed = summary_of(read_file(shared("hta_ns_resolution.json.gz"))).splitlines()
+    assert [line for line in shown_of_a_gpu((ROOT / document).read_text()) if line not in printed] == []
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/windows.md"])
+def test_the_summary_of_a_gpu_trace_has_these_words(document: str, tmp_path: Path) -> None:
+    """A loop that fills the GPU's queue is told of in the same words, whatever its numbers."""
+    loop = Loop(queue=300)
+    for number in range(101, 106):
+        with loop.step(number):
+            start = loop.cpu
+            for _ in range(280):
+                loop.launch(100)
+            loop._add("user_annotation", "## backward ##", start, loop.cpu)
+    printed = words_of(summary_of(loop.trace(tmp_path)))
+    shown = [line for line in shown_of_a_gpu((ROOT / document).read_text()) if not line.startswith(("  ", "#"))]
+    columns = [line for line in shown if line.startswith("region")]
+    sentences = re.findall(r"[^.;:]+[.;:]", words_of(" ".join(line for line in shown if line not in columns)))
+    assert len(sentences) > 5
+    assert [part for part in (*sentences, *map(words_of, columns)) if part.strip() not in printed] == []
+
+
+def words_of(text: str) -> str:
+    """The text in one line, without numbers, their units, and lines of tables."""
+    text = re.sub(r"\b\d[\d.,-]*(?: (?:ns|us|ms|s|steps)\b)?|─+", "", text)
+    return " ".join(re.sub(r"[(),]", " ", text).split())
