@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,33 +18,57 @@ from hypothesis import strategies as st
 from torch.autograd.profiler import emit_nvtx
 from torch.profiler import ProfilerActivity, profile
 
+import instrument
 from instrument import annotate, compat
 from instrument.regions.emitters.torch_nested import NestedTorchProfilerEmitter
-from instrument.regions.region import Region, make
+from instrument.regions.region import OVERLAPPING, Region, make
 from tests.conftest import annotations
+from tests.windows.training import traces
 
 THREADS = 2
 
 
 class Ids:
-    """What torch and CUPTI do: a stack of ids on each thread, of which the end of any range pops the last."""
+    """What torch and CUPTI do: a stack of ids on each thread, of which the end of any range pops the last.
+
+    Attributes:
+        stacks: of each thread, the names of the ranges whose ids are on it.
+        open: the ranges that have begun and not ended, each with its name and its thread.
+        entered: how many ranges of each name there were.
+        operations: how often a range began or ended.
+    """
 
     def __init__(self) -> None:
-        self.stacks: dict[int, list[list[Any]]] = {}
-        self.entered = 0
+        self.stacks: dict[int, list[str]] = {}
+        self.open: list[tuple[str, int, Any]] = []
+        self.entered: Counter[str] = Counter()
+        self.operations = 0
+        self._enter, self._exit = compat.range_functions()
 
-    def enter(self, name: str, *_: Any) -> list[Any]:
-        record = [name, get_ident()]
-        self.entered += 1
-        self.stacks.setdefault(get_ident(), []).append(record)
+    def enter(self, name: str, *shown: Any) -> tuple[str, int, Any]:
+        record = name, get_ident(), self._enter(name, *shown)
+        self.operations += 1
+        self.entered[name] += 1
+        self.open.append(record)
+        self.stacks.setdefault(get_ident(), []).append(name)
         return record
 
-    def exit(self, record: list[Any]) -> None:
-        assert record[1] == get_ident(), "ended on another thread than it began on"
-        assert self.stacks[get_ident()].pop() is record, "ended out of order"
+    def exit(self, record: tuple[str, int, Any]) -> None:
+        name, thread, opened = record
+        assert thread == get_ident(), "ended on another thread than it began on"
+        self.operations += 1
+        self.open.remove(record)  # once only
+        self.stacks[thread].pop()
+        self._exit(opened)
 
-    def names(self, thread: int) -> list[str]:
-        return [name for name, _ in self.stacks.get(thread, [])]
+    def top(self, thread: int | None = None) -> str | None:
+        """What a kernel shows under that is launched on a thread now, by default this one."""
+        stack = self.stacks.get(thread or get_ident())
+        return stack[-1] if stack else None
+
+    def left(self) -> int:
+        """How many ids there are."""
+        return sum(map(len, self.stacks.values()))
 
 
 def region(name: str) -> Region:
@@ -51,7 +77,7 @@ def region(name: str) -> Region:
 
 @pytest.fixture
 def ids(monkeypatch: pytest.MonkeyPatch) -> Ids:
-    """The ids that regions push, in place of torch's own functions."""
+    """The ids that regions push: torch's own functions are called, and followed."""
     ids = Ids()
     monkeypatch.setattr(torch.autograd, "_record_function_with_args_enter", lambda *args: ids.enter(*args))
     monkeypatch.setattr(torch.autograd, "_record_function_with_args_exit", lambda record: ids.exit(record))
@@ -61,7 +87,7 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> Ids:
 @pytest.fixture
 def nested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every recording keep the order that one of a GPU needs."""
-    monkeypatch.setattr(compat, "stacks_ranges", lambda profiler: True)
+    monkeypatch.setattr(compat, "needs_nested_ranges", lambda profiler: True)
 
 
 @pytest.fixture
@@ -73,32 +99,106 @@ def threads() -> Iterator[list[Callable[..., Any]]]:
         pool.shutdown()
 
 
-# Which thread opens a region of which name; or which thread closes one, counted among those that are open.
-opening = st.tuples(st.just("open"), st.integers(0, THREADS - 1), st.sampled_from("abc"))
+class Model:
+    """The regions of one thread, as the documentation has them.
+
+    Attributes:
+        open: in the order in which they were opened, each with whether one that it is in has ended before it.
+        late: those that another thread ended since this one opened or closed a region.
+        crossings: how many ended before one that was opened in them.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[str, bool] = {}
+        self.late: list[str] = []
+        self.crossings = 0
+
+    def begin(self, name: str) -> None:
+        self.settle()
+        self.open[name] = False
+
+    def end(self, name: str) -> None:
+        if [*self.open][-1] != name:
+            self.settle()
+        self._end(name)
+        self.settle()
+
+    def settle(self) -> None:
+        while self.late:
+            self._end(self.late.pop(0))
+
+    def _end(self, name: str) -> None:
+        names = [*self.open]
+        inside = names[names.index(name) + 1 :]
+        del self.open[name]
+        self.open.update(dict.fromkeys(inside, True))
+        self.crossings += bool(inside)
+
+    def expected(self) -> set[str | None]:
+        """The names that a kernel launched now may show under."""
+        if not self.open:
+            return {None}
+        innermost, crossed = [*self.open.items()][-1]
+        return {*self.open, OVERLAPPING} if crossed else {innermost}
+
+
+# Which thread opens a region; or which thread closes one, counted among those that are open.
+opening = st.tuples(st.just("open"), st.integers(0, THREADS - 1), st.just(0))
 closing = st.tuples(st.just("close"), st.integers(0, THREADS - 1), st.integers(0, 5))
+closing_own = st.tuples(st.just("close own"), st.integers(0, THREADS - 1), st.integers(0, 5))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(opening | closing, max_size=25))
-def test_any_order(ids: Ids, threads: list[Callable[..., Any]], steps: list[tuple[str, int, Any]]) -> None:
-    """Ranges end innermost first, on their own thread; a thread has those of its open regions, in their order."""
+@given(steps=st.lists(opening | closing_own | closing, max_size=40))
+def test_any_order(threads: list[Callable[..., Any]], steps: list[tuple[str, int, int]]) -> None:
+    """A kernel shows under its innermost region, or where regions overlap under another open one or the filler.
+
+    Each region is one range, from its beginning to its end; nothing is left; the cost is linear.
+    """
+    ids = Ids()
     emitter = NestedTorchProfilerEmitter()
+    emitter._enter, emitter._exit = ids.enter, ids.exit
     idents = [call(get_ident) for call in threads]
+    models = [Model() for _ in threads]
     regions: list[tuple[int, str, Any]] = []  # that are open, with the threads that opened them
+
+    def close(by: int, opened: tuple[int, str, Any]) -> None:
+        regions.remove(opened)
+        thread, name, handle = opened
+        threads[by](emitter.end, handle)
+        if thread == by:
+            models[by].end(name)
+            assert name not in {name for name, *_ in ids.open}
+        else:
+            models[thread].late.append(name)
+            models[by].settle()
+
+    made = 0
     for what, at, which in steps:
+        chosen = [opened for opened in regions if what == "close" or opened[0] == at]
         if what == "open":
-            regions.append((at, which, threads[at](emitter.start, region(which))))
-        elif regions:
-            *_, handle = regions.pop(which % len(regions))
-            threads[at](emitter.end, handle)
+            made += 1
+            handle = threads[at](emitter.start, region(f"{made}"))
+            models[at].begin(f"{made}")
+            regions.append((at, f"{made}", handle))
+        elif chosen:
+            close(at, chosen[which % len(chosen)])
         else:
             continue
-        assert ids.names(idents[at]) == [name for thread, name, _ in regions if thread == at]
-    for at, _, handle in reversed(regions):
-        threads[at](emitter.end, handle)
-    for call in threads:  # one that another thread ended may be left, up to the next range
+        assert ids.top(idents[at]) in models[at].expected()
+        if not models[at].open:
+            assert not ids.stacks.get(idents[at])
+    for opened in reversed(regions.copy()):
+        close(opened[0], opened)
+    for call in threads:  # one that another thread ended is open up to the next range
         call(lambda: emitter.end(emitter.start(region("last"))))
-    assert not any(ids.stacks.values())
+    assert not ids.left()
+    assert not ids.open
+    fillers = ids.entered.pop(OVERLAPPING, 0)
+    assert ids.entered.pop("last") == THREADS
+    assert ids.entered == Counter(f"{number}" for number in range(1, made + 1))
+    assert fillers <= sum(model.crossings for model in models)
+    assert ids.operations == 2 * (made + fillers + THREADS)
 
 
 def test_in_order(ids: Ids) -> None:
@@ -108,7 +208,7 @@ def test_in_order(ids: Ids) -> None:
         handles = [emitter.push(region(name)) for name in "abc"]
         for handle in reversed(handles):
             emitter.pop(handle)
-    assert ids.entered == 9
+    assert ids.operations == 2 * 9
 
 
 def test_after_the_recording(ids: Ids) -> None:
@@ -116,14 +216,31 @@ def test_after_the_recording(ids: Ids) -> None:
     emitter = NestedTorchProfilerEmitter()
     outer, inner = emitter.push(region("outer")), emitter.push(region("inner"))
     NestedTorchProfilerEmitter.end_all()
-    assert not ids.names(get_ident())
+    assert not ids.left()
     following = NestedTorchProfilerEmitter()
     handle = following.push(region("next"))
     emitter.pop(outer)
     emitter.pop(inner)
-    assert ids.names(get_ident()) == ["next"]
+    assert ids.stacks[get_ident()] == ["next"]
     following.pop(handle)
-    assert ids.entered == 3
+    assert ids.entered == Counter(["outer", "inner", "next"])
+    assert ids.operations == 2 * 3
+
+
+def test_after_a_recording_in_which_regions_overlapped(ids: Ids) -> None:
+    """Those whose ids are popped already, and fillers, end with the recording as well."""
+    emitter = NestedTorchProfilerEmitter()
+    outer, inner = emitter.start(region("outer")), emitter.start(region("inner"))
+    emitter.end(outer)
+    assert ids.top() == OVERLAPPING
+    NestedTorchProfilerEmitter.end_all()
+    assert not ids.open
+    following = NestedTorchProfilerEmitter()
+    handle = following.push(region("next"))
+    emitter.end(inner)
+    assert ids.stacks[get_ident()] == ["next"]
+    following.pop(handle)
+    assert not ids.open
 
 
 def overlapping() -> None:
@@ -170,26 +287,97 @@ def tasks() -> None:
 @pytest.mark.usefixtures("nested")
 @pytest.mark.parametrize("run", [overlapping, generators, tasks])
 def test_a_recording(recorded: Callable[..., list[dict[str, Any]]], run: Callable[[], None]) -> None:
-    """What is inside of a region that ends first is shown in two ranges, which touch the end of that."""
-    outer, first, second = recorded(run)
-    assert [outer["name"], first["name"], second["name"]] == ["outer", "inner", "inner"]
-    assert outer["ts"] <= first["ts"]
-    assert first["ts"] + first["dur"] <= outer["ts"] + outer["dur"] <= second["ts"]
+    """Each region is one range, as long as it was, and a filler is in the place of the one that ended first."""
+    outer, inner, filler = recorded(run)
+    assert [outer["name"], inner["name"], filler["name"]] == ["outer", "inner", OVERLAPPING]
+    ends = [event["ts"] + event["dur"] for event in (outer, inner, filler)]
+    assert outer["ts"] <= inner["ts"] <= ends[0] <= filler["ts"]
+    assert ends[0] <= ends[1] <= ends[2]
+
+
+@pytest.mark.usefixtures("nested")
+def test_many_tasks(ids: Ids, recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """A region of each of many tasks that take turns is one range; there are no more fillers than regions that overlap."""
+    count = 500
+
+    async def task() -> None:
+        async with annotate("request"):
+            await asyncio.sleep(0)
+            with annotate("decode"):
+                await asyncio.sleep(0)
+                with annotate("launch"):
+                    assert ids.top() == "launch"
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        await asyncio.gather(*(task() for _ in range(count)))
+
+    found = Counter(event["name"] for event in recorded(lambda: asyncio.run(main())))
+    fillers = found.pop(OVERLAPPING)
+    assert found == {"request": count, "decode": count, "launch": count}
+    assert fillers <= 2 * count
+    assert ids.operations == 2 * (3 * count + fillers)
+    assert not ids.left()
+
+
+@pytest.mark.usefixtures("nested")
+def test_a_region_across_steps(ids: Ids, tmp_path: Path) -> None:
+    """It is one range, and so is each step, under whose name kernels show that are launched in no other region."""
+    shown = []
+    schedule = instrument.schedule(wait=0, warmup=0, active=5, repeat=1)
+    with instrument.profile(tmp_path, schedule=schedule) as prof, contextlib.ExitStack() as stack:
+        shown.append(ids.top())
+        stack.enter_context(annotate("epoch"))
+        shown.append(ids.top())
+        prof.step()
+        shown.append(ids.top())
+        with annotate("forward"):
+            shown.append(ids.top())
+        shown.append(ids.top())
+        prof.step()
+        shown.append(ids.top())
+        stack.close()
+        shown.append(ids.top())
+        prof.step()
+        shown.append(ids.top())
+        prof.step()
+        shown.append(ids.top())
+        prof.step()
+    step = [f"ProfilerStep#{number}" for number in range(5)]
+    assert shown == [step[0], "epoch", step[1], "forward", step[1], step[2], OVERLAPPING, step[3], step[4]]
+    assert ids.entered == Counter([*step, "epoch", "forward", OVERLAPPING])
+    assert not ids.left()
+    found = {event["name"]: event for event in annotations(traces(tmp_path)[0])}
+    epoch, third = found["epoch"], found[step[2]]
+    assert third["ts"] <= epoch["ts"] + epoch["dur"] <= third["ts"] + third["dur"]
+
+
+@pytest.mark.usefixtures("nested")
+def test_a_region_that_a_window_ends_in(ids: Ids, tmp_path: Path) -> None:
+    """The last step ends before the region that it is around: nothing stands for it, and nothing is left open."""
+    schedule = instrument.schedule(wait=0, warmup=0, active=2, repeat=1)
+    with instrument.profile(tmp_path, schedule=schedule) as prof:
+        with annotate("epoch"):
+            prof.step()
+            prof.step()
+            assert not ids.open
+        assert not ids.open
+    assert ids.entered == Counter(["ProfilerStep#0", "epoch", "ProfilerStep#1"])
 
 
 def test_which_recordings() -> None:
     """One of the CPU alone shows every region in one range; one with a GPU, or into NVTX, keeps the order."""
     found = torch.autograd.profiler.profile(use_kineto=True)
-    assert not compat.stacks_ranges(found)
+    assert not compat.needs_nested_ranges(found)
     found.kineto_activities.add(ProfilerActivity.CUDA)
-    assert compat.stacks_ranges(found)
-    assert compat.stacks_ranges(emit_nvtx())
-    assert compat.stacks_ranges(None)
+    assert compat.needs_nested_ranges(found)
+    assert compat.needs_nested_ranges(emit_nvtx())
+    assert compat.needs_nested_ranges(None)
 
 
 @pytest.mark.gpu
 def test_the_lane_of_a_gpu(tmp_path: Path) -> None:
-    """A kernel shows under the region that is open, and no more under one that ended around it."""
+    """A kernel shows under the region that is open, and under the filler where that has lost its name."""
     x = torch.ones(1024, device="cuda")
     work = [x.sin, x.cos, x.exp, x.sigmoid]
     for operator in work:
@@ -216,4 +404,4 @@ def test_the_lane_of_a_gpu(tmp_path: Path) -> None:
     for kernel in annotations(trace, "kernel")[-len(work) :]:
         middle = kernel["ts"] + kernel["dur"] / 2
         shown.append([event["name"] for event in lane if 0 < middle - event["ts"] < event["dur"]])
-    assert shown == [["inner"], ["inner"], [], ["last"]]
+    assert shown == [["inner"], [OVERLAPPING], [], ["last"]]
