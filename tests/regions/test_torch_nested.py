@@ -20,6 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import instrument
 from instrument import annotate, compat
+from instrument.exporters.torch_profiler import TorchProfilerExporter
+from instrument.regions.emitters import torch_nested
 from instrument.regions.emitters.torch_nested import NestedTorchProfilerEmitter
 from instrument.regions.region import OVERLAPPING, Region, make
 from tests.conftest import annotations
@@ -33,31 +35,31 @@ class Ids:
 
     Attributes:
         stacks: of each thread, the names of the ranges whose ids are on it.
-        open: the ranges that have begun and not ended, each with its name and its thread.
+        open: the names of the ranges that have begun and not ended.
         entered: how many ranges of each name there were.
         operations: how often a range began or ended.
     """
 
     def __init__(self) -> None:
         self.stacks: dict[int, list[str]] = {}
-        self.open: list[tuple[str, int, Any]] = []
+        self.open: Counter[str] = Counter()
         self.entered: Counter[str] = Counter()
         self.operations = 0
         self._enter, self._exit = compat.range_functions()
 
-    def enter(self, name: str, *shown: Any) -> tuple[str, int, Any]:
-        record = name, get_ident(), self._enter(name, *shown)
+    def enter(self, name: str, *shown: Any) -> list[Any]:
         self.operations += 1
         self.entered[name] += 1
-        self.open.append(record)
+        self.open[name] += 1
         self.stacks.setdefault(get_ident(), []).append(name)
-        return record
+        return [name, get_ident(), self._enter(name, *shown)]
 
-    def exit(self, record: tuple[str, int, Any]) -> None:
+    def exit(self, record: list[Any]) -> None:
         name, thread, opened = record
         assert thread == get_ident(), "ended on another thread than it began on"
+        record.clear()  # which a second end would need
         self.operations += 1
-        self.open.remove(record)  # once only
+        self.open -= Counter([name])
         self.stacks[thread].pop()
         self._exit(opened)
 
@@ -90,13 +92,12 @@ def nested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "needs_nested_ranges", lambda profiler: True)
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def threads() -> Iterator[list[Callable[..., Any]]]:
     """Functions that call another one, each on a thread of its own."""
-    pools = [ThreadPoolExecutor(1) for _ in range(THREADS)]
-    yield [lambda call, *args, pool=pool: pool.submit(call, *args).result() for pool in pools]
-    for pool in pools:
-        pool.shutdown()
+    with contextlib.ExitStack() as stack:
+        pools = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(THREADS)]
+        yield [lambda call, *args, pool=pool: pool.submit(call, *args).result() for pool in pools]
 
 
 class Model:
@@ -142,63 +143,76 @@ class Model:
         return {*self.open, OVERLAPPING} if crossed else {innermost}
 
 
-# Which thread opens a region; or which thread closes one, counted among those that are open.
-opening = st.tuples(st.just("open"), st.integers(0, THREADS - 1), st.just(0))
-closing = st.tuples(st.just("close"), st.integers(0, THREADS - 1), st.integers(0, 5))
-closing_own = st.tuples(st.just("close own"), st.integers(0, THREADS - 1), st.integers(0, 5))
+# Which thread opens a region; or which thread closes one, counted among its own or among all that are open.
+step = st.tuples(st.sampled_from(["open", "close", "close any"]), st.integers(0, THREADS - 1), st.integers(0, 5))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(opening | closing_own | closing, max_size=40))
-def test_any_order(threads: list[Callable[..., Any]], steps: list[tuple[str, int, int]]) -> None:
+class Run:
+    """Regions that threads open and close, and the ids that this leaves."""
+
+    def __init__(self, threads: list[Callable[..., Any]]) -> None:
+        self.ids = Ids()
+        self.emitter = NestedTorchProfilerEmitter()
+        self.emitter._enter, self.emitter._exit = self.ids.enter, self.ids.exit
+        self.threads = threads
+        self.models = [Model() for _ in threads]
+        self.regions: list[tuple[int, str, Any]] = []  # that are open, with the threads that opened them
+        self.made = 0
+
+    def open(self, at: int) -> None:
+        self.made += 1
+        name = f"{self.made}"
+        self.regions.append((at, name, self.threads[at](self.emitter.start, region(name))))
+        self.models[at].begin(name)
+
+    def close(self, by: int, opened: tuple[int, str, Any]) -> None:
+        self.regions.remove(opened)
+        thread, name, handle = opened
+        self.threads[by](self.emitter.end, handle)
+        if thread == by:
+            self.models[by].end(name)
+            assert not self.ids.open[name]
+        else:
+            self.models[thread].late.append(name)
+            self.models[by].settle()
+
+    def check(self, at: int) -> None:
+        thread = self.threads[at](get_ident)
+        assert self.ids.top(thread) in self.models[at].expected()
+        assert len(self.ids.stacks.get(thread, [])) == 0 or self.models[at].open
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=st.lists(step, max_size=40))
+def test_any_order(steps: list[tuple[str, int, int]]) -> None:
     """A kernel shows under its innermost region, or where regions overlap under another open one or the filler.
 
     Each region is one range, from its beginning to its end; nothing is left; the cost is linear.
     """
-    ids = Ids()
-    emitter = NestedTorchProfilerEmitter()
-    emitter._enter, emitter._exit = ids.enter, ids.exit
-    idents = [call(get_ident) for call in threads]
-    models = [Model() for _ in threads]
-    regions: list[tuple[int, str, Any]] = []  # that are open, with the threads that opened them
-
-    def close(by: int, opened: tuple[int, str, Any]) -> None:
-        regions.remove(opened)
-        thread, name, handle = opened
-        threads[by](emitter.end, handle)
-        if thread == by:
-            models[by].end(name)
-            assert name not in {name for name, *_ in ids.open}
-        else:
-            models[thread].late.append(name)
-            models[by].settle()
-
-    made = 0
-    for what, at, which in steps:
-        chosen = [opened for opened in regions if what == "close" or opened[0] == at]
-        if what == "open":
-            made += 1
-            handle = threads[at](emitter.start, region(f"{made}"))
-            models[at].begin(f"{made}")
-            regions.append((at, f"{made}", handle))
-        elif chosen:
-            close(at, chosen[which % len(chosen)])
-        else:
-            continue
-        assert ids.top(idents[at]) in models[at].expected()
-        if not models[at].open:
-            assert not ids.stacks.get(idents[at])
-    for opened in reversed(regions.copy()):
-        close(opened[0], opened)
-    for call in threads:  # one that another thread ended is open up to the next range
-        call(lambda: emitter.end(emitter.start(region("last"))))
+    with threads() as calls:
+        run = Run(calls)
+        for what, at, which in steps:
+            candidates = [opened for opened in run.regions if what == "close any" or opened[0] == at]
+            if what == "open":
+                run.open(at)
+            elif candidates:
+                run.close(at, candidates[which % len(candidates)])
+            else:
+                continue
+            run.check(at)
+        for opened in reversed(run.regions.copy()):
+            run.close(opened[0], opened)
+        for at in range(THREADS):  # what another thread ended is open up to the next range
+            run.open(at)
+            run.close(at, run.regions[-1])
+            assert not calls[at](lambda: torch_nested._here.stack.crossed)  # ranges cost again what they did
+    ids = run.ids
     assert not ids.left()
-    assert not ids.open
+    assert not +ids.open
     fillers = ids.entered.pop(OVERLAPPING, 0)
-    assert ids.entered.pop("last") == THREADS
-    assert ids.entered == Counter(f"{number}" for number in range(1, made + 1))
-    assert fillers <= sum(model.crossings for model in models)
-    assert ids.operations == 2 * (made + fillers + THREADS)
+    assert ids.entered == Counter(f"{number}" for number in range(1, run.made + 1))
+    assert fillers <= sum(model.crossings for model in run.models)
+    assert ids.operations == 2 * (run.made + fillers)
 
 
 def test_in_order(ids: Ids) -> None:
@@ -234,13 +248,13 @@ def test_after_a_recording_in_which_regions_overlapped(ids: Ids) -> None:
     emitter.end(outer)
     assert ids.top() == OVERLAPPING
     NestedTorchProfilerEmitter.end_all()
-    assert not ids.open
+    assert not +ids.open
     following = NestedTorchProfilerEmitter()
     handle = following.push(region("next"))
     emitter.end(inner)
     assert ids.stacks[get_ident()] == ["next"]
     following.pop(handle)
-    assert not ids.open
+    assert not +ids.open
 
 
 def overlapping() -> None:
@@ -360,9 +374,26 @@ def test_a_region_that_a_window_ends_in(ids: Ids, tmp_path: Path) -> None:
         with annotate("epoch"):
             prof.step()
             prof.step()
-            assert not ids.open
-        assert not ids.open
+            assert not +ids.open
+        assert not +ids.open
     assert ids.entered == Counter(["ProfilerStep#0", "epoch", "ProfilerStep#1"])
+
+
+@pytest.mark.usefixtures("nested")
+def test_a_step_that_no_other_follows(ids: Ids) -> None:
+    """It ends where it is said to, without a filler for what is no part of any step."""
+    capture = TorchProfilerExporter({}).capture()
+    capture.start()
+    capture.step(1)
+    with annotate("epoch"):
+        capture.step(None)
+        assert [*+ids.open] == ["epoch"]
+        capture.step(2)
+        assert ids.top() == "ProfilerStep#2"
+        capture.step(None)
+    assert not +ids.open
+    capture.stop()
+    assert ids.entered == Counter(["ProfilerStep#1", "epoch", "ProfilerStep#2"])
 
 
 def test_which_recordings() -> None:
@@ -375,17 +406,33 @@ def test_which_recordings() -> None:
     assert compat.needs_nested_ranges(None)
 
 
+def lanes(path: Path, work: int) -> list[list[str]]:
+    """The names that each of the last kernels shows under on the lane of the GPU."""
+    lane = annotations(path, "gpu_user_annotation")
+    shown = []
+    for kernel in annotations(path, "kernel")[-work:]:
+        middle = kernel["ts"] + kernel["dur"] / 2
+        shown.append([event["name"] for event in lane if 0 < middle - event["ts"] < event["dur"]])
+    return shown
+
+
+def prepared() -> list[Callable[[], torch.Tensor]]:
+    """Operators whose kernels are loaded, the first to be launched a number of times."""
+    x = torch.ones(1024, device="cuda")
+    operators = [x.neg, x.sin, x.cos, x.exp, x.sigmoid]
+    for operator in operators:
+        operator()
+    torch.cuda.synchronize()
+    return operators
+
+
 @pytest.mark.gpu
 def test_the_lane_of_a_gpu(tmp_path: Path) -> None:
     """A kernel shows under the region that is open, and under the filler where that has lost its name."""
-    x = torch.ones(1024, device="cuda")
-    work = [x.sin, x.cos, x.exp, x.sigmoid]
-    for operator in work:
-        operator()
-    torch.cuda.synchronize()
+    first, *work = prepared()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
         for _ in range(20):
-            x.neg()  # the first kernels of a recording may be missing
+            first()  # the first kernels of a recording may be missing
         outer, inner = annotate("outer"), annotate("inner")
         outer.__enter__()
         inner.__enter__()
@@ -399,9 +446,24 @@ def test_the_lane_of_a_gpu(tmp_path: Path) -> None:
         torch.cuda.synchronize()
     trace = tmp_path / "trace.json"
     prof.export_chrome_trace(str(trace))
-    lane = annotations(trace, "gpu_user_annotation")
-    shown = []
-    for kernel in annotations(trace, "kernel")[-len(work) :]:
-        middle = kernel["ts"] + kernel["dur"] / 2
-        shown.append([event["name"] for event in lane if 0 < middle - event["ts"] < event["dur"]])
-    assert shown == [["inner"], [OVERLAPPING], [], ["last"]]
+    assert lanes(trace, len(work)) == [["inner"], [OVERLAPPING], [], ["last"]]
+
+
+@pytest.mark.gpu
+def test_steps_on_the_lane_of_a_gpu(tmp_path: Path) -> None:
+    """A kernel shows under its step where it is in no other region, also amid a region across steps."""
+    first, *work = prepared()
+    schedule = instrument.schedule(wait=0, warmup=0, active=3, repeat=1)
+    with instrument.profile(tmp_path, schedule=schedule) as prof:
+        for _ in range(20):
+            first()
+        with annotate("epoch"):
+            work[0]()
+            prof.step()
+            work[1]()
+        work[2]()
+        prof.step()
+        work[3]()
+        prof.step()
+    (trace,) = traces(tmp_path)
+    assert lanes(trace, len(work)) == [["epoch"], ["ProfilerStep#1"], [OVERLAPPING], ["ProfilerStep#2"]]
