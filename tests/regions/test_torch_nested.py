@@ -311,7 +311,7 @@ def test_a_recording(recorded: Callable[..., list[dict[str, Any]]], run: Callabl
 
 @pytest.mark.usefixtures("nested")
 def test_many_tasks(ids: Ids, recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """A region of each of many tasks that take turns is one range; there are no more fillers than regions that overlap."""
+    """Each region of many tasks that take turns is one range; at most one filler is added for each."""
     count = 500
 
     async def task() -> None:

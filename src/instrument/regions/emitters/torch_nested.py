@@ -1,7 +1,10 @@
 """Torch.profiler ranges where the order counts in which they end: on a GPU's lane, and as NVTX or ITT ranges.
 
-There each thread has a stack of ids. Opening a range pushes its id, and closing one pops the id on top, whosever it
-is, from the stack of the thread that closes it. A kernel shows under the id on top of the thread that launches it.
+There each thread has a stack of ids. Opening a range pushes its id; closing one pops the id on top, whosever it is,
+on the thread that closes it. A kernel shows under the id that is on top of the thread that launches it.
+
+torch (2.13 and before) has no range that pushes none. To pop in order, a range that goes on after the one around it
+would have to be closed and opened anew: for many tasks that is quadratic, and each counts many times.
 """
 
 from __future__ import annotations
@@ -15,20 +18,18 @@ from ... import compat
 from ..region import OVERLAPPING, Region
 from .torch_profiler import TorchProfilerEmitter
 
-# What torch returned (None once the range is over), and the stack of the thread that opened the range. A filler, which
-# covers the id of a range that is over, has no stack: it ends with the id that it covers.
+# What torch returned (None once the range is over), and the stack of the thread that opened it. A filler has None for
+# the stack: it covers the id of a range that is over, and ends when its own id is popped.
 Opened = list[Any]
 
 
 class Stack(list[Opened]):
-    """The stack of ids of one thread, as the ranges whose ids they are.
-
-    After a range that others were opened in, its id stays: for it, the one on top was popped.
+    """The ids on one thread, as the ranges that pushed them, last on top.
 
     Attributes:
         crossed: whether there is anything in the other two.
         over: ranges that are over and not closed yet.
-        popped: open ranges whose ids are popped already, as many as there are ids of ranges that are over.
+        popped: open ranges whose ids were popped by others, which left as many ids of ranges that are over.
     """
 
     __slots__ = ("__weakref__", "crossed", "over", "popped")
@@ -50,11 +51,11 @@ _here = _Here()
 
 
 class NestedTorchProfilerEmitter(TorchProfilerEmitter):
-    """Keeps the id of a range that is over from the top of a stack, for at most one range more.
+    """Opens one range for each region, and keeps kernels from showing under one that is over.
 
-    Each region is one range, as long as it was. Where it ends before one that was opened in it, it pops an id that is
-    not its own, and a filler called `OVERLAPPING` covers its own id once that is on top. One that is over on another
-    thread is closed when its own thread opens or closes the next range.
+    A range that ends before one that was opened in it leaves its id behind. Once that is on top, a filler called
+    `OVERLAPPING` covers it: one at most for each such range. A range that is over on another thread is closed when
+    its own thread opens or closes the next one.
     """
 
     def push(self, region: Region) -> Opened:
@@ -107,6 +108,7 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
             stack.crossed = True
 
     def _close(self, stack: Stack, handle: Opened) -> None:
+        """Close one range, which pops the id on top."""
         record, handle[0] = handle[0], None
         if record is None or not stack:  # its recording stopped
             return
@@ -115,7 +117,7 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
         if top[0] is not None and top[1] is not None:
             stack.popped[id(top)] = top
         self._exit(record)
-        if top[1] is None:
+        if top[1] is None:  # a filler: closing it pops the id that it covered
             stack.pop()
             self._exit(top[0])
 
