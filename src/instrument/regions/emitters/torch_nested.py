@@ -1,10 +1,10 @@
 """Torch.profiler ranges where the order counts in which they end: on a GPU's lane, and as NVTX or ITT ranges.
 
-There each thread has a stack of ids. Opening a range pushes its id; closing one pops the id on top, whosever it is,
-on the thread that closes it. A kernel shows under the id that is on top of the thread that launches it.
+There each thread has a stack of ids. Opening a range pushes its id; closing one pops the id on top, whosever it
+is, on the thread that closes it. A kernel shows under the id that is on top of the thread that launches it.
 
-torch (2.13 and before) has no range that pushes none. To pop in order, a range that goes on after the one around it
-would have to be closed and opened anew: for many tasks that is quadratic, and each counts many times.
+torch (2.13 and before) has no range that pushes none. To pop in order, a range that goes on after the one around
+it would have to be closed and opened anew: for many tasks that is quadratic, and each counts many times.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ... import compat
 from ..region import OVERLAPPING, Region
 from .torch_profiler import TorchProfilerEmitter
 
-# What torch returned (None once the range is over), and the stack of the thread that opened it. A filler has None for
-# the stack: it covers the id of a range that is over, and ends when its own id is popped.
+# What torch returned (None once the range is over), and the stack of the thread that opened it. A filler has None
+# for the stack: it covers the id of a range that is over, and ends when its own id is popped.
 Opened = list[Any]
 
 
