@@ -6,6 +6,7 @@ speed drifts less between neighbours than between runs.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ from measure import ROUNDS, Candidates, medians, show, verdict
 from torch.profiler import ProfilerActivity, record_function
 
 import instrument
+from instrument import compat
 
 RecordFunctionFast = torch._C._profiler._RecordFunctionFast
 
@@ -106,6 +108,36 @@ def recording() -> None:
     )
 
 
+def interleaved(tasks: int = 1000) -> None:
+    """Tasks that take turns, in a recording as of a GPU and in one of the CPU alone."""
+
+    async def task() -> None:
+        async with instrument.annotate("request"):
+            await asyncio.sleep(0)
+            async with instrument.annotate("decode"):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    async def step() -> None:
+        await asyncio.gather(*(task() for _ in range(tasks)))
+
+    order = compat.needs_nested_ranges
+    steps: dict[str, list[float]] = {"of the CPU": [], "as of a GPU": []}
+    stops: dict[str, list[float]] = {"of the CPU": [], "as of a GPU": []}
+    for _ in range(ROUNDS):
+        for name in steps:
+            compat.needs_nested_ranges = lambda _, name=name: name == "as of a GPU"
+            prof = torch.profiler.profile(activities=[ProfilerActivity.CPU])
+            prof.start()
+            steps[name].append(timeit.timeit(lambda: asyncio.run(step()), number=1) * 1e9)
+            stops[name].append(timeit.timeit(prof.stop, number=1) * 1e9)
+    compat.needs_nested_ranges = order
+    for title, times in ((f"A step of {tasks:,} interleaved tasks", steps), ("The recording's stop", stops)):
+        by_name = {name: statistics.median(values) for name, values in times.items()}
+        show(title, by_name, "of the CPU")
+        verdict("as of a GPU to of the CPU", by_name["as of a GPU"] / by_name["of the CPU"], 2)
+
+
 def compiled() -> None:
     """Inside torch.compile."""
     x = torch.ones(4)
@@ -172,5 +204,5 @@ def importing() -> None:
 
 if __name__ == "__main__":
     print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, medians of {ROUNDS} rounds")
-    for part in (idle, recording, compiled, stepping, iterating, importing):
+    for part in (idle, recording, interleaved, compiled, stepping, iterating, importing):
         part()

@@ -87,7 +87,7 @@ def on_profiler(started: Callable[[str, Any], None], stopped: Callable[[], None]
     return True
 
 
-def stacks_ranges(profiler: Any) -> bool:
+def needs_nested_ranges(profiler: Any) -> bool:
     """Tell whether ``profiler``, which starts, needs the ranges of a thread to end innermost first.
 
     It does with a GPU, whose lane shows the ranges, and where they become those of NVTX or ITT. Those in a profile

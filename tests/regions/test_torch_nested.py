@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,33 +18,59 @@ from hypothesis import strategies as st
 from torch.autograd.profiler import emit_nvtx
 from torch.profiler import ProfilerActivity, profile
 
+import instrument
 from instrument import annotate, compat
+from instrument.exporters.torch_profiler import TorchProfilerExporter
+from instrument.regions.emitters import torch_nested
 from instrument.regions.emitters.torch_nested import NestedTorchProfilerEmitter
-from instrument.regions.region import Region, make
+from instrument.regions.region import OVERLAPPING, Region, make
 from tests.conftest import annotations
+from tests.windows.training import traces
 
 THREADS = 2
 
 
 class Ids:
-    """What torch and CUPTI do: a stack of ids on each thread, of which the end of any range pops the last."""
+    """What torch and CUPTI do: a stack of ids on each thread, of which the end of any range pops the last.
+
+    Attributes:
+        stacks: of each thread, the names of the ranges whose ids are on it.
+        open: the names of the ranges that have begun and not ended.
+        entered: how many ranges of each name there were.
+        operations: how often a range began or ended.
+    """
 
     def __init__(self) -> None:
-        self.stacks: dict[int, list[list[Any]]] = {}
-        self.entered = 0
+        self.stacks: dict[int, list[str]] = {}
+        self.open: Counter[str] = Counter()
+        self.entered: Counter[str] = Counter()
+        self.operations = 0
+        self._enter, self._exit = compat.range_functions()
 
-    def enter(self, name: str, *_: Any) -> list[Any]:
-        record = [name, get_ident()]
-        self.entered += 1
-        self.stacks.setdefault(get_ident(), []).append(record)
-        return record
+    def enter(self, name: str, *shown: Any) -> list[Any]:
+        self.operations += 1
+        self.entered[name] += 1
+        self.open[name] += 1
+        self.stacks.setdefault(get_ident(), []).append(name)
+        return [name, get_ident(), self._enter(name, *shown)]
 
     def exit(self, record: list[Any]) -> None:
-        assert record[1] == get_ident(), "ended on another thread than it began on"
-        assert self.stacks[get_ident()].pop() is record, "ended out of order"
+        name, thread, opened = record
+        assert thread == get_ident(), "ended on another thread than it began on"
+        record.clear()  # which a second end would need
+        self.operations += 1
+        self.open -= Counter([name])
+        self.stacks[thread].pop()
+        self._exit(opened)
 
-    def names(self, thread: int) -> list[str]:
-        return [name for name, _ in self.stacks.get(thread, [])]
+    def top(self, thread: int | None = None) -> str | None:
+        """What a kernel shows under that is launched on a thread now, by default this one."""
+        stack = self.stacks.get(thread or get_ident())
+        return stack[-1] if stack else None
+
+    def left(self) -> int:
+        """How many ids there are."""
+        return sum(map(len, self.stacks.values()))
 
 
 def region(name: str) -> Region:
@@ -51,7 +79,7 @@ def region(name: str) -> Region:
 
 @pytest.fixture
 def ids(monkeypatch: pytest.MonkeyPatch) -> Ids:
-    """The ids that regions push, in place of torch's own functions."""
+    """The ids that regions push: torch's own functions are called, and followed."""
     ids = Ids()
     monkeypatch.setattr(torch.autograd, "_record_function_with_args_enter", lambda *args: ids.enter(*args))
     monkeypatch.setattr(torch.autograd, "_record_function_with_args_exit", lambda record: ids.exit(record))
@@ -61,44 +89,130 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> Ids:
 @pytest.fixture
 def nested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every recording keep the order that one of a GPU needs."""
-    monkeypatch.setattr(compat, "stacks_ranges", lambda profiler: True)
+    monkeypatch.setattr(compat, "needs_nested_ranges", lambda profiler: True)
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def threads() -> Iterator[list[Callable[..., Any]]]:
     """Functions that call another one, each on a thread of its own."""
-    pools = [ThreadPoolExecutor(1) for _ in range(THREADS)]
-    yield [lambda call, *args, pool=pool: pool.submit(call, *args).result() for pool in pools]
-    for pool in pools:
-        pool.shutdown()
+    with contextlib.ExitStack() as stack:
+        pools = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(THREADS)]
+        yield [lambda call, *args, pool=pool: pool.submit(call, *args).result() for pool in pools]
 
 
-# Which thread opens a region of which name; or which thread closes one, counted among those that are open.
-opening = st.tuples(st.just("open"), st.integers(0, THREADS - 1), st.sampled_from("abc"))
-closing = st.tuples(st.just("close"), st.integers(0, THREADS - 1), st.integers(0, 5))
+class Model:
+    """The regions of one thread, as the documentation has them.
+
+    Attributes:
+        open: in the order in which they were opened, each with whether one that it is in has ended before it.
+        late: those that another thread ended since this one opened or closed a region.
+        crossings: how many ended before one that was opened in them.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[str, bool] = {}
+        self.late: list[str] = []
+        self.crossings = 0
+
+    def begin(self, name: str) -> None:
+        self.settle()
+        self.open[name] = False
+
+    def end(self, name: str) -> None:
+        if [*self.open][-1] != name:
+            self.settle()
+        self._end(name)
+        self.settle()
+
+    def settle(self) -> None:
+        while self.late:
+            self._end(self.late.pop(0))
+
+    def _end(self, name: str) -> None:
+        names = [*self.open]
+        inside = names[names.index(name) + 1 :]
+        del self.open[name]
+        self.open.update(dict.fromkeys(inside, True))
+        self.crossings += bool(inside)
+
+    def expected(self) -> set[str | None]:
+        """The names that a kernel launched now may show under."""
+        if not self.open:
+            return {None}
+        innermost, crossed = [*self.open.items()][-1]
+        return {*self.open, OVERLAPPING} if crossed else {innermost}
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(opening | closing, max_size=25))
-def test_any_order(ids: Ids, threads: list[Callable[..., Any]], steps: list[tuple[str, int, Any]]) -> None:
-    """Ranges end innermost first, on their own thread; a thread has those of its open regions, in their order."""
-    emitter = NestedTorchProfilerEmitter()
-    idents = [call(get_ident) for call in threads]
-    regions: list[tuple[int, str, Any]] = []  # that are open, with the threads that opened them
-    for what, at, which in steps:
-        if what == "open":
-            regions.append((at, which, threads[at](emitter.start, region(which))))
-        elif regions:
-            *_, handle = regions.pop(which % len(regions))
-            threads[at](emitter.end, handle)
+# Which thread opens a region; or which thread closes one, counted among its own or among all that are open.
+step = st.tuples(st.sampled_from(["open", "close", "close any"]), st.integers(0, THREADS - 1), st.integers(0, 5))
+
+
+class Run:
+    """Regions that threads open and close, and the ids that this leaves."""
+
+    def __init__(self, threads: list[Callable[..., Any]]) -> None:
+        self.ids = Ids()
+        self.emitter = NestedTorchProfilerEmitter()
+        self.emitter._enter, self.emitter._exit = self.ids.enter, self.ids.exit
+        self.threads = threads
+        self.models = [Model() for _ in threads]
+        self.regions: list[tuple[int, str, Any]] = []  # that are open, with the threads that opened them
+        self.made = 0
+
+    def open(self, at: int) -> None:
+        self.made += 1
+        name = f"{self.made}"
+        self.regions.append((at, name, self.threads[at](self.emitter.start, region(name))))
+        self.models[at].begin(name)
+
+    def close(self, by: int, opened: tuple[int, str, Any]) -> None:
+        self.regions.remove(opened)
+        thread, name, handle = opened
+        self.threads[by](self.emitter.end, handle)
+        if thread == by:
+            self.models[by].end(name)
+            assert not self.ids.open[name]
         else:
-            continue
-        assert ids.names(idents[at]) == [name for thread, name, _ in regions if thread == at]
-    for at, _, handle in reversed(regions):
-        threads[at](emitter.end, handle)
-    for call in threads:  # one that another thread ended may be left, up to the next range
-        call(lambda: emitter.end(emitter.start(region("last"))))
-    assert not any(ids.stacks.values())
+            self.models[thread].late.append(name)
+            self.models[by].settle()
+
+    def check(self, at: int) -> None:
+        thread = self.threads[at](get_ident)
+        assert self.ids.top(thread) in self.models[at].expected()
+        assert len(self.ids.stacks.get(thread, [])) == 0 or self.models[at].open
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=st.lists(step, max_size=40))
+def test_any_order(steps: list[tuple[str, int, int]]) -> None:
+    """A kernel shows under its innermost region, or where regions overlap under another open one or the filler.
+
+    Each region is one range, from its beginning to its end; nothing is left; the cost is linear.
+    """
+    with threads() as calls:
+        run = Run(calls)
+        for what, at, which in steps:
+            candidates = [opened for opened in run.regions if what == "close any" or opened[0] == at]
+            if what == "open":
+                run.open(at)
+            elif candidates:
+                run.close(at, candidates[which % len(candidates)])
+            else:
+                continue
+            run.check(at)
+        for opened in reversed(run.regions.copy()):
+            run.close(opened[0], opened)
+        for at in range(THREADS):  # what another thread ended is open up to the next range
+            run.open(at)
+            run.close(at, run.regions[-1])
+            assert not calls[at](lambda: torch_nested._here.stack.crossed)  # ranges cost again what they did
+    ids = run.ids
+    assert not ids.left()
+    assert not +ids.open
+    fillers = ids.entered.pop(OVERLAPPING, 0)
+    assert ids.entered == Counter(f"{number}" for number in range(1, run.made + 1))
+    assert fillers <= sum(model.crossings for model in run.models)
+    assert ids.operations == 2 * (run.made + fillers)
 
 
 def test_in_order(ids: Ids) -> None:
@@ -108,7 +222,7 @@ def test_in_order(ids: Ids) -> None:
         handles = [emitter.push(region(name)) for name in "abc"]
         for handle in reversed(handles):
             emitter.pop(handle)
-    assert ids.entered == 9
+    assert ids.operations == 2 * 9
 
 
 def test_after_the_recording(ids: Ids) -> None:
@@ -116,14 +230,31 @@ def test_after_the_recording(ids: Ids) -> None:
     emitter = NestedTorchProfilerEmitter()
     outer, inner = emitter.push(region("outer")), emitter.push(region("inner"))
     NestedTorchProfilerEmitter.end_all()
-    assert not ids.names(get_ident())
+    assert not ids.left()
     following = NestedTorchProfilerEmitter()
     handle = following.push(region("next"))
     emitter.pop(outer)
     emitter.pop(inner)
-    assert ids.names(get_ident()) == ["next"]
+    assert ids.stacks[get_ident()] == ["next"]
     following.pop(handle)
-    assert ids.entered == 3
+    assert ids.entered == Counter(["outer", "inner", "next"])
+    assert ids.operations == 2 * 3
+
+
+def test_after_a_recording_in_which_regions_overlapped(ids: Ids) -> None:
+    """Those whose ids are popped already, and fillers, end with the recording as well."""
+    emitter = NestedTorchProfilerEmitter()
+    outer, inner = emitter.start(region("outer")), emitter.start(region("inner"))
+    emitter.end(outer)
+    assert ids.top() == OVERLAPPING
+    NestedTorchProfilerEmitter.end_all()
+    assert not +ids.open
+    following = NestedTorchProfilerEmitter()
+    handle = following.push(region("next"))
+    emitter.end(inner)
+    assert ids.stacks[get_ident()] == ["next"]
+    following.pop(handle)
+    assert not +ids.open
 
 
 def overlapping() -> None:
@@ -170,34 +301,138 @@ def tasks() -> None:
 @pytest.mark.usefixtures("nested")
 @pytest.mark.parametrize("run", [overlapping, generators, tasks])
 def test_a_recording(recorded: Callable[..., list[dict[str, Any]]], run: Callable[[], None]) -> None:
-    """What is inside of a region that ends first is shown in two ranges, which touch the end of that."""
-    outer, first, second = recorded(run)
-    assert [outer["name"], first["name"], second["name"]] == ["outer", "inner", "inner"]
-    assert outer["ts"] <= first["ts"]
-    assert first["ts"] + first["dur"] <= outer["ts"] + outer["dur"] <= second["ts"]
+    """Each region is one range, as long as it was, and a filler is in the place of the one that ended first."""
+    outer, inner, filler = recorded(run)
+    assert [outer["name"], inner["name"], filler["name"]] == ["outer", "inner", OVERLAPPING]
+    ends = [event["ts"] + event["dur"] for event in (outer, inner, filler)]
+    assert outer["ts"] <= inner["ts"] <= ends[0] <= filler["ts"]
+    assert ends[0] <= ends[1] <= ends[2]
+
+
+@pytest.mark.usefixtures("nested")
+def test_many_tasks(ids: Ids, recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """Each region of many tasks that take turns is one range; at most one filler is added for each."""
+    count = 500
+
+    async def task() -> None:
+        async with annotate("request"):
+            await asyncio.sleep(0)
+            with annotate("decode"):
+                await asyncio.sleep(0)
+                with annotate("launch"):
+                    assert ids.top() == "launch"
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        await asyncio.gather(*(task() for _ in range(count)))
+
+    found = Counter(event["name"] for event in recorded(lambda: asyncio.run(main())))
+    fillers = found.pop(OVERLAPPING)
+    assert found == {"request": count, "decode": count, "launch": count}
+    assert fillers <= 2 * count
+    assert ids.operations == 2 * (3 * count + fillers)
+    assert not ids.left()
+
+
+@pytest.mark.usefixtures("nested")
+def test_a_region_across_steps(ids: Ids, tmp_path: Path) -> None:
+    """It is one range, and so is each step, under whose name kernels show that are launched in no other region."""
+    shown = []
+    schedule = instrument.schedule(wait=0, warmup=0, active=5, repeat=1)
+    with instrument.profile(tmp_path, schedule=schedule) as prof, contextlib.ExitStack() as stack:
+        shown.append(ids.top())
+        stack.enter_context(annotate("epoch"))
+        shown.append(ids.top())
+        prof.step()
+        shown.append(ids.top())
+        with annotate("forward"):
+            shown.append(ids.top())
+        shown.append(ids.top())
+        prof.step()
+        shown.append(ids.top())
+        stack.close()
+        shown.append(ids.top())
+        prof.step()
+        shown.append(ids.top())
+        prof.step()
+        shown.append(ids.top())
+        prof.step()
+    step = [f"ProfilerStep#{number}" for number in range(5)]
+    assert shown == [step[0], "epoch", step[1], "forward", step[1], step[2], OVERLAPPING, step[3], step[4]]
+    assert ids.entered == Counter([*step, "epoch", "forward", OVERLAPPING])
+    assert not ids.left()
+    found = {event["name"]: event for event in annotations(traces(tmp_path)[0])}
+    epoch, third = found["epoch"], found[step[2]]
+    assert third["ts"] <= epoch["ts"] + epoch["dur"] <= third["ts"] + third["dur"]
+
+
+@pytest.mark.usefixtures("nested")
+def test_a_region_that_a_window_ends_in(ids: Ids, tmp_path: Path) -> None:
+    """The last step ends before the region that it is around: nothing stands for it, and nothing is left open."""
+    schedule = instrument.schedule(wait=0, warmup=0, active=2, repeat=1)
+    with instrument.profile(tmp_path, schedule=schedule) as prof:
+        with annotate("epoch"):
+            prof.step()
+            prof.step()
+            assert not +ids.open
+        assert not +ids.open
+    assert ids.entered == Counter(["ProfilerStep#0", "epoch", "ProfilerStep#1"])
+
+
+@pytest.mark.usefixtures("nested")
+def test_a_step_that_no_other_follows(ids: Ids) -> None:
+    """It ends where it is said to, without a filler for what is no part of any step."""
+    capture = TorchProfilerExporter({}).capture()
+    capture.start()
+    capture.step(1)
+    with annotate("epoch"):
+        capture.step(None)
+        assert [*+ids.open] == ["epoch"]
+        capture.step(2)
+        assert ids.top() == "ProfilerStep#2"
+        capture.step(None)
+    assert not +ids.open
+    capture.stop()
+    assert ids.entered == Counter(["ProfilerStep#1", "epoch", "ProfilerStep#2"])
 
 
 def test_which_recordings() -> None:
     """One of the CPU alone shows every region in one range; one with a GPU, or into NVTX, keeps the order."""
     found = torch.autograd.profiler.profile(use_kineto=True)
-    assert not compat.stacks_ranges(found)
+    assert not compat.needs_nested_ranges(found)
     found.kineto_activities.add(ProfilerActivity.CUDA)
-    assert compat.stacks_ranges(found)
-    assert compat.stacks_ranges(emit_nvtx())
-    assert compat.stacks_ranges(None)
+    assert compat.needs_nested_ranges(found)
+    assert compat.needs_nested_ranges(emit_nvtx())
+    assert compat.needs_nested_ranges(None)
+
+
+def lanes(path: Path, work: int) -> list[list[str]]:
+    """The names that each of the last kernels shows under on the lane of the GPU."""
+    lane = annotations(path, "gpu_user_annotation")
+    shown = []
+    for kernel in annotations(path, "kernel")[-work:]:
+        middle = kernel["ts"] + kernel["dur"] / 2
+        shown.append([event["name"] for event in lane if 0 < middle - event["ts"] < event["dur"]])
+    return shown
+
+
+def prepared() -> list[Callable[[], torch.Tensor]]:
+    """Operators whose kernels are loaded, the first to be launched a number of times."""
+    x = torch.ones(1024, device="cuda")
+    operators = [x.neg, x.sin, x.cos, x.exp, x.sigmoid]
+    for operator in operators:
+        operator()
+    torch.cuda.synchronize()
+    return operators
 
 
 @pytest.mark.gpu
 def test_the_lane_of_a_gpu(tmp_path: Path) -> None:
-    """A kernel shows under the region that is open, and no more under one that ended around it."""
-    x = torch.ones(1024, device="cuda")
-    work = [x.sin, x.cos, x.exp, x.sigmoid]
-    for operator in work:
-        operator()
-    torch.cuda.synchronize()
+    """A kernel shows under the region that is open, and under the filler where that has lost its name."""
+    first, *work = prepared()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
         for _ in range(20):
-            x.neg()  # the first kernels of a recording may be missing
+            first()  # the first kernels of a recording may be missing
         outer, inner = annotate("outer"), annotate("inner")
         outer.__enter__()
         inner.__enter__()
@@ -211,9 +446,24 @@ def test_the_lane_of_a_gpu(tmp_path: Path) -> None:
         torch.cuda.synchronize()
     trace = tmp_path / "trace.json"
     prof.export_chrome_trace(str(trace))
-    lane = annotations(trace, "gpu_user_annotation")
-    shown = []
-    for kernel in annotations(trace, "kernel")[-len(work) :]:
-        middle = kernel["ts"] + kernel["dur"] / 2
-        shown.append([event["name"] for event in lane if 0 < middle - event["ts"] < event["dur"]])
-    assert shown == [["inner"], ["inner"], [], ["last"]]
+    assert lanes(trace, len(work)) == [["inner"], [OVERLAPPING], [], ["last"]]
+
+
+@pytest.mark.gpu
+def test_steps_on_the_lane_of_a_gpu(tmp_path: Path) -> None:
+    """A kernel shows under its step where it is in no other region, also amid a region across steps."""
+    first, *work = prepared()
+    schedule = instrument.schedule(wait=0, warmup=0, active=3, repeat=1)
+    with instrument.profile(tmp_path, schedule=schedule) as prof:
+        for _ in range(20):
+            first()
+        with annotate("epoch"):
+            work[0]()
+            prof.step()
+            work[1]()
+        work[2]()
+        prof.step()
+        work[3]()
+        prof.step()
+    (trace,) = traces(tmp_path)
+    assert lanes(trace, len(work)) == [["epoch"], ["ProfilerStep#1"], [OVERLAPPING], ["ProfilerStep#2"]]

@@ -67,7 +67,7 @@ def test_regions_that_outlive_their_recording(tmp_path: Path, nested: bool) -> N
         from instrument import annotate, compat
 
         if sys.argv[3] == "True":  # as in a recording of a GPU
-            compat.stacks_ranges = lambda profiler: True
+            compat.needs_nested_ranges = lambda profiler: True
 
         def recording():
             return profile(activities=[ProfilerActivity.CPU])

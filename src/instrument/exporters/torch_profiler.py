@@ -24,7 +24,6 @@ from ..compat import (
     in_operator,
     leave_recording,
     profiler_running,
-    range_functions,
     refuse_late,
     window_activities,
     without_warnings_of_cycles,
@@ -32,7 +31,9 @@ from ..compat import (
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..interrupts import Suppressed, is_interrupt
-from ..regions.region import plain
+from ..regions.emitters.torch_nested import torch_emitter
+from ..regions.emitters.torch_profiler import TorchProfilerEmitter
+from ..regions.region import Region, plain
 from .raw_trace import packed
 from .sessions import OpenRanges, sessions
 
@@ -149,7 +150,7 @@ class TorchProfilerCapture:
         self, options: Mapping[str, Any], prepared: Callable[[TorchProfilerCapture], None] = lambda _: None
     ) -> None:
         self._refuse_second()
-        self._enter, self._exit = range_functions()
+        self._emitter: TorchProfilerEmitter | None = None  # of the steps' ranges
         self._step: Any = None
         self._thread = 0  # that it records on
         self._lost = ""  # why nothing can be had from it any more
@@ -192,6 +193,7 @@ class TorchProfilerCapture:
             self._prepare()
         self._thread = get_ident()
         self._ranges = OpenRanges()
+        self._emitter = torch_emitter(self.profiler.profiler)
         self.profiler.start_trace()
         job = _job()
         if job is not None:
@@ -201,13 +203,13 @@ class TorchProfilerCapture:
         """End the step that is recorded, and begin ``number`` under the name that trace viewers know."""
         self._check()
         self._end_step()
-        if number is not None and not self.cut:
-            self._step = self._enter(f"ProfilerStep#{number}")
+        if number is not None and not self.cut and self._emitter is not None:
+            self._step = self._emitter.push(Region(f"ProfilerStep#{number}", 0))
 
     def _end_step(self) -> None:
         step, self._step = self._step, None
-        if step is not None:
-            self._exit(step)
+        if step is not None and self._emitter is not None:
+            self._emitter.close(step)
 
     def add_metadata(self, key: str, value: str) -> None:
         """Put a text into the trace."""
@@ -262,7 +264,8 @@ class TorchProfilerCapture:
                 leave_recording()
                 sessions.recover()
             self._end_ranges()
-            self._step = self._memory = None
+            self._end_step()
+            self._memory = None
             raise CaptureError(self._lost)
 
     def _stop(self) -> None:

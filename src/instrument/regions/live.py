@@ -16,8 +16,7 @@ from ..guard import guard
 from ..interrupts import is_interrupt
 from .emitters import Emitter, attached, redundant
 from .emitters.jax import JaxEmitter
-from .emitters.torch_nested import NestedTorchProfilerEmitter
-from .emitters.torch_profiler import TorchProfilerEmitter
+from .emitters.torch_nested import NestedTorchProfilerEmitter, torch_emitter
 from .region import Region
 
 Token = tuple[Callable[[Any], None], Any]  # what closes a region, with its argument
@@ -291,8 +290,7 @@ class Live:
             NestedTorchProfilerEmitter.end_all()  # of a recording that this one takes the place of
             auto = settings.emitters == "auto"
             if auto or "torch" in settings.emitters:
-                nested = compat.stacks_ranges(profiler)
-                self._recording.append(NestedTorchProfilerEmitter() if nested else TorchProfilerEmitter())
+                self._recording.append(torch_emitter(profiler))
             if auto and sys.modules.get("jax") is not None and "jax" not in self._failed:
                 self._recording.append(JaxEmitter())
         self._settle()

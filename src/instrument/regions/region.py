@@ -11,6 +11,7 @@ from typing import Any
 
 DOMAIN = "instrument"
 OWN_WORK = "instrument (own work)"  # the region of what the library does where a step is recorded
+OVERLAPPING = "instrument (overlapping regions)"  # what is on a GPU's lane where a region's own name cannot be
 OPAQUE = 0xFF000000
 
 # The names that nvtx knows itself. It gives them no alpha, unlike those that it asks matplotlib for.

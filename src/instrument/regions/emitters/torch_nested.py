@@ -1,34 +1,43 @@
 """Torch.profiler ranges where the order counts in which they end: on a GPU's lane, and as NVTX or ITT ranges.
 
-There each thread has a stack of ids: opening a range pushes one, and closing it pops whatever is on top, on the
-thread that closes it. A kernel shows under what is on top on the thread that launches it, which would be a range
-that is over.
+There each thread has a stack of ids. Opening a range pushes its id; closing one pops the id on top, whosever it
+is, on the thread that closes it. A kernel shows under the id that is on top of the thread that launches it.
+
+torch (2.13 and before) has no range that pushes none. To pop in order, a range that goes on after the one around
+it would have to be closed and opened anew: for many tasks that is quadratic, and each counts many times.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from typing import Any
 
-from ...compat import range_functions
-from ..region import Region
+from ... import compat
+from ..region import OVERLAPPING, Region
 from .torch_profiler import TorchProfilerEmitter
 
-Opened = list[Any]  # what torch returned, the region (None once it is over) and the stack that the range is on
+# What torch returned (None once the range is over), and the stack of the thread that opened it. A filler has None
+# for the stack: it covers the id of a range that is over, and ends when its own id is popped.
+Opened = list[Any]
 
 
 class Stack(list[Opened]):
-    """The ranges that are open on one thread, innermost last.
+    """The ids on one thread, as the ranges that pushed them, last on top.
 
     Attributes:
-        late: whether one of them is over and not closed yet.
+        crossed: whether there is anything in the other two.
+        over: ranges that are over and not closed yet.
+        popped: open ranges whose ids were popped by others, which left as many ids of ranges that are over.
     """
 
-    __slots__ = ("__weakref__", "late")
+    __slots__ = ("__weakref__", "crossed", "over", "popped")
 
     def __init__(self) -> None:
-        self.late = False
+        self.crossed = False
+        self.over: deque[Opened] = deque()
+        self.popped: dict[int, Opened] = {}
 
 
 class _Here(threading.local):
@@ -42,20 +51,21 @@ _here = _Here()
 
 
 class NestedTorchProfilerEmitter(TorchProfilerEmitter):
-    """Closes the ranges of a thread innermost first, and on that thread.
+    """Opens one range for each region, and keeps kernels from showing under one that is over.
 
-    A range that is around others when it is over has these closed before it, and opened anew after it. One that is
-    over on another thread is closed when its own thread opens or closes the next range.
+    A range that ends before one that was opened in it leaves its id behind. Once that is on top, a filler called
+    `OVERLAPPING` covers it: one at most for each such range. A range that is over on another thread is closed when
+    its own thread opens or closes the next one.
     """
 
     def push(self, region: Region) -> Opened:
         """Open a range."""
         stack = _here.stack
-        if stack.late:
-            self._settle(stack)
+        if stack.crossed:
+            self._close_over(stack)
         shown = region.arguments
         record = self._enter(region.plain, *shown) if shown else self._enter(region.plain)
-        opened = [record, region, stack]
+        opened = [record, stack]
         stack.append(opened)
         return opened
 
@@ -71,33 +81,65 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
         else:
             if innermost is not None:
                 stack.append(innermost)
-            handle[1], handle[2].late = None, True
-        if stack.late:
-            self._settle(stack)
+            self._note_over(handle)
+        if stack.crossed:
+            self._close_over(stack)
+            self._cover(stack)
 
     start = push
     end = pop
 
-    def _settle(self, stack: Stack) -> None:
+    def close(self, handle: Opened) -> None:
+        """Close the range without a filler: another is opened at once, or the recording stops."""
+        self._note_over(handle)
+        if handle[1] is _here.stack:
+            self._close_over(handle[1])
+
+    def _note_over(self, handle: Opened) -> None:
+        handle[1].over.append(handle)
+        handle[1].crossed = True
+
+    def _close_over(self, stack: Stack) -> None:
         """Close the ranges on this thread's ``stack`` that are over."""
-        stack.late = False
-        at = next((at for at, opened in enumerate(stack) if opened[1] is None), len(stack))
-        inside = stack[at:]
-        del stack[at:]
-        for opened in reversed(inside):
-            self._exit(opened[0])
-        for opened in inside:
-            region = opened[1]
-            if region is not None:
-                opened[0] = self.push(region)[0]
-                stack[-1] = opened  # which its owner knows
+        stack.crossed = False
+        while stack.over:
+            self._close(stack, stack.over.popleft())
+        if stack.popped:
+            stack.crossed = True
+
+    def _close(self, stack: Stack, handle: Opened) -> None:
+        """Close one range, which pops the id on top."""
+        record, handle[0] = handle[0], None
+        if record is None or not stack:  # its recording stopped
+            return
+        top = stack.pop()
+        stack.popped.pop(id(handle), None)
+        if top[0] is not None and top[1] is not None:
+            stack.popped[id(top)] = top
+        self._exit(record)
+        if top[1] is None:  # a filler: closing it pops the id that it covered
+            stack.pop()
+            self._exit(top[0])
+
+    def _cover(self, stack: Stack) -> None:
+        """Open a filler where the id on top is of a range that is over."""
+        if stack and stack[-1][0] is None:
+            stack.append([self._enter(OVERLAPPING), None])
 
     @classmethod
     def end_all(cls) -> None:
         """End every open range: a recording stopped, and no profiler records now."""
         super().end_all()
-        _, leave = range_functions()
+        _, leave = compat.range_functions()
         for ref in _stacks.copy():
             stack = ref()
-            while stack:
-                leave(stack.pop()[0])
+            while stack:  # has at least as many ids as there are ranges without one
+                ended = stack.popped.popitem()[1] if stack.popped else stack.pop()
+                record, ended[0] = ended[0], None
+                if record is not None:
+                    leave(record)
+
+
+def torch_emitter(profiler: Any) -> TorchProfilerEmitter:
+    """Return what opens torch's ranges in the recording of ``profiler``."""
+    return NestedTorchProfilerEmitter() if compat.needs_nested_ranges(profiler) else TorchProfilerEmitter()

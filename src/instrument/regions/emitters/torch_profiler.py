@@ -41,6 +41,10 @@ class TorchProfilerEmitter:
     start = push
     end = pop
 
+    def close(self, handle: Any) -> None:
+        """Close the range; another is opened at once, or the recording stops."""
+        self.pop(handle)
+
     def mark(self, region: Region) -> None:
         """Show an instant as a range of no length: the trace format of torch.profiler has no instants."""
         self._exit(self._enter(region.plain))
