@@ -95,7 +95,7 @@ def test_what_costs_too_much_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name, at_most in {"before": None, "cheap": 1.1, "after a_window": 1.1}.items():
         now = next(took)
         of_one.measure(name, lambda now=now: now, at_most)
-    with pytest.raises(FailedError, match="^after a window 1.50 x, at most 1.1 x expected$"):
+    with pytest.raises(FailedError, match=r"^after a window 1\.50 x, at most 1\.1 x expected$"):
         of_one.verdict()
     assert context.figures["cheap_ratio"] == 1.05
 

@@ -36,8 +36,8 @@ class CheckContext:
         folder: an empty folder for what it writes.
         device: "cuda", or "cpu" in a rehearsal, where `cuda` stands for `torch.cuda`.
         limit_s: after how long it is ended.
-        figures: what it measured, which is shown however it ends. A name ends with the unit, "_ms", or "_ratio" for
-            that of the time beside it to another one; a whole number counts what its name says.
+        figures: what it measured, which is shown however it ends. A name ends with the unit, "_ms", or "_ratio"
+            for that of the time beside it to another one; a whole number counts what its name says.
     """
 
     folder: Path

@@ -91,8 +91,8 @@ def _listening() -> Iterator[None]:
 def checkpointing(context: CheckContext) -> None:
     """Recomputation in backward: without modules as regions, with them, with a tool that listens, and recorded.
 
-    The blocks do next to nothing and are three regions each, so that the cost of regions shows: on a CPU a step takes
-    1.4 times as long where a tool listens. Walks over the whole graph would make backward 3.5 times as long.
+    The blocks do next to nothing and are three regions each, so that the cost of regions shows: on a CPU a step
+    takes 1.4 times as long where a tool listens. Walks over the whole graph would make backward 3.5 times as long.
     """
     import instrument
 

@@ -22,7 +22,7 @@ def environment(context: CheckContext) -> None:
 
 
 def fork(context: CheckContext) -> None:
-    """Children forked after a profile is made, entered, and has a window open use the GPU, and so does their parent.
+    """Children forked after a profile is made, entered, and in a window use the GPU, and so does their parent.
 
     In a window of torch up to 2.12 they cannot: there torch's profiler itself initializes the driver.
     """

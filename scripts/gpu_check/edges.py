@@ -42,7 +42,7 @@ def detector(context: CheckContext) -> None:
 
 def graph(context: CheckContext) -> None:
     """A step that is a CUDA graph: the same losses; windows of the steps asked for, at the capture and later."""
-    import instrument
+    from instrument.traces.read import read_file
 
     for warm_ups in WARM_UPS:
         arguments = ("-m", PROGRAM, context.device, str(warm_ups), str(_REPLAYS))
@@ -54,7 +54,7 @@ def graph(context: CheckContext) -> None:
             under = python(*run)
             expect(under.stdout == plain, f"{out.name}: other losses: {under.stderr[-500:]}")
             recorded(out, [first, last])
-            trace = instrument.read_trace(context.trace(out, f"graph_{out.name}".replace("-", "_")))
+            trace = read_file(context.trace(out, f"graph_{out.name}".replace("-", "_")))
             kernels = len(trace.kernels)
             context.figures[f"kernels in steps {first}-{last} after {warm_ups} warm-ups"] = kernels
             least = (last - first + 1) * _LEAST_KERNELS

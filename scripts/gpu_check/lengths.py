@@ -14,6 +14,7 @@ def ahead(context: CheckContext) -> None:
     import torch
 
     import instrument
+    from instrument.traces.read import read_file
 
     width = 64 if context.rehearsal else 8192
     a = torch.randn(width, width, device=context.device)
@@ -38,7 +39,7 @@ def ahead(context: CheckContext) -> None:
     truth_ns = (
         marks[1].elapsed_time(marks[-1]) * 1e6 / (_STEPS - 1)
     )  # from the end of the first step, as the loop's
-    loop = instrument.metrics(instrument.read_trace(context.trace(context.folder / "run", "ahead")))["loop"]
+    loop = instrument.metrics(read_file(context.trace(context.folder / "run", "ahead")))["loop"]
     gpu_ns = loop["gpu_step_ns"]
     share = gpu_ns / truth_ns
     context.figures["step_on_the_CPU_ms"] = loop["cpu_step_ns"] / 1e6

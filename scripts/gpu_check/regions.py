@@ -33,10 +33,10 @@ def _window(context: CheckContext, name: str) -> Path:
 
 def tree(context: CheckContext) -> None:
     """The outermost regions fill at most the steps; the modules of backward, and GPU time, are in "backward"."""
-    import instrument
+    from instrument.traces.read import read_file
     from instrument.traces.summary import summarize
 
-    summary = summarize(instrument.read_trace(_window(context, "regions")))
+    summary = summarize(read_file(_window(context, "regions")))
     outermost = {region.path[0]: region for region in summary.regions if len(region.path) == 1}
     cpu_ns = sum(region.cpu_ns for region in outermost.values())
     context.figures.update({"steps_ms": summary.step_ns / 1e6, "outermost_regions_on_the_CPU_ms": cpu_ns / 1e6})

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 from .check import LOG, ROOT, CheckContext, FailedError, SkippedError, expect, python
 
@@ -28,14 +27,14 @@ def nsys(context: CheckContext) -> None:
     """Under Nsight Systems the report of a window has as many kernels as launches."""
     if shutil.which("nsys") is None:
         raise SkippedError("nsys is not on the PATH")
-    import instrument
+    from instrument.traces.read import read_file
 
     out = context.folder / "run"
     run = ("-m", "instrument", "run", "--profiler", "nsys", "--steps", "2-4", "--out", out)
     done = python(*run, "--", "-m", PROGRAM, context.device, str(_STEPS), limit_s=context.limit_s)
     reports = sorted(out.rglob("*.nsys-rep"))
     expect(len(reports) == 1, f"one report expected: {len(reports)}: {done.stderr[-500:]}")
-    trace = instrument.read_trace(reports[0])
+    trace = read_file(reports[0])
     launched = sum("LaunchKernel" in name for name in trace.runtime.text("name"))
     context.figures.update({"kernels": len(trace.kernels), "launches": launched})
     holds = len(trace.kernels) == launched > 0
@@ -87,7 +86,7 @@ def filled(context: CheckContext) -> list[object]:
 
 def tests_alone(context: CheckContext) -> None:
     """The tests marked `gpu` that nothing may run beside pass."""
-    pytest(context, *_ALONE, "--deselect", _NCU)
+    pytest(context, *_ALONE, f"--deselect={_NCU}")
 
 
 def tests(context: CheckContext) -> None:
