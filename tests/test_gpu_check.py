@@ -102,12 +102,10 @@ def test_what_costs_too_much_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_graph_without_kernels_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window that is recorded and empty is not what was promised."""
-    import instrument
-
     monkeypatch.setattr(edges, "python", lambda *_: SimpleNamespace(stdout="loss 1\n" * 103, stderr=""))
     monkeypatch.setattr(edges, "recorded", lambda *_: None)
     monkeypatch.setattr(CheckContext, "trace", lambda *_: None)
-    monkeypatch.setattr(instrument, "read_trace", lambda _: SimpleNamespace(kernels=[]))
+    monkeypatch.setattr("instrument.traces.read.read_file", lambda _: SimpleNamespace(kernels=[]))
     with pytest.raises(FailedError, match="0 kernels in steps 3-5, expected at least 15"):
         edges.graph(CheckContext(tmp_path, "cpu"))
 
