@@ -32,8 +32,9 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/python benchmarks/syncs.py
 
-# What only a GPU can show, in ten minutes; results in build/gpu-check.json. CHECKS="graph regions" runs some,
-# INSTRUMENT_KEEP_TRACES=FOLDER keeps small traces, REHEARSE=1 runs it without a GPU.
+# What only a GPU can show, in nine and a half minutes; results in build/gpu-check.json. CHECKS="graph regions" runs
+# some, INSTRUMENT_KEEP_TRACES=FOLDER keeps small traces, REHEARSE=1 runs it without a GPU. Without make:
+# python -m scripts.gpu_check.
 gpu-check: $(VENV)/.installed-test
 	$(BIN)/python -m scripts.gpu_check $(CHECKS) $(if $(REHEARSE),--rehearse)
 

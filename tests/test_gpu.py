@@ -34,11 +34,11 @@ def gpu_ns(events: list[dict[str, Any]]) -> int:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """The trace of two steps of a small network that is trained on the GPU."""
+    """The trace of three steps of a small network that is trained on the GPU."""
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = [torch.randn(64, 256) for _ in range(5)]
-    for batch in instrument.steps(data, tmp_path, wait=1, warmup=1, active=2, repeat=1):
+    data = [torch.randn(64, 256) for _ in range(6)]
+    for batch in instrument.steps(data, tmp_path, wait=1, warmup=1, active=3, repeat=1):
         with instrument.annotate("copy"):
             batch = batch.cuda()
         with instrument.annotate("forward"):
@@ -59,7 +59,10 @@ def gpu_by_region(summary: Summary) -> dict[str, int]:
 
 @pytest.mark.gpu
 def test_region_on_the_gpu_lane(trained: Path) -> None:
-    """Regions that launch GPU work themselves are on the GPU's lane as well, whenever they ran."""
+    """Regions that launch GPU work themselves are on the GPU's lane as well, whenever they ran.
+
+    The first kernels and copies of a recording may be missing.
+    """
     lane = [event["name"] for event in events_of(trained) if event.get("cat") == "gpu_user_annotation"]
     assert all(lane.count(name) >= 2 for name in ("copy", "forward")), lane
 

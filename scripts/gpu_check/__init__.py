@@ -1,1 +1,1 @@
-"""What only a GPU can show, in ten minutes: ``python -m scripts.gpu_check``."""
+"""What only a GPU can show, within nine and a half minutes: ``python -m scripts.gpu_check``."""

@@ -1,4 +1,4 @@
-"""What a check is, what it is given, and how it ends."""
+"""What a check is, what it is run with, and how it ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ KEEP = "INSTRUMENT_KEEP_TRACES"
 LOG = "log"  # in the folder of a check: what it printed, the end of which is shown if it does not end in time
 _LARGEST = 2 << 20  # bytes of a trace that is kept
 
-Figures = dict[str, Any]
+Figures = dict[str, float | str]
 
 
 class FailedError(AssertionError):
@@ -29,16 +29,21 @@ class SkippedError(Exception):
 
 
 @dataclass(frozen=True)
-class Given:
+class CheckContext:
     """What a check is run with.
 
     Attributes:
         folder: an empty folder for what it writes.
         device: "cuda", or "cpu" in a rehearsal, where `cuda` stands for `torch.cuda`.
+        limit_s: after how long it is ended.
+        figures: what it measured, which is shown however it ends. A name ends with the unit, "_ms", or "_ratio"
+            for that of the time beside it to another one; a whole number counts what its name says.
     """
 
     folder: Path
     device: str
+    limit_s: float = 60
+    figures: Figures = field(default_factory=dict)
 
     @property
     def rehearsal(self) -> bool:
@@ -81,7 +86,7 @@ class Given:
         return path
 
 
-Run = Callable[[Given], Figures]
+Run = Callable[[CheckContext], None]
 
 
 @dataclass(frozen=True)
@@ -90,14 +95,14 @@ class Check:
 
     Attributes:
         name: in the table and on the command line.
-        run: returns figures; raises `FailedError` or `SkippedError`.
+        run: fills in figures; raises `FailedError` or `SkippedError`.
         limit_s: how long it may take.
-        alone: whether it measures times, so that nothing else runs beside it.
+        alone: whether nothing else may run beside it, as it measures times or fills the GPU.
     """
 
     name: str
     run: Run
-    limit_s: int
+    limit_s: float
     alone: bool = False
 
 
@@ -108,32 +113,33 @@ def expect(holds: object, otherwise: str) -> None:
 
 
 def python(
-    *arguments: str | Path, limit_s: float = 60, code: int | None = 0, captured: bool = True
+    *arguments: str | Path, limit_s: float = 60, code: int | None = 0, captured: bool = True, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run Python with this checkout on its path, and without the settings of `instrument`.
 
-    What it prints is returned if ``captured``, else it is printed.
+    What it prints is returned if ``captured``, else it is printed. ``environment`` has further variables.
 
     Raises:
         FailedError: it took longer than ``limit_s``, or ended with another code than ``code`` (None: any).
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT") or name == KEEP}
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), kept.get("PYTHONPATH")]))
     command = [sys.executable, *map(str, arguments)]
+    shown = f"{' '.join(command[1:5])} ..."
     try:
         done = subprocess.run(
-            command,
-            env=kept | {"PYTHONPATH": path},
-            capture_output=captured,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-        )
+            command, env=kept | {"PYTHONPATH": search_path()} | environment, capture_output=captured,
+            text=True, errors="replace", timeout=limit_s,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise FailedError(f"{' '.join(command[1:5])} ... did not end in {limit_s:g} s") from error
+        raise FailedError(f"{shown} did not end in {limit_s:.0f} s") from error
     if code is not None and done.returncode != code:
-        raise FailedError(f"{' '.join(command[1:5])} ... ended with code {done.returncode}: {done.stderr[-1500:]}")
+        raise FailedError(f"{shown} ended with code {done.returncode}: {(done.stderr or '')[-1500:]}")
     return done
+
+
+def search_path() -> str:
+    """Return a PYTHONPATH with this checkout before what is there."""
+    return os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
 
 
 def manifest(folder: Path) -> list[dict[str, Any]]:

@@ -2,76 +2,172 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
+from unittest import mock
 
-from .check import Figures, Given, expect
+from .check import CheckContext, expect, recorded
 
 _ROUNDS = 30
+_SERIES = 3  # the least of so many medians: other programs only make it longer
 
 
-def _median_ms(given: Given, call: Callable[[], Any], rounds: int = _ROUNDS) -> float:
-    """Return the median time of ``call`` and the work that it launches."""
-    times = []
-    for _ in range(2 if given.rehearsal else rounds):
-        given.cuda.synchronize()
-        began = time.perf_counter_ns()
-        call()
-        given.cuda.synchronize()
-        times.append(time.perf_counter_ns() - began)
-    return round(median(times) / 1e6, 3)
+class _Costs:
+    """Times, each with its ratio to the first one and the most that may be."""
+
+    def __init__(self, context: CheckContext, rounds: int = _ROUNDS) -> None:
+        self._context, self._rounds = context, 2 if context.rehearsal else rounds
+        self.calls = self._rounds * _SERIES  # of what is measured
+        self._too_slow: list[str] = []
+        self._first_ms = 0.0
+
+    def measure(
+        self, name: str, call: Callable[[], Any], at_most: float | None = None, *, of_ms: float | None = None
+    ) -> float:
+        """Return the time of ``call`` and the work that it launches, the least of three medians.
+
+        Args:
+            name: of the figure.
+            call: what is timed.
+            at_most: how many times as long as the first one, or ``of_ms``, it may take.
+            of_ms: what it is compared with.
+        """
+        took_ms = min(self._median_ms(call) for _ in range(_SERIES))
+        self._context.figures[f"{name}_ms"] = took_ms
+        compared_ms = of_ms or self._first_ms
+        if compared_ms:
+            ratio = self._context.figures[f"{name}_ratio"] = round(took_ms / compared_ms, 3)
+            if at_most is not None and ratio > at_most:
+                self._too_slow.append(f"{name.replace('_', ' ')} {ratio:.2f} x, at most {at_most:g} x expected")
+        self._first_ms = self._first_ms or took_ms
+        return took_ms
+
+    def _median_ms(self, call: Callable[[], Any]) -> float:
+        cuda, times = self._context.cuda, []
+        for _ in range(self._rounds):
+            cuda.synchronize()
+            began = time.perf_counter_ns()
+            call()
+            cuda.synchronize()
+            times.append(time.perf_counter_ns() - began)
+        return median(times) / 1e6
+
+    def verdict(self) -> None:
+        """Raise `FailedError` if something took too long; in a rehearsal times mean nothing."""
+        expect(self._context.rehearsal or not self._too_slow, "; ".join(self._too_slow))
 
 
-def checkpointing(given: Given) -> Figures:
-    """Backward with recomputation: without regions, with modules that nobody listens to, and recorded."""
+class _QuietEmitter:
+    """Stands for a tool that listens and does nothing with what it hears."""
+
+    name = "quiet"
+
+    def push(self, region: Any) -> None:
+        """Open a range."""
+
+    def pop(self, handle: Any) -> None:
+        """Close one."""
+
+    start, end, mark = push, pop, push
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[None]:
+    """Have a tool listen."""
+    from instrument.regions.live import live
+
+    emitter = _QuietEmitter()
+    live.add(emitter)
+    try:
+        yield
+    finally:
+        live.remove(emitter)
+
+
+def checkpointing(context: CheckContext) -> None:
+    """Recomputation in backward: without modules as regions, with them, with a tool that listens, and recorded.
+
+    The blocks do next to nothing and are three regions each, so that the cost of regions shows: on a CPU a step
+    takes 1.4 times as long where a tool listens. Walks over the whole graph would make backward 3.5 times as long.
+    """
     import instrument
 
     from .network import Training
 
-    training = Training(given.device, blocks=4 if given.rehearsal else 400, width=64, recomputed=True)
-    plain = Training(given.device, blocks=4 if given.rehearsal else 400, width=64, recomputed=True)
+    blocks = 4 if context.rehearsal else 400
+    plain = Training(context.device, blocks=blocks, width=64, recomputed=True)
+    training = Training(context.device, blocks=blocks, width=64, recomputed=True)
     losses = [plain.step().item() for _ in range(3)]
-    figures: Figures = {"off_ms": _median_ms(given, plain.step, 10)}
+    costs = _Costs(context, rounds=5)
+    costs.measure("off", plain.step)
+    with _recording(context, "plain", costs.calls) as step:
+        alone_ms = costs.measure("recorded_without_modules", lambda: (plain.step(), step()))
     with instrument.annotate_modules(training.model):
         expect([training.step().item() for _ in range(3)] == losses, "other losses with modules as regions")
-        figures["annotated_ms"] = _median_ms(given, training.step, 10)
-        with instrument.profile(
-            given.folder / "run", schedule=instrument.schedule(wait=0, warmup=1, active=100)
-        ) as prof:
-            prof.step()
-            figures["recorded_ms"] = _median_ms(given, lambda: (training.step(), prof.step()), 10)
-    figures["ratio"] = round(figures["recorded_ms"] / figures["off_ms"], 2)
-    return figures
+        costs.measure("annotated", training.step, 1.1)
+        with _listening():
+            costs.measure("listening", training.step, 2.5)
+        with _recording(context, "modules", costs.calls) as step:
+            costs.measure("recorded_with_modules", lambda: (training.step(), step()), 2.5, of_ms=alone_ms)
+    costs.verdict()
 
 
-def launches(given: Given) -> Figures:
-    """A loop of small kernels before and after a window, and after a detector."""
+@contextlib.contextmanager
+def _recording(context: CheckContext, name: str, steps: int) -> Iterator[Callable[[], None]]:
+    """Record ``steps``, each of which ends with a call of what is yielded."""
+    import instrument
+
+    plan = instrument.schedule(wait=0, warmup=1, active=steps, repeat=1)
+    with instrument.profile(context.folder / name, schedule=plan) as prof:
+        prof.step()
+        yield prof.step
+    recorded(context.folder / name, [1, steps])
+
+
+def launches(context: CheckContext) -> None:
+    """A loop of small kernels before anything, with a tool that listens, and after windows and a detector.
+
+    CUPTI stays attached after the first window, unless `TEARDOWN_CUPTI` is set.
+    """
     import torch
 
     import instrument
 
-    x = torch.ones(16, device=given.device)
+    x = torch.ones(16, device=context.device)
 
     def loop() -> None:
-        for _ in range(1000):
-            x.add_(1)
+        for _ in range(20):
+            with instrument.annotate("fifty launches"):
+                for _ in range(50):
+                    x.add_(1)
+
+    def window(name: str) -> None:
+        with instrument.profile(context.folder / name, schedule=instrument.schedule(at="1")) as prof:
+            prof.step()
+            loop()
+            prof.step()
 
     loop()
-    figures: Figures = {"before_ms": _median_ms(given, loop)}
-    with instrument.profile(given.folder / "run", schedule=instrument.schedule(at="1")) as prof:
-        prof.step()
-        loop()
-        prof.step()
-    figures["after_window_ms"] = _median_ms(given, loop)
+    costs = _Costs(context)
+    costs.measure("before", loop)
+    with _listening():
+        costs.measure("listening", loop, 1.1)
     with instrument.detect_syncs():
         loop()
-    figures["after_detector_ms"] = _median_ms(given, loop)
-    return figures
+    costs.measure("after_a_detector", loop, 1.05)
+    window("first")
+    costs.measure("after_a_window", loop, 1.05)
+    with mock.patch.dict(os.environ, TEARDOWN_CUPTI="1"):
+        window("second")
+    costs.measure("after_a_window_with_TEARDOWN_CUPTI", loop, 1.05)
+    costs.verdict()
 
 
-def compiled(given: Given) -> Figures:
+def compiled(context: CheckContext) -> None:
     """`torch.compile(mode="reduce-overhead")` across two windows: the same numbers; the times."""
     import torch
 
@@ -79,23 +175,20 @@ def compiled(given: Given) -> Figures:
 
     from .network import Training
 
-    training = Training(given.device)
-    options: dict[str, Any] = {"backend": "eager"} if given.rehearsal else {"mode": "reduce-overhead"}
+    training = Training(context.device)
+    options: dict[str, Any] = {"backend": "eager"} if context.rehearsal else {"mode": "reduce-overhead"}
     forward = torch.compile(training.model, **options)
+    costs = _Costs(context)
     with torch.no_grad():
         for _ in range(5):
             expected = forward(training.batch).clone()
-
-        def call() -> None:
-            forward(training.batch)
-
-        figures: Figures = {"before_ms": _median_ms(given, call)}
-        with instrument.profile(given.folder / "run", schedule=instrument.schedule(at=[1, 4])) as prof:
+        costs.measure("before", lambda: forward(training.batch))
+        with instrument.profile(context.folder / "run", schedule=instrument.schedule(at=[1, 4])) as prof:
             for _ in range(7):
                 same = torch.equal(forward(training.batch), expected)
                 expect(same, f"another result in step {prof.step_num}")
                 prof.step()
-        figures["after_ms"] = _median_ms(given, call)
+        costs.measure("after_two_windows", lambda: forward(training.batch), 1.05)
     statuses = [window["status"] for window in prof.windows]
     expect(statuses == ["recorded"] * 2, f"windows: {statuses}")
-    return figures
+    costs.verdict()

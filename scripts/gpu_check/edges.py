@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from .check import Figures, Given, expect, python, recorded
+from .check import CheckContext, expect, python, recorded
 
 PROGRAM = "scripts.gpu_check.programs.graph"
+WARM_UPS = (3, 4)
+WINDOWS = ((3, 5), (50, 52))
 _REPLAYS = 100
+_LEAST_KERNELS = 5  # of a step: of forward, backward and update
 
 
-def detector(given: Given) -> Figures:
+def detector(context: CheckContext) -> None:
     """A window beside a detector that raises, or has a budget: recorded, no finding, torch's profiler off."""
     import torch
 
@@ -18,14 +21,14 @@ def detector(given: Given) -> Figures:
 
     from .network import Training
 
-    training = Training(given.device)
+    training = Training(context.device)
     training.step().item()
     ways: dict[str, dict[str, Any]] = {"error": {"level": "error"}, "budget": {"level": "error", "budget": 0}}
     for name, options in ways.items():
         plan = instrument.schedule(at="2-3")
         with (
             instrument.detect_syncs(**options) as syncs,
-            instrument.profile(given.folder / name, schedule=plan) as prof,
+            instrument.profile(context.folder / name, schedule=plan) as prof,
         ):
             for _ in range(6):
                 training.step()
@@ -33,24 +36,26 @@ def detector(given: Given) -> Figures:
                 syncs.step()
         expect(not syncs.findings, f"{name}: {syncs.report}")
         expect(not torch.autograd._profiler_enabled(), f"{name}: torch's profiler is still on")
-        recorded(given.folder / name, [2, 3])
-    return {}
+        recorded(context.folder / name, [2, 3])
+    context.figures.update({"windows recorded": len(ways), "findings": 0})
 
 
-def graph(given: Given) -> Figures:
+def graph(context: CheckContext) -> None:
     """A step that is a CUDA graph: the same losses; windows of the steps asked for, at the capture and later."""
-    figures: Figures = {}
-    for warm_ups in (3, 4):
-        arguments = ("-m", PROGRAM, given.device, str(warm_ups), str(_REPLAYS))
+    from instrument.traces.read import read_file
+
+    for warm_ups in WARM_UPS:
+        arguments = ("-m", PROGRAM, context.device, str(warm_ups), str(_REPLAYS))
         plain = python(*arguments).stdout
-        for first, last in ((3, 5), (50, 52)):
-            out = given.folder / f"{warm_ups}-{first}"
+        expect(plain.count("loss ") == warm_ups + _REPLAYS, f"the program alone printed {plain[-300:]!r}")
+        for first, last in WINDOWS:
+            out = context.folder / f"{warm_ups}-{first}"
             run = ("-m", "instrument", "run", "--steps", f"{first}-{last}", "--out", out, "--", *arguments)
             under = python(*run)
             expect(under.stdout == plain, f"{out.name}: other losses: {under.stderr[-500:]}")
             recorded(out, [first, last])
-            import instrument
-
-            trace = instrument.read_trace(given.trace(out, f"graph_{out.name}".replace("-", "_")))
-            figures[out.name] = {"kernels": len(trace.kernels)}
-    return figures
+            trace = read_file(context.trace(out, f"graph_{out.name}".replace("-", "_")))
+            kernels = len(trace.kernels)
+            context.figures[f"kernels in steps {first}-{last} after {warm_ups} warm-ups"] = kernels
+            least = (last - first + 1) * _LEAST_KERNELS
+            expect(kernels >= least, f"{kernels} kernels in steps {first}-{last}, expected at least {least}")

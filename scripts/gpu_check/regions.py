@@ -9,59 +9,67 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from .check import Figures, Given, expect, python
+from .check import CheckContext, expect, python
 
 
-def _window(given: Given, name: str) -> Path:
+def _window(context: CheckContext, name: str) -> Path:
     """Record three steps with modules and README's regions; return the trace."""
     import instrument
 
     from .network import Training
 
-    training = Training(given.device)
+    training = Training(context.device)
     with (
         instrument.annotate_modules(training.model),
-        instrument.profile(given.folder / name, schedule=instrument.schedule(wait=1, warmup=1, active=3)) as prof,
+        instrument.profile(
+            context.folder / name, schedule=instrument.schedule(wait=1, warmup=1, active=3)
+        ) as prof,
     ):
         for _ in range(6):
             training.step()
             prof.step()
-    return given.trace(given.folder / name, name)
+    return context.trace(context.folder / name, name)
 
 
-def tree(given: Given) -> Figures:
+def tree(context: CheckContext) -> None:
     """The outermost regions fill at most the steps; the modules of backward, and GPU time, are in "backward"."""
-    import instrument
+    from instrument.traces.read import read_file
     from instrument.traces.summary import summarize
 
-    summary = summarize(instrument.read_trace(_window(given, "regions")))
+    summary = summarize(read_file(_window(context, "regions")))
     outermost = {region.path[0]: region for region in summary.regions if len(region.path) == 1}
     cpu_ns = sum(region.cpu_ns for region in outermost.values())
+    context.figures.update({"steps_ms": summary.step_ns / 1e6, "outermost_regions_on_the_CPU_ms": cpu_ns / 1e6})
     expect(cpu_ns <= summary.step_ns, f"outermost regions take {cpu_ns} ns of {summary.step_ns}")
     outside = [region.path for region in summary.regions if "(backward)" in region.path[-1]]
     outside = [path for path in outside if path[0] != "backward"]
     expect(not outside, f'not in "backward": {outside[:3]}')
     gpu_ns = {name: region.gpu_ns or 0 for name, region in outermost.items()}
+    context.figures.update({f"{name}_on_the_GPU_ms": ns / 1e6 for name, ns in gpu_ns.items()})
     expect(gpu_ns.get("backward"), f'"backward" holds no GPU time: {gpu_ns}')
     modules_ns = sum(r.gpu_ns or 0 for r in summary.regions if r.path[0] == "backward" and len(r.path) == 2)
+    context.figures["modules_in_backward_on_the_GPU_ms"] = modules_ns / 1e6
+    expect(modules_ns, "the modules in backward hold no GPU time")
     expect(modules_ns <= gpu_ns["backward"], f"modules {modules_ns} ns of backward's {gpu_ns['backward']} ns")
-    named = {f"gpu_ns of {name}": value for name, value in gpu_ns.items()}
-    return {"cpu_ns": cpu_ns, "step_ns": summary.step_ns, **named, "gpu_ns of modules in backward": modules_ns}
 
 
-def lanes(given: Given) -> Figures:
+def lanes(context: CheckContext) -> None:
     """The names on torch's GPU lane; on those of `summarize --add-gpu-lanes`, "backward" over its kernels."""
-    trace = _window(given, "lanes")
+    trace = _window(context, "lanes")
     events = _events(trace)
     of_torch = Counter(event["name"] for event in events if event.get("cat") == "gpu_user_annotation")
     regions = {event["name"] for event in events if event.get("cat") == "user_annotation"}
+    expect(context.rehearsal or of_torch, "torch's lane is empty")
     expect(of_torch.keys() <= regions, f"names on the lane that are no regions: {of_torch.keys() - regions}")
-    out = given.folder / "lanes.json"
+    out = context.folder / "lanes.json"
     python("-m", "instrument", "summarize", trace, "--add-gpu-lanes", out)
     added = [event for event in _events(out) if event.get("cat") == "gpu_region"]
     backward = [event for event in added if event["name"] == "backward"]
+    shown = ", ".join(f"{name} {count}" for name, count in of_torch.items())
+    context.figures.update(
+        {"ranges on the lanes that were added": len(added), "on torch's lane": shown or "nothing"}
+    )
     expect(len(backward) >= 3, f"backward is on the lanes that were added {len(backward)} times, expected 3")
-    return {"torch's lane": dict(of_torch), "added": len(added), "backward": len(backward)}
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
@@ -71,15 +79,17 @@ def _events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def handles(given: Given) -> Figures:
+def handles(context: CheckContext) -> None:
     """Kernels after regions that ended out of order are not under a name that is over."""
     import torch
 
     import instrument
 
-    with instrument.profile(given.folder / "handles", schedule=instrument.schedule(at="1")) as prof:
-        a, b = torch.randn(256, 256, device=given.device), torch.randn(256, 256, device=given.device)
+    with instrument.profile(context.folder / "handles", schedule=instrument.schedule(at="1")) as prof:
+        a, b = torch.randn(256, 256, device=context.device), torch.randn(256, 256, device=context.device)
         prof.step()
+        for _ in range(20):
+            a.neg()  # the first kernels of a recording may be missing
         first, second = instrument.annotate("first"), instrument.annotate("second")
         first.__enter__()
         second.__enter__()
@@ -88,10 +98,14 @@ def handles(given: Given) -> Figures:
         second.__exit__(None, None, None)
         a + b  # in no region
         prof.step()
-    events = _events(given.trace(given.folder / "handles", "handles"))
-    last = max((event for event in events if event.get("cat") == "kernel"), key=lambda event: event["ts"])
+    events = _events(context.trace(context.folder / "handles", "handles"))
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    expect(kernels, "the window has no kernels")
+    last = max(kernels, key=lambda event: event["ts"])
     over = [event for event in events if event.get("cat") == "gpu_user_annotation"]
     over = [event for event in over if event["ts"] <= last["ts"] < event["ts"] + event["dur"]]
     stale = sorted({event["name"] for event in over} & {"first", "second"})
     expect(not stale, f"the last kernel, in no region, is under {stale}")
-    return {"the last kernel is under": sorted(event["name"] for event in over)}
+    shown = {event["name"] for event in events if event.get("cat") == "gpu_user_annotation"}
+    expect(context.rehearsal or shown & {"first", "second"}, f"the matmul's region is not on the lane: {shown}")
+    context.figures["the last kernel is under"] = ", ".join(event["name"] for event in over) or "no region"

@@ -1,99 +1,140 @@
-"""The tests marked `gpu`, and the vendor's tools, where they are."""
+"""The tests marked `gpu`, the doctor, and the vendor's tools, where they are."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import shutil
-import subprocess
 
-from .check import LOG, ROOT, Figures, Given, SkippedError, expect, python
+from .check import LOG, ROOT, CheckContext, FailedError, SkippedError, expect, python
 
 PROGRAM = "scripts.gpu_check.programs.training"
 _STEPS = 6
+_TEST_S = 100  # for one test
+_NCU = "tests/launch/test_run_gpu.py::test_ncu_measures_the_whole_backward_pass"
+# These measure times, fill the GPU's memory or hold its counters, so that nothing may run beside them.
+_ALONE = (
+    "tests/syncs/test_gpu_syncs.py",
+    "tests/traces/test_gpu_step_lengths.py",
+    "tests/launch/test_doctor.py",
+    "tests/launch/test_run_gpu.py",
+)
 
 
-def _needs(tool: str) -> None:
-    if shutil.which(tool) is None:
-        raise SkippedError(f"{tool} is not on the PATH")
-
-
-def nsys(given: Given) -> Figures:
+def nsys(context: CheckContext) -> None:
     """Under Nsight Systems the report of a window has as many kernels as launches."""
-    _needs("nsys")
-    import instrument
+    if shutil.which("nsys") is None:
+        raise SkippedError("nsys is not on the PATH")
+    from instrument.traces.read import read_file
 
-    out = given.folder / "run"
+    out = context.folder / "run"
     run = ("-m", "instrument", "run", "--profiler", "nsys", "--steps", "2-4", "--out", out)
-    python(*run, "--", "-m", PROGRAM, given.device, str(_STEPS), limit_s=100)
-    (report,) = out.rglob("*.nsys-rep")
-    trace = instrument.read_trace(report)
-    launched = [name for name in trace.runtime.text("name") if "LaunchKernel" in name]
-    figures = {"kernels": len(trace.kernels), "launches": len(launched)}
-    expect(given.rehearsal or figures["kernels"] == figures["launches"] > 0, f"{figures}")
-    return figures
+    done = python(*run, "--", "-m", PROGRAM, context.device, str(_STEPS), limit_s=context.limit_s)
+    reports = sorted(out.rglob("*.nsys-rep"))
+    expect(len(reports) == 1, f"one report expected: {len(reports)}: {done.stderr[-500:]}")
+    trace = read_file(reports[0])
+    launched = sum("LaunchKernel" in name for name in trace.runtime.text("name"))
+    context.figures.update({"kernels": len(trace.kernels), "launches": launched})
+    holds = len(trace.kernels) == launched > 0
+    expect(context.rehearsal or holds, f"{len(trace.kernels)} kernels of {launched} launches")
 
 
-def ncu(given: Given) -> Figures:
-    """Under Nsight Compute the region "backward" holds kernels."""
-    _needs("ncu")
-    if importlib.util.find_spec("nvtx") is None:
-        raise SkippedError("the package nvtx is not installed: there are no ranges for ncu")
-    out = given.folder / "run"
-    run = ("-m", "instrument", "run", "--profiler", "ncu", "--region", "backward", "--launches", "5")
-    done = python(*run, "--steps", "2", "--out", out, "--", "-m", PROGRAM, given.device, str(_STEPS), limit_s=110)
-    reports = sorted(out.rglob("*.ncu-rep"))
-    expect(reports, f"no report: {done.stderr[-800:]}")
-    command = ["ncu", "--import", str(reports[0]), "--csv", "--page", "raw"]
-    page = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    kernels = sum(row.startswith('"') and row[1:2].isdigit() for row in page.splitlines())
-    expect(given.rehearsal or kernels, f"no kernel: {page[-300:]} {done.stderr[-500:]}")
-    return {"kernels": kernels}
+def ncu(context: CheckContext) -> None:
+    """Under Nsight Compute the region "backward" holds all its kernels, launched by autograd's thread."""
+    pytest(context, _NCU)
 
 
-def doctor(given: Given) -> Figures:
-    """With a GPU whose memory is full the doctor says why it examined the CPU."""
+def doctor(context: CheckContext) -> None:
+    """With a GPU whose memory is full the doctor says why it examined the CPU, and blames nothing else."""
+    held = [] if context.rehearsal else filled(context)
+    done = python(
+        "-m", "instrument", "doctor", "--json", "--out", context.folder, limit_s=context.limit_s, code=None
+    )
+    context.figures["pieces of memory held"] = len(held)
+    expect(done.returncode in (0, 1), f"code {done.returncode}: {done.stderr[-500:]}")
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    for name in ("GPU", "torch.profiler"):
+        context.figures[name] = f"{checks[name]['status']}: {checks[name]['sentence']}"
+    proved = "regions arrive (proved)"
+    expect(proved in checks["torch.profiler"]["sentence"], f"torch.profiler: {checks['torch.profiler']}")
+    if not context.rehearsal:
+        for name, words in {
+            "GPU": "the first cannot be used now",
+            "torch.profiler": "no GPU can be used now",
+        }.items():
+            sentence = checks[name]["sentence"]
+            expect(checks[name]["status"] == "note", f"{name} is no note: {checks[name]}")
+            expect(words in sentence and "memory" in sentence, f"{name} does not say why: {sentence}")
+
+
+def filled(context: CheckContext) -> list[object]:
+    """Take all the memory of the GPU but for 2 MiB at most; return what holds it."""
     import torch
 
-    if given.rehearsal:
-        free = 0
-    else:
-        torch.ones(1, device=given.device)
-        free = given.cuda.mem_get_info()[0]
-    held = []
-    while free > 1 << 20 and len(held) < 64:
+    torch.ones(1, device=context.device)
+    held: list[object] = []
+    piece = context.cuda.mem_get_info()[0]
+    while piece >= 1 << 21:
         try:
-            held.append(torch.empty(free, dtype=torch.uint8, device=given.device))
+            held.append(torch.empty(piece, dtype=torch.uint8, device=context.device))
         except torch.OutOfMemoryError:
-            free //= 2
-        else:
-            free = given.cuda.mem_get_info()[0]
-    done = python("-m", "instrument", "doctor", "--json", "--out", given.folder, limit_s=90, code=None)
-    expect(done.returncode in (0, 1), f"code {done.returncode}: {done.stderr[-500:]}")
-    checks = json.loads(done.stdout)["checks"]
-    said = {check["name"]: f"{check['status']}: {check['sentence']}" for check in checks}
-    return {name: said.get(name) for name in ("GPU", "torch.profiler")}
+            piece //= 2
+    return held
 
 
-def tests(given: Given) -> Figures:
-    """The tests marked `gpu` pass."""
-    command = [
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "--verbose",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        ROOT,
-        ROOT / "tests",
-    ]
-    if importlib.util.find_spec("xdist"):
-        command += ["--numprocesses", "4"]
-    only = ["--collect-only"] if given.rehearsal else []
-    done = python(*command, *only, limit_s=400, code=None, captured=False)
-    lines = (given.folder / LOG).read_text(errors="replace").strip().splitlines()
-    failed = sorted({line for line in lines if line.startswith(("FAILED", "ERROR"))})
-    expect(done.returncode == 0, "; ".join(failed[:20]) or "\n".join(lines[-20:]))
-    return {"ended": lines[-1] if lines else "", "skipped": [line for line in lines if line.startswith("SKIPPED")]}
+def tests_alone(context: CheckContext) -> None:
+    """The tests marked `gpu` that nothing may run beside pass."""
+    pytest(context, *_ALONE, f"--deselect={_NCU}")
+
+
+def tests(context: CheckContext) -> None:
+    """The other tests marked `gpu` pass."""
+    processes = max(1, min(4, (os.cpu_count() or 1) // 2))
+    at_once = ["-p", "xdist", "--numprocesses", str(processes)] if importlib.util.find_spec("xdist") else []
+    pytest(context, *gpu_tests(), *at_once)
+
+
+def gpu_tests() -> list[str]:
+    """Return the modules with tests for a GPU, without those that run alone; others may not even import here."""
+    found = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text())
+    return [name for name in (path.relative_to(ROOT).as_posix() for path in found) if name not in _ALONE]
+
+
+def pytest(context: CheckContext, *arguments: str) -> None:
+    """Run tests marked `gpu`; ``arguments`` name them from the root of this checkout.
+
+    Raises:
+        FailedError: some failed, or did not end in time; with their names.
+        SkippedError: all of them skipped.
+    """
+    if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("hypothesis") is None:
+        raise SkippedError("pytest or hypothesis is not installed")
+    limited = (
+        ["-p", "pytest_timeout", f"--timeout={_TEST_S}"] if importlib.util.find_spec("pytest_timeout") else []
+    )
+    placed = [str(ROOT / argument) if argument.startswith("tests/") else argument for argument in arguments]
+    command = ["-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *limited, *placed]
+    late = ""
+    try:
+        # Plugins that happen to be installed may warn, which fails tests here.
+        python(
+            *command, limit_s=context.limit_s - 5, code=None, captured=False, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"
+        )
+    except FailedError as error:
+        late = str(error)
+    log = (context.folder / LOG).read_text(errors="replace")
+    ended = {word: len(re.findall(rf"\b{word}\b.*\[ *\d+%\]|\[ *\d+%\] {word}\b", log)) for word in
+             ("PASSED", "FAILED", "ERROR", "SKIPPED")}  # fmt: skip
+    context.figures.update({word.lower(): count for word, count in ended.items() if count})
+    skipped = sorted(set(re.findall(r"^SKIPPED \[\d+\] \S+ (.*)", log, re.MULTILINE)))
+    if skipped:
+        context.figures["skipped as"] = "; ".join(skipped)
+    failed = sorted(set(re.findall(r"\b(?:FAILED|ERROR)\b (tests/\S+)|(tests/\S+) (?:FAILED|ERROR)", log)))
+    names = ", ".join(name for pair in failed for name in pair if name)
+    expect(not late, "; ".join(filter(None, [late, names and f"failed before: {names}"])))
+    expect(not names, f"failed: {names}")
+    expect(ended["PASSED"] or ended["SKIPPED"], log[-1500:])
+    if not ended["PASSED"]:
+        raise SkippedError("; ".join(skipped) or "all tests skipped")

@@ -186,7 +186,8 @@ def test_step_fails(syncs):
 
 def run(folder: Path, *args: str, plugin: bool = True, gpu: bool = False, **environment: str) -> tuple[int, str]:
     """Run pytest in a process, without what happens to be installed: exit code and output."""
-    more = {"PYTHONPATH": SOURCE, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "100"} | environment
+    path = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
+    more = {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "100"} | environment
     more |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     named = ["-p", "instrument.pytest_plugin"] if plugin else []
     result = subprocess.run(
