@@ -10,6 +10,7 @@ import pytest
 
 from instrument.diagnosis.collectives import communicates
 from instrument.diagnosis.metrics import metrics
+from instrument.regions.region import OVERLAPPING
 from instrument.traces.find import rank_of
 from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import summarize
@@ -56,6 +57,14 @@ def test_processes_keep_their_own(tmp_path: Path) -> None:
     assert (trace.gpu.region[0], trace.gpu.step[0]) == (-1, -1)
     ours = read(tmp_path, *steps, region("train", 0, 100), launch(50, 1, thread=9), kernel(60, 5, 1))
     assert (ours.gpu.region[0], ours.gpu.step[0]) == (0, 0)
+
+
+def test_fillers_are_no_regions(tmp_path: Path) -> None:
+    """What covers the id of a region that is over is in no table; the work in it is in the region that is open."""
+    ranges = [region("outer", 0, 20), region("inner", 10, 90), region(OVERLAPPING, 20, 80)]
+    trace = read(tmp_path, region("ProfilerStep#0", 0, 100), *ranges, launch(50, 1), kernel(60, 5, 1))
+    assert [row.path[-1] for row in summarize(trace).regions] == ["outer", "inner"]
+    assert trace.regions.text("name")[trace.gpu.region[0]] == "inner"
 
 
 def test_one_correlation_in_two_processes(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..regions.region import OVERLAPPING
 from .autograd import Callers, autograd_nodes, autograd_threads
 from .nest import Nest
 from .plausible import plausible_devices, plausible_epoch_ns, plausible_rows
@@ -60,6 +61,7 @@ def assemble(
     nests: dict[str, Nest] = {}
     if "steps" not in columns:
         _part_steps(columns, texts)
+    _drop_fillers(columns, texts)
     for kind in COLUMNS:
         tables[kind] = _sorted(kind, plausible_rows(kind, columns.pop(kind, _EMPTY.copy()), lost), texts)
         if "parent" in COLUMNS[kind]:
@@ -108,6 +110,14 @@ def _part_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
             found["number"] = np.array([numbers[code] for code in found["name"].tolist()])
             columns["steps"] = found
             columns[kind] = {name: column[~step] for name, column in part.items()}
+
+
+def _drop_fillers(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
+    """Remove ranges that are there for the GPU's lane alone, and are no region of the program's."""
+    part = columns.get("regions")
+    if part is not None and OVERLAPPING in texts:
+        kept = part["name"] != texts.index(OVERLAPPING)
+        columns["regions"] = {name: column[kept] for name, column in part.items()}
 
 
 def _link(
