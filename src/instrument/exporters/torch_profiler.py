@@ -26,8 +26,8 @@ from ..compat import (
     profiler_running,
     range_functions,
     refuse_late,
+    suppress_cycle_warning,
     window_activities,
-    without_warnings_of_cycles,
 )
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
@@ -47,14 +47,14 @@ _ON_ANOTHER_THREAD = "another torch profiler began on another thread inside the 
 _IN_OPERATOR = (
     "another torch profiler began inside the window, in an operator or the backward pass, where torch cannot stop"
 )
-# Why it lacks what the GPU did.
+# Why it is recorded without what the GPU did.
 _USED_LATE = (
     "the GPU was first used inside the window, which is recorded without it; have the first step before it, or"
     " call torch.{kind}.init()"
 )
 _WITHOUT_GPU = (
-    "torch's profiler records no GPU in this process, as it was first started before the GPU was used; call"
-    " torch.{kind}.init() before that"
+    "torch's profiler records no GPU in this process, as its first recording, perhaps the program's own, was of"
+    " the CPU alone; have that include the GPU, after torch.{kind}.init()"
 )
 SUFFIX = ".pt.trace.json"  # what TensorBoard's profiler plugin looks for
 
@@ -141,8 +141,8 @@ class TorchProfilerCapture:
         prepared: called with this once it is prepared.
 
     Attributes:
-        cut: why the recording ended before `stop`; it is whole up to there. Empty where it did not.
-        lacks: what it is without, and why; empty where nothing is missing.
+        ended: whether the recording ended before `stop`; it is whole up to there.
+        incomplete: why it is not complete; known once it is saved.
     """
 
     def __init__(
@@ -155,7 +155,8 @@ class TorchProfilerCapture:
         self._lost = ""  # why nothing can be had from it any more
         self._ranges: OpenRanges | None = None  # of others, opened while it records
         self._memory: Any = None  # of a recording that was lost, to which open ranges are still written
-        self.cut = self.lacks = ""
+        self.ended = False
+        self.incomplete: list[str] = []
         self.raw: Path | None = None  # the trace as torch wrote it
         self.profiler: Any = None
         self._options = options
@@ -177,7 +178,7 @@ class TorchProfilerCapture:
         self._used = gpu.in_use() is not None
         activities = window_activities(self._options.get("activities"))
         self.profiler = profile(**{**self._options, "activities": activities})
-        with sessions.claim(self), without_warnings_of_cycles():
+        with sessions.claim(self), suppress_cycle_warning():
             self.profiler.prepare_trace()
             self._prepared = True
         self._on_prepared(self)
@@ -201,7 +202,7 @@ class TorchProfilerCapture:
         """End the step that is recorded, and begin ``number`` under the name that trace viewers know."""
         self._check()
         self._end_step()
-        if number is not None and not self.cut:
+        if number is not None and not self.ended:
             self._step = self._enter(f"ProfilerStep#{number}")
 
     def _end_step(self) -> None:
@@ -211,26 +212,22 @@ class TorchProfilerCapture:
 
     def add_metadata(self, key: str, value: str) -> None:
         """Put a text into the trace."""
-        if not self.cut:  # torch would put it into the other profiler's
+        if not self.ended:  # torch would put it into the other profiler's
             self.profiler.add_metadata_json(plain(key), f'"{plain(value)}"')
 
     def stop(self) -> None:
         """Record no more; takes 1.4 s for 500,000 events."""
         self._check()
-        if not self.cut:
+        if not self.ended:
             self._stop()
-        self.lacks = self._without_gpu() or self.lacks
-
-    def _without_gpu(self) -> str:
-        """Return why nothing of the GPU that the program uses by now is recorded, unless that was asked for."""
-        module, why = gpu.in_use(), ""
-        if module is None or not gpu.supported():
-            return ""
         if not self._used and self._options.get("activities") is None:
-            why = _USED_LATE
-        elif sessions.without_gpu and self.profiler.use_device is not None:
-            why = _WITHOUT_GPU
-        return why.format(kind=module.__name__.removeprefix("torch."))
+            self._without_gpu(_USED_LATE)
+
+    def _without_gpu(self, why: str) -> None:
+        """Note why nothing of the GPU is recorded, if the program uses one by now."""
+        module = gpu.in_use()
+        if module is not None and gpu.supported():
+            self.incomplete.append(why.format(kind=module.__name__.removeprefix("torch.")))
 
     def step_aside(self) -> Any:
         """Stop, as another profiler is about to prepare on this thread; return what torch recorded, if anything.
@@ -251,7 +248,7 @@ class TorchProfilerCapture:
         else:
             self.step(None)
             self.stop()
-            self.cut = _INSIDE
+            self.ended, self.incomplete = True, [_INSIDE, *self.incomplete]
             return self.profiler.profiler and self.profiler.profiler.kineto_results
         return None
 
@@ -283,8 +280,9 @@ class TorchProfilerCapture:
         if profiler is None or not profiler.use_device:
             self.profiler.stop_trace()
             return
-        self.lacks = gpu.synchronize(captured=cuda_graphs.capturing)
-        if gpu.in_use() is not None and not self.lacks:
+        why = gpu.synchronize(captured=cuda_graphs.capturing)
+        self.incomplete = [why] if why else []
+        if gpu.in_use() is not None and not why:
             self.profiler.stop_trace()
         else:
             with _unsynchronized(profiler):
@@ -318,6 +316,8 @@ class TorchProfilerCapture:
                 path.unlink(missing_ok=True)
             raise OSError(error.errno, f"torch could not write the trace to {folder}: {error.strerror}")
         self.raw = raw
+        if self.profiler.use_device == "cuda" and not sessions.records_gpu(raw):
+            self._without_gpu(_WITHOUT_GPU)
         return [raw]
 
     def export(self, path: str) -> None:

@@ -432,7 +432,7 @@ class Profile(LikeTorch):
             over = recording is not None and (window is None or window.index != recording.window.index)
             if self._postpones(phase, window, over):
                 return
-            if recording is not None and (over or recording.cut):
+            if recording is not None and (over or recording.ended):
                 self._close(recording)
                 if self._change == NEVER:  # on_trace_ready called `stop`
                     self._hand_over(step)
@@ -480,7 +480,7 @@ class Profile(LikeTorch):
         """Tell whether a recording opens, starts or ends at this step."""
         if self._recording is None:
             return window is not None and (window.index > self._over or window.index == self._goes_on)
-        return over or bool(self._recording.cut) or (phase is Phase.ACTIVE and self._recording.start_ns is None)
+        return over or self._recording.ended or (phase is Phase.ACTIVE and self._recording.start_ns is None)
 
     def _account_for_put_off(self, window: Window | None) -> None:
         """Note the windows that were over before they could open; ``window`` is the one that can."""
@@ -534,7 +534,7 @@ class Profile(LikeTorch):
             folder = self.out / f"window-{window.index:04d}"
             files = recording.capture.save(folder, f"rank{self._rank}{process_suffix()}.{recording.end_ns}")
             held = recording.steps is not None or not self._planned
-            reasons = self._missing(recording, held, complete) + recording.lacks
+            reasons = self._missing(recording, held, complete) + recording.incomplete
         except BaseException as error:
             self._give_up(window, error)
             if is_interrupt(error):
@@ -571,8 +571,8 @@ class Profile(LikeTorch):
     def _missing(self, recording: Recording, held: bool, complete: bool) -> list[str]:
         """Return why steps of the window are missing; nothing where none are."""
         stop = recording.window.stop
-        if recording.cut:
-            return [recording.cut]
+        if recording.ended:  # which `Recording.incomplete` explains
+            return []
         if self.step_num + complete < stop < NEVER or not held:
             return [self._ended]
         if recording.steps is not None and recording.steps[1] + 1 < stop < NEVER:

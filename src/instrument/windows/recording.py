@@ -54,14 +54,14 @@ class Recording:
         return False
 
     @property
-    def cut(self) -> str:
-        """Why the recording ended before the window did; empty where it did not."""
-        return getattr(self.capture, "cut", "")
+    def ended(self) -> bool:
+        """Whether the capture ended before the window did."""
+        return getattr(self.capture, "ended", False)
 
     @property
-    def lacks(self) -> list[str]:
-        """What is missing in the recording, and why."""
-        return [lacks] if (lacks := getattr(self.capture, "lacks", "")) else []
+    def incomplete(self) -> list[str]:
+        """Why the capture is not complete, in words; known once it is saved."""
+        return list(getattr(self.capture, "incomplete", ()))
 
     def warm_up(self) -> None:
         """A step of warm-up begins: its forward may have its backward in a recorded step, and needs hooks."""
