@@ -151,6 +151,7 @@ class TorchProfilerCapture:
         self._refuse_second()
         self._enter, self._exit = range_functions()
         self._step: Any = None
+        self._steps: tuple[int, int] | None = None  # the first and the last that are marked
         self._thread = 0  # that it records on
         self._lost = ""  # why nothing can be had from it any more
         self._ranges: OpenRanges | None = None  # of others, opened while it records
@@ -204,6 +205,7 @@ class TorchProfilerCapture:
         self._end_step()
         if number is not None and not self.ended:
             self._step = self._enter(f"ProfilerStep#{number}")
+            self._steps = self._steps[0] if self._steps else number, number
 
     def _end_step(self) -> None:
         step, self._step = self._step, None
@@ -247,10 +249,17 @@ class TorchProfilerCapture:
             self._end_ranges()
         else:
             self.step(None)
+            self._leave_out_last()
             self.stop()
             self.ended, self.incomplete = True, [_INSIDE, *self.incomplete]
             return self.profiler.profiler and self.profiler.profiler.kineto_results
         return None
+
+    def _leave_out_last(self) -> None:
+        """Have the trace say which steps are whole: all but the last, which goes on, unless there is no other."""
+        if self._steps is not None:
+            first, last = self._steps
+            self.add_metadata("instrument_steps", f"{first}-{max(first, last - 1)}")
 
     def _check(self) -> None:
         """Raise the reason if the recording is lost, and take off what is left of it."""
