@@ -680,16 +680,17 @@ def test_steps_that_pass_unseen(tmp_path: Path, steps: list[str], entries: list[
     ],
 )
 def test_step_after_the_last_update(tmp_path: Path, end: str, status: str, steps: list[int] | None) -> None:
-    """It counts where an error or a signal ends the program in it, not where the program comes to its end."""
+    """It is cut short where an error or a signal ends the program in it; at the program's end it never ran."""
     write(tmp_path, f"{TRAIN}\n{end}\n")
     done = run(tmp_path, [*RUN, "--steps", "2,5", "--", "train.py"])
     found = entries_in(tmp_path / "runs/instrument")
     assert [(entry["status"], entry["steps"]) for entry in found] == [("recorded", [2, 2]), (status, steps)]
-    assert bool(steps) == ("Steps 2, 5:" in done.stderr)
+    assert [None, steps and 5] == [entry["cut_step"] for entry in found]
+    assert bool(steps) == ("(step 2; step 5 was cut short)" in done.stderr)
     if steps is None:
         assert found[-1]["reason"] == "the loop ended before step 5"
         assert "Recorded: 1 of the 5 steps run so far" in done.stderr
-        assert "The 4 steps around them" in done.stderr
+        assert "The 3 steps around them" in done.stderr
         assert "window-0002" not in done.stderr
 
 
