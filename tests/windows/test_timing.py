@@ -130,7 +130,7 @@ def test_a_run_that_is_noticed_late(
 
 @pytest.mark.parametrize("failing", [3, 4, 5])
 def test_a_step_that_an_error_cuts_short(out: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
-    """It is not among the recorded steps unless it is the only one, nor in their median or the steps of the run."""
+    """It is not among the recorded steps unless it is the only one, and not in their median or the run."""
     clock = Clock(monkeypatch)
 
     def took(number: int) -> int:
