@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import mmap
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from . import gpu, tools
+from .interrupts import Suppressed
 from .patch import transparent
 
 # torch's profilers that turn its ranges into those of another tool
@@ -107,7 +109,7 @@ def kineto_step() -> None:
 
 
 @contextmanager
-def without_warnings_of_cycles() -> Iterator[None]:
+def suppress_cycle_warning() -> Iterator[None]:
     """Keep torch from warning, as it prepares a profiler in the body, that this clears the events before.
 
     torch up to 2.11 also warns where there are none, and turned into an error that would cost the recording.
@@ -192,15 +194,24 @@ def _cpu() -> list[Any]:
     return [ProfilerActivity.CPU]
 
 
-def excludes_gpu(profiler: Any) -> bool:
-    """Tell whether a process whose first `torch.autograd.profiler.profile` is this one records no GPU any more.
+# What Kineto writes only where it was set up for GPUs: their lanes, which are there without any work and come
+# before all events, and what CUPTI and roctracer see.
+_OF_GPUS = (b'"labels": "GPU ', *(b'"cat": "%b"' % kind for kind in (b"cuda_runtime", b"cuda_driver", b"kernel")))
 
-    From torch 2.13 on Kineto is set up for the activities of the first one, before for the devices of the machine.
+
+def is_set_up_for_gpu(trace: Path) -> bool:
+    """Tell whether Kineto was set up for GPUs in the process that wrote ``trace``, be there work of theirs or not.
+
+    It is set up once in a process: from torch 2.13 on for the activities of the first recording. True as well
+    where the trace cannot be read.
     """
-    import torch
-
-    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
-    return version >= (2, 13) and list(getattr(profiler, "kineto_activities", ())) == _cpu()
+    with (
+        Suppressed(OSError, ValueError),
+        trace.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+    ):
+        return any(text.find(word) >= 0 for word in _OF_GPUS)
+    return True
 
 
 class SessionObserver(Protocol):

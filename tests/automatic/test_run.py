@@ -106,6 +106,36 @@ def test_signals(tmp_path: Path, number: signal.Signals) -> None:
     assert codes[0] == codes[1]
 
 
+FORWARD = """
+import torch
+model = torch.nn.Linear(2, 2)
+for _ in range(110):
+    model(torch.ones(1, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "steps", "untimed", "around"),
+    [
+        (TRAIN, "2", [0, 0], [[1, 1], [3, 4]]),
+        (TRAIN, "0", None, [[1, 4]]),  # step 0 begins where its recording does
+        (FORWARD, "104", [0, 100], [[101, 103], [105, 109]]),  # 100 calls may be those of one step
+    ],
+)
+def test_steps_whose_beginning_is_not_known(
+    tmp_path: Path, program: str, steps: str, untimed: list[int] | None, around: list[list[int]]
+) -> None:
+    """They are not timed, which the summary says, but are steps of the run."""
+    write(tmp_path, program)
+    done = run(tmp_path, [*RUN, "--steps", steps, "--", "train.py"])
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    timing = entry["timing"]
+    assert (untimed, around) == (timing["untimed_steps"], timing["around_steps"])
+    assert (110 if program == FORWARD else 5) == timing["run_steps"]
+    said = [] if untimed is None else ["step 0" if untimed == [0, 0] else "steps 0-100"]
+    assert said == re.findall(r"\((steps? [\d-]+) not\s+timed\)", done.stderr)
+
+
 def test_interrupted_training(tmp_path: Path) -> None:
     """What was recorded until Ctrl-C is kept, and the program ends as it would."""
     write(
@@ -650,16 +680,17 @@ def test_steps_that_pass_unseen(tmp_path: Path, steps: list[str], entries: list[
     ],
 )
 def test_step_after_the_last_update(tmp_path: Path, end: str, status: str, steps: list[int] | None) -> None:
-    """It counts where an error or a signal ends the program in it, not where the program comes to its end."""
+    """It is cut short where an error or a signal ends the program in it; at the program's end it never ran."""
     write(tmp_path, f"{TRAIN}\n{end}\n")
     done = run(tmp_path, [*RUN, "--steps", "2,5", "--", "train.py"])
     found = entries_in(tmp_path / "runs/instrument")
     assert [(entry["status"], entry["steps"]) for entry in found] == [("recorded", [2, 2]), (status, steps)]
-    assert bool(steps) == ("Steps 2, 5:" in done.stderr)
+    assert [None, steps and 5] == [entry["cut_step"] for entry in found]
+    assert bool(steps) == ("(step 2; step 5 was cut short)" in done.stderr)
     if steps is None:
         assert found[-1]["reason"] == "the loop ended before step 5"
         assert "Recorded: 1 of the 5 steps run so far" in done.stderr
-        assert "The 4 steps around them" in done.stderr
+        assert "The 3 steps around them" in done.stderr
         assert "window-0002" not in done.stderr
 
 

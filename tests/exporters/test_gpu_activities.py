@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Pretended:
         monkeypatch.setattr(torch.cuda, name, made.fail)
     for module in (torch.autograd, torch.autograd.profiler):
         monkeypatch.setattr(module, "_supported_activities", made.supported)
-    monkeypatch.setattr(sessions, "_first", True)
-    monkeypatch.setattr(sessions, "without_gpu", False)
+    monkeypatch.setattr(sessions, "_records_gpu", True)
     return made
 
 
@@ -102,7 +102,7 @@ def test_names_of_activities_are_tried_where_that_leaves_nothing(pretended: Pret
     """Torch's C++ alone knows them, and the first recording of a process decides on the GPU."""
     wrong = {"activities": [{CPU: ["NONE"]}]}
     TorchProfilerExporter(wrong)
-    assert sessions._first
+    assert sessions.owner is None
     pretended.used = True
     with pytest.raises(ValueError, match="activity type name: 'NONE'"):
         TorchProfilerExporter(wrong)
@@ -122,7 +122,7 @@ def window(exporter: TorchProfilerExporter, *, warming: Callable[[], object] = l
 def test_the_cpu_alone_is_recorded_where_no_gpu_is_used(pretended: Pretended, tmp_path: Path) -> None:
     """No device is asked for, until the trace is written."""
     capture = window(TorchProfilerExporter({}))
-    assert ({CPU}, "", 0) == (capture.profiler.activities, capture.lacks, pretended.asked)
+    assert ({CPU}, [], 0) == (capture.profiler.activities, capture.incomplete, pretended.asked)
     assert capture.save(tmp_path, "rank0.1")
     assert 0 == pretended.asked
 
@@ -132,7 +132,8 @@ def test_the_gpu_is_recorded_where_it_is_used(used: Pretended, late: bool) -> No
     """Also where that began in the warm-up."""
     used.used = not late
     capture = window(TorchProfilerExporter({}), warming=lambda: setattr(used, "used", True))
-    assert ({CPU, CUDA}, "cuda", "") == (capture.profiler.activities, capture.profiler.use_device, capture.lacks)
+    assert ({CPU, CUDA}, "cuda") == (capture.profiler.activities, capture.profiler.use_device)
+    assert [] == capture.incomplete
 
 
 def test_one_exporter_follows_the_program(used: Pretended) -> None:
@@ -168,63 +169,116 @@ def test_a_window_that_the_gpu_comes_into_is_partial(
         assert (entry["status"], entry["reason"], said) == ("recorded", None, False)
 
 
-@pytest.mark.parametrize(
-    ("version", "lost"), [("2.11.0+cu130", False), ("2.13.0+cpu", True), ("2.14.0a0", True), ("3.0", True)]
-)
-def test_a_first_recording_without_the_gpu_leaves_it_out_for_good(
-    used: Pretended, monkeypatch: pytest.MonkeyPatch, version: str, lost: bool
+LOST = "torch's profiler records no GPU in this process"
+
+
+@pytest.mark.parametrize("set_up", [False, True])
+def test_whether_the_gpu_is_recorded_is_seen_in_the_first_trace(
+    used: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_up: bool
 ) -> None:
-    """From torch 2.13 on; windows after it say so."""
-    monkeypatch.setattr(torch, "__version__", version)
-    exporter = TorchProfilerExporter({})
-    used.used = False
-    assert "" == window(exporter).lacks
-    used.used = True
-    for _ in range(2):
-        assert lost == window(exporter).lacks.startswith("torch's profiler records no GPU in this process")
+    """It is the same for all windows of a process; one of the CPU alone lacks nothing."""
+    monkeypatch.setattr(sessions, "_records_gpu", None)
+    looked: list[Path] = []
+
+    def look(trace: Path) -> bool:
+        looked.append(trace)
+        return set_up
+
+    monkeypatch.setattr(compat, "is_set_up_for_gpu", look)
+    captures = [window(TorchProfilerExporter(options)) for options in ({"activities": [CPU]}, {}, {})]
+    for number, capture in enumerate(captures):
+        capture.save(tmp_path, f"rank0.{number}")
+    assert [captures[1].raw] == looked
+    assert [True, set_up, set_up] == [[] == capture.incomplete for capture in captures]
+    assert set_up or captures[2].incomplete[0].startswith(LOST)
 
 
-LABELS = """
+def test_a_window_that_is_incomplete_for_two_reasons(
+    used: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are in the manifest."""
+    monkeypatch.setattr(sessions, "_records_gpu", False)
+
+    def interfere(number: int) -> None:
+        if number == 1:
+            with profile(activities=[CPU]):
+                pass
+
+    with instrument.profile(tmp_path, schedule="1-2") as prof:
+        train(4, prof.step, interfere)
+    (entry,) = manifest(tmp_path)
+    other, gpu = entry["reason"].split("; ", 1)
+    assert ("partial", True) == (entry["status"], gpu.startswith(LOST))
+    assert "another torch profiler began inside the window, which ended its recording" == other
+
+
+PRETEND = """
+import torch
+import torch.profiler
+from torch.profiler import ProfilerActivity as Activity
+
+torch.version.cuda = "13.0"
+for name in ("is_initialized", "is_available"):
+    setattr(torch.cuda, name, lambda: True)
+torch.cuda.synchronize = lambda *_: None
+torch.cuda.is_current_stream_capturing = lambda: False
+torch.autograd.profiler._supported_activities = lambda: {Activity.CPU, Activity.CUDA}
+torch.autograd._supported_activities = torch.autograd.profiler._supported_activities
+device = "cpu"
+"""
+RECORDINGS = """
 import json, sys
 import torch
 from torch.profiler import ProfilerActivity as Activity, profile
+import instrument
 
-torch.cuda.is_available = lambda: True
-torch.autograd.profiler._supported_activities = lambda: {Activity.CPU, Activity.CUDA}
-for word in sys.argv[2:]:
-    prof = profile(activities=[Activity.CPU] + [Activity.CUDA] * (word == "gpu"))
-    prof.prepare_trace()
-    prof.profiler.use_device = None
-    prof.start_trace()
-    torch.ones(3).sum()
-    prof.stop_trace()
-    prof.export_chrome_trace(sys.argv[1])
-with open(sys.argv[1]) as file:
-    labels = [event.get("args", {}).get("labels") for event in json.load(file)["traceEvents"]]
-print("GPU 0" in labels)
+torch.ones(1, device=device)
+out, work, *own = sys.argv[1:]
+for word in own:  # the program's, before anything of instrument's is used
+    with profile(activities=[Activity.CPU] + [Activity.CUDA] * (word == "both")):
+        torch.ones(3, device=device).sum()
+with instrument.profile(out, schedule="0") as prof:
+    torch.ones(3, device=device if work == "busy" else "cpu").sum()
+    prof.step()
+window, = prof.windows
+trace = instrument.read_trace(f"{out}/{window['files'][0]['path']}")
+print(json.dumps([window["reason"], len(trace.kernels)]))
 """
+OWN = pytest.mark.parametrize("own", [[], ["both"], ["cpu"], ["cpu", "both"], ["both", "cpu"]], ids="-".join)
 
 
-def test_what_torch_makes_of_its_first_recording(tmp_path: Path) -> None:
-    """Kineto has lanes for GPUs where it is set up for them, and the rule for that is the one of this torch."""
-    script = programs.program(LABELS, tmp_path)
-
-    def lanes(*recordings: str) -> bool:
-        command = programs.python(script, [str(tmp_path / "trace.json"), *recordings])
-        return programs.run(command, programs.environment()).stdout.split()[-1] == "True"
-
-    excluded = lanes("gpu") and not lanes("cpu", "gpu")
-    assert excluded == compat.excludes_gpu(torch.autograd.profiler.profile(use_kineto=True))
+def after_own_recordings(script: str, folder: Path, *words: str) -> tuple[str | None, int]:
+    """Why a window lacks the GPU, and how many kernels it has."""
+    command = programs.python(programs.program(script, folder), [str(folder / "out"), *words])
+    done = programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}))
+    reason, kernels = json.loads(done.stdout.splitlines()[-1])
+    return reason, kernels
 
 
-def test_a_first_recording_with_the_gpu_leaves_it_in(used: Pretended) -> None:
-    """One of the CPU alone may follow, and one of the program's own may be the first."""
-    sessions.watch()
-    with profile(activities=[CPU, CUDA]):
-        torch.ones(3).sum()
-    assert not sessions._first
-    window(TorchProfilerExporter({"activities": [CPU]}))
-    assert "" == window(TorchProfilerExporter({})).lacks
+@OWN
+def test_the_first_recording_of_a_process_decides(tmp_path: Path, own: list[str]) -> None:
+    """It may be the program's own, and over before the library follows torch's profilers."""
+    if own[:1] != ["cpu"] and torch.__version__ < "2.13" and not torch.cuda.is_available():
+        pytest.skip("this version of torch decides by the devices of the machine")
+    reason, _ = after_own_recordings(PRETEND + RECORDINGS, tmp_path, "busy", *own)
+    if own[:1] == ["cpu"]:
+        assert reason is not None
+        assert reason.startswith(LOST)
+        assert "the program's own" in reason
+    else:
+        assert reason is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("work", ["busy", "idle"])
+@OWN
+def test_kernels_are_there_or_the_reason_why_not(tmp_path: Path, own: list[str], work: str) -> None:
+    """A window in which the GPU does nothing is complete."""
+    reason, kernels = after_own_recordings('device = "cuda"\n' + RECORDINGS, tmp_path, work, *own)
+    lost = own[:1] == ["cpu"] and torch.__version__ >= "2.13"
+    assert lost == (reason or "").startswith(LOST)
+    assert (reason is None) == (not lost)
+    assert (kernels > 0) == (work == "busy" and not lost)
 
 
 def test_a_profiler_in_its_own_warm_up_is_left_alone(pretended: Pretended) -> None:
@@ -244,7 +298,7 @@ def test_a_profiler_in_its_own_warm_up_is_left_alone(pretended: Pretended) -> No
 def test_a_discarded_window_that_was_never_prepared_leaves_nothing(pretended: Pretended) -> None:
     """Torch's profiler was not touched."""
     TorchProfilerExporter({}).capture().discard()
-    assert sessions._first
+    assert sessions.owner is None
     assert sessions.capture is None
     assert not compat.profiler_running()
     window(TorchProfilerExporter({}))

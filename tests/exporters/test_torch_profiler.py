@@ -291,10 +291,11 @@ def test_no_warning_of_cycles_that_are_none(tmp_path: Path, monkeypatch: pytest.
     """Up to torch 2.11 it warns that a fresh profiler clears events: turned into an error, that cost a window."""
     from torch.profiler import profiler
 
-    prepare = profiler.profile.prepare_trace
+    prepare, shown = profiler.profile.prepare_trace, profiler._WARNINGS_SHOWN
 
     def prepare_as_before(self: Any) -> None:
         profiler._warn_once("Warning: Profiler clears events at the end of each cycle.")
+        assert shown is not profiler._WARNINGS_SHOWN
         prepare(self)
 
     monkeypatch.setattr(profiler.profile, "prepare_trace", prepare_as_before)
@@ -303,5 +304,6 @@ def test_no_warning_of_cycles_that_are_none(tmp_path: Path, monkeypatch: pytest.
         prof.step()
     assert ["recorded"] == [window["status"] for window in prof.windows]
     assert [] == [warning.message for warning in seen if "cycle" in str(warning.message)]
+    assert shown is profiler._WARNINGS_SHOWN
     with pytest.warns(UserWarning, match="cycle"):
         profiler._warn_once("Warning: Profiler clears events at the end of each cycle.")

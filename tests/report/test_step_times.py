@@ -105,6 +105,26 @@ def test_a_window_that_was_cut() -> None:
     assert not any("so far:" in text for text in step_times(merge([first, rest])))
 
 
+def test_steps_that_were_cut_short() -> None:
+    """They are named, and count only where no other is recorded."""
+    whole = summary(3, 3, first=2, timing=Timing(None, (), 4, 9 * MS, cut_step=4))
+    assert headline(whole) == "Where the step went: 3.00 ms (mean of steps 2-3; step 4 was cut short)"
+    alone = summary(2, first=8, timing=Timing(None, (), 8, 24 * MS, cut_step=8))
+    assert headline(alone) == "Where the step went: 2.00 ms (step 8, cut short)"
+    assert list(step_times(alone)) == []
+    both = merge([whole, alone])
+    assert headline(both) == "Where the step went: 3.00 ms (mean of steps 2-3; steps 4, 8 were cut short)"
+    assert merge([alone, whole]).step_times_ns == both.step_times_ns == whole.step_times_ns
+
+
+def test_steps_that_were_not_timed() -> None:
+    """The share of the run says which steps it leaves out."""
+    for untimed, said in ((None, ""), ((0, 0), " (step 0 not timed)"), ((0, 100), " (steps 0-100 not timed)")):
+        timing = Timing(None, (), 240, 2_400 * MS, untimed_steps=untimed)
+        *_, share = step_times(summary(3.6, 3.6, timing=timing))
+        assert share == f"Recorded: 2 of the 240 steps run so far, 0.3 % of 2.40 s{said}"
+
+
 def test_steps_without_numbers() -> None:
     """Those of several processes, or of a profiler that does not number them, are counted."""
     twice = merge([summary(3), summary(4)])
@@ -259,6 +279,6 @@ def test_timing_of_any_line(entry: object) -> None:
 @pytest.mark.parametrize("wrong", [None, 7, "x", [7], [[1]], [["a", 2]], [[0, 1, 2]]])
 def test_timing_of_a_damaged_line(wrong: object) -> None:
     """What is damaged in a line is left out."""
-    timing = {"run_steps": 3, "run_ns": 9, "around_ns": wrong, "around_steps": wrong}
+    timing = {"run_steps": 3, "run_ns": 9, "around_ns": wrong, "around_steps": wrong, "untimed_steps": wrong}
     found = Timing.of({"timing": timing, "planned_steps": wrong, "status": wrong, "reason": wrong})
     assert found == Timing(7 if wrong == 7 else None, (), 3, 9)

@@ -138,6 +138,7 @@ def _numpy() -> Snapshot:
 
 
 def _torch() -> Snapshot:
+    shown = getattr(torch.profiler.profiler, "_WARNINGS_SHOWN", set())
     return {
         "matmul precision": torch.get_float32_matmul_precision(),
         "tf32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
@@ -162,4 +163,5 @@ def _torch() -> Snapshot:
         "cuda initialized": torch.cuda.is_initialized(),
         "warn always": torch.is_warn_always_enabled(),
         "profiler": torch.autograd._profiler_enabled(),
+        "profiler's warnings": (type(shown), sorted(shown)),
     }

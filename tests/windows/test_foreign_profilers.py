@@ -70,7 +70,7 @@ def test_every_window_has_its_reason(beside: dict[str, dict[str, Any]]) -> None:
     partial = [f"{kind} in region" for kind in ("profile", "itt", "legacy", "raw")]
     for name in (*partial, "profile in optimizer", "raw in optimizer"):
         status, _, steps = results[name]["windows"][0]
-        assert ("partial", [1, 2]) == (status, steps)
+        assert ("partial", [1, 1]) == (status, steps)  # step 2 was cut short
         assert [True, True] == results[name]["files"]
 
 

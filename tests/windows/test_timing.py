@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import instrument
+from instrument.config import settings
 from instrument.integrations.server import Triggered
 from instrument.windows import loop, timing
 from instrument.windows.manifest import entry_of
@@ -48,6 +51,7 @@ def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyP
         "around_steps": [[48 - AROUND, 47], [53, 52 + AROUND]],
         "own_ns": 0,
         "run_steps": 53 + AROUND,
+        "untimed_steps": None,
         "run_ns": sum(map(took, range(53 + AROUND))),
     }
 
@@ -69,7 +73,7 @@ def test_only_steps_around_windows_are_timed(out: Path, monkeypatch: pytest.Monk
 def test_few_of_long_steps_are_enough(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of a slow loop is written down after three more steps."""
     prof = run(out, Clock(monkeypatch), 30, lambda _: 2 * 10**9, schedule=instrument.schedule("1"))
-    assert prof.windows[0]["timing"]["around_steps"] == [[0, 0], [2, 4]]
+    assert prof.windows[0]["timing"]["around_steps"] == [[2, 4]]
     assert prof.windows[0]["timing"]["run_steps"] == 2 + 3
 
 
@@ -90,15 +94,121 @@ def test_plans_that_do_not_know_the_next_window(out: Path, monkeypatch: pytest.M
     assert AROUND == len(prof._times._after)
 
 
+def test_the_first_step_is_not_like_the_others(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is part of the run, with its set-up, but not of the steps around a window; nor where a run is resumed."""
+    for first in (0, 70):
+        prof = run(
+            out, Clock(monkeypatch), 8, lambda number: 10 if number else 900, first_step=first,
+            schedule=instrument.schedule(f"{first + 3}-{first + 4}"),
+        )  # fmt: skip
+        timing = prof.windows[0]["timing"]
+        assert [[first + 1, first + 2], [first + 5, first + 7]] == timing["around_steps"]
+        assert 10 == timing["around_ns"]
+        assert (8, None, 900 + 7 * 10) == (timing["run_steps"], timing["untimed_steps"], timing["run_ns"])
+
+
+@pytest.mark.parametrize(("first", "untimed"), [(0, [0, 0]), (1, [0, 0]), (101, [0, 100])])
+def test_a_run_that_is_noticed_late(
+    out: Path, monkeypatch: pytest.MonkeyPatch, first: int, untimed: list[int]
+) -> None:
+    """Steps that were over by then, or ended at once, are steps of the run, but their time is not known."""
+    clock = Clock(monkeypatch)
+    prof = instrument.profile(out, schedule=f"{first + 3}", exporter=Recorder(), first_step=first)
+    prof.late = True
+    prof.start()
+    for number in range(first, first + 8):
+        clock.now += 10 if number else 0
+        prof.step()
+    prof.stop()
+    timing = prof.windows[0]["timing"]
+    assert (first + 8, untimed) == (timing["run_steps"], timing["untimed_steps"])
+    assert 10 * (8 if first else 7) == timing["run_ns"]
+    begin = max(first, 1)
+    assert [[begin, first + 2], [first + 4, first + 7]] == timing["around_steps"]
+    assert 10 == timing["around_ns"]
+
+
+@pytest.mark.parametrize("failing", [3, 4, 5])
+def test_a_step_that_an_error_cuts_short(out: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    """It is not among the recorded steps unless it is the only one, and not in their median or the run."""
+    clock = Clock(monkeypatch)
+
+    def took(number: int) -> int:
+        if number == failing:
+            clock.now += 500
+            raise ZeroDivisionError
+        return 10
+
+    with pytest.raises(ZeroDivisionError):
+        run(out, clock, 9, took, schedule=instrument.schedule("3-5"))
+    (entry,) = manifest(out)
+    whole = failing > 3
+    assert ("partial", f"the loop ended in step {failing}") == (entry["status"], entry["reason"])
+    assert ([3, failing - whole], failing) == (entry["steps"], entry["cut_step"])
+    timing = entry["timing"]
+    assert (10 if whole else None, failing) == (timing["recorded_ns"], timing["run_steps"])
+
+
+def test_the_trace_is_without_the_step_that_was_cut_short(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So are the means; the summary names it."""
+    monkeypatch.setattr(settings, "summary", True)
+    with pytest.raises(ZeroDivisionError), instrument.profile(out, schedule="3-5", first_step=2) as prof:
+        train(4, prof.step, lambda number: 1 / (3 - number))
+    (path,) = traces(out)
+    assert [3, 4] == instrument.read_trace(path).steps.number.tolist()
+    said = capfd.readouterr().err
+    assert "(mean of steps 3-4; step 5 was cut short)" in said
+    assert "Recorded so far: 2 of the 3 steps 3-5, as the loop ended in step 5." in said
+
+
+def test_a_step_that_another_profiler_cuts_short(out: Path) -> None:
+    """The rest of it is not in the trace, which tells so by itself."""
+
+    def interfere(number: int) -> None:
+        if number == 4:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+                pass
+
+    with instrument.profile(out, schedule="2-5") as prof:
+        train(7, prof.step, interfere)
+    (entry,) = manifest(out)
+    assert ([2, 3], 4) == (entry["steps"], entry["cut_step"])
+    (path,) = traces(out)
+    assert [2, 3] == instrument.read_trace(path).steps.number.tolist()
+
+
+@pytest.mark.parametrize("updates", [False, True])
+def test_an_item_that_the_loop_was_left_in(out: Path, updates: bool) -> None:
+    """Its step was cut short where an update is missing; where there are none, nobody knows, and it counts."""
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+    def loop() -> None:
+        for number in instrument.steps(range(9), out, at="3-5"):
+            parameter.grad = torch.ones(1) / (number - 5 or 1)
+            if number == 5:
+                raise ZeroDivisionError
+            if updates:
+                optimizer.step()
+
+    with pytest.raises(ZeroDivisionError):
+        loop()
+    gc.collect()
+    (entry,) = manifest(out)
+    assert (([3, 4], 5) if updates else ([3, 5], None)) == (entry["steps"], entry["cut_step"])
+
+
 def test_the_next_window_does_not_wait(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one is over as the second is about to begin; no recorded step is in the surroundings of either."""
     prof = run(
         out, Clock(monkeypatch), 9, lambda number: 10 + number, schedule=instrument.schedule(at=[2, 6], active=2)
     )
     first, second = (entry["timing"] for entry in prof.windows)
-    assert (first["around_steps"], first["around_ns"], first["recorded_ns"]) == ([[0, 1], [4, 4]], 11, 12)
+    assert (first["around_steps"], first["around_ns"], first["recorded_ns"]) == ([[1, 1], [4, 4]], 12, 12)
     assert (second["around_steps"], second["around_ns"], second["recorded_ns"]) == (
-        [[0, 1], [4, 5], [8, 8]],
+        [[1, 1], [4, 5], [8, 8]],
         14,
         16,
     )

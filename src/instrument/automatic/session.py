@@ -134,7 +134,7 @@ class Session:
         self._prepare()
         if not self._begun:
             self._missed = self._loop.records(0)
-            self._start(int(self._missed))
+            self._start(int(self._missed), late=True)
         return True
 
     @guard.contained(FEATURE)
@@ -201,9 +201,9 @@ class Session:
             self.leave()
         return not self._left
 
-    def _start(self, first_step: int) -> None:
+    def _start(self, first_step: int, *, late: bool = False) -> None:
         self._begun = True
-        self._loop.start(first_step=first_step)
+        self._loop.start(first_step=first_step, late=late)
         self._loop.until_told = self.leave
 
     @guard.contained(FEATURE)

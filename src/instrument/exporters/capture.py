@@ -9,10 +9,14 @@ from typing import Protocol
 class Capture(Protocol):
     """One window's recording. All is called on one thread.
 
-    A capture is made when the window's warm-up begins, or its first recorded step if it has none. ``raw`` is the
-    file that `save` wrote if it is a trace of torch.profiler, which another process compresses and reads then. A
-    capture whose recording may end before `stop` has ``cut``: why it did, in words, else empty; `step` and
-    `stop` then do nothing. One that may be without something has ``lacks``: what, and why, else empty.
+    It is made at the first step of the window's warm-up or, without one, at the first recorded step. A capture
+    that is always complete needs neither ``ended`` nor ``incomplete``.
+
+    Attributes:
+        raw: the trace of torch.profiler that `save` wrote, which another process compresses and reads; None where
+            there is none.
+        ended: whether the recording ended before `stop`; `step`, `add_metadata` and `stop` then do nothing.
+        incomplete: why the recording is not complete, in words; known once `save` returned.
     """
 
     raw: Path | None

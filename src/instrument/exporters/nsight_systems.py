@@ -41,7 +41,7 @@ class NsightSystemsCapture:
     def __init__(self, nvtx: NvtxEmitter) -> None:
         self._nvtx = nvtx
         self.raw: Path | None = None
-        self.lacks = ""  # why kernels may be missing
+        self.incomplete: list[str] = []
         self._window: Any = None
         self._step: Any = None
 
@@ -66,7 +66,8 @@ class NsightSystemsCapture:
     def stop(self) -> None:
         """Close the capture range once the GPU has done what was launched in it."""
         try:
-            self.lacks = gpu.synchronize(captured=cuda_graphs.capturing)
+            why = gpu.synchronize(captured=cuda_graphs.capturing)
+            self.incomplete = [why] if why else []
         finally:
             window, self._window = self._window, None  # `stop` is called once more after an interrupt
             try:

@@ -49,7 +49,7 @@ class RocprofCapture:
     def __init__(self, roctx: RoctxEmitter, resume: Any, pause: Any) -> None:
         self._roctx, self._resume, self._pause = roctx, resume, pause
         self.raw: Path | None = None
-        self.lacks = ""  # why kernels may be missing
+        self.incomplete: list[str] = []
         self._step: int | None = None
 
     def start(self) -> None:
@@ -72,7 +72,8 @@ class RocprofCapture:
     def stop(self) -> None:
         """Record no more, once the GPU has done what was launched so far."""
         try:
-            self.lacks = gpu.synchronize(captured=cuda_graphs.capturing)
+            why = gpu.synchronize(captured=cuda_graphs.capturing)
+            self.incomplete = [why] if why else []
         finally:
             self._pause(_ALL_THREADS)
 

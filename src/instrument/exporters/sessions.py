@@ -12,6 +12,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -39,8 +40,7 @@ class Sessions:
         self._thread = 0  # that the owner prepared on
         self.capture: SessionCapture | None = None  # the one of this library for which torch records
         self._claiming = 0  # the thread on which it prepares now
-        self._first = True  # no profiler has prepared, as far as is known
-        self.without_gpu = False  # torch records no GPU in this process, as its first profiler recorded none
+        self._records_gpu: bool | None = None  # of this process; None until a trace was looked at
         self._ended = True  # a recording of somebody else's, whose ranges may still be open
         self._watches = False
         self.stuck = ""  # why the recording of a window is still on, as its stop failed
@@ -87,8 +87,6 @@ class Sessions:
         """Take note that torch records for ``profiler``, which is about to prepare."""
         if self._claiming != get_ident():
             self.drop()
-        if self._first:
-            self._first, self.without_gpu = False, compat.excludes_gpu(profiler)
         self._owner, self._thread = profiler and weakref.ref(profiler), get_ident()
 
     @guard.contained(FEATURE)
@@ -103,6 +101,15 @@ class Sessions:
                 compat.leave_recording()
         if not compat.profiler_running():
             self.stuck = ""
+
+    def records_gpu(self, trace: Path) -> bool:
+        """Tell whether torch records the GPU in this process, from its first ``trace`` that was to have it.
+
+        From torch 2.13 on the first recording of a process decides that, which may have been anybody's.
+        """
+        if self._records_gpu is None:
+            self._records_gpu = compat.is_set_up_for_gpu(trace)
+        return self._records_gpu
 
     @guard.contained(FEATURE)
     def left(self) -> None:

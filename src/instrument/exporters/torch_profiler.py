@@ -25,8 +25,8 @@ from ..compat import (
     leave_recording,
     profiler_running,
     refuse_late,
+    suppress_cycle_warning,
     window_activities,
-    without_warnings_of_cycles,
 )
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
@@ -48,14 +48,14 @@ _ON_ANOTHER_THREAD = "another torch profiler began on another thread inside the 
 _IN_OPERATOR = (
     "another torch profiler began inside the window, in an operator or the backward pass, where torch cannot stop"
 )
-# Why it lacks what the GPU did.
+# Why it is recorded without what the GPU did.
 _USED_LATE = (
     "the GPU was first used inside the window, which is recorded without it; have the first step before it, or"
     " call torch.{kind}.init()"
 )
 _WITHOUT_GPU = (
-    "torch's profiler records no GPU in this process, as it was first started before the GPU was used; call"
-    " torch.{kind}.init() before that"
+    "torch's profiler records no GPU in this process, as its first recording, perhaps the program's own, was of"
+    " the CPU alone; have that include the GPU, after torch.{kind}.init()"
 )
 SUFFIX = ".pt.trace.json"  # what TensorBoard's profiler plugin looks for
 
@@ -142,8 +142,8 @@ class TorchProfilerCapture:
         prepared: called with this once it is prepared.
 
     Attributes:
-        cut: why the recording ended before `stop`; it is whole up to there. Empty where it did not.
-        lacks: what it is without, and why; empty where nothing is missing.
+        ended: whether the recording ended before `stop`; it is whole up to there.
+        incomplete: why it is not complete; known once it is saved.
     """
 
     def __init__(
@@ -152,11 +152,13 @@ class TorchProfilerCapture:
         self._refuse_second()
         self._emitter: TorchProfilerEmitter | None = None  # of the steps' ranges
         self._step: Any = None
+        self._steps: tuple[int, int] | None = None  # the first and the last that are marked
         self._thread = 0  # that it records on
         self._lost = ""  # why nothing can be had from it any more
         self._ranges: OpenRanges | None = None  # of others, opened while it records
         self._memory: Any = None  # of a recording that was lost, to which open ranges are still written
-        self.cut = self.lacks = ""
+        self.ended = False
+        self.incomplete: list[str] = []
         self.raw: Path | None = None  # the trace as torch wrote it
         self.profiler: Any = None
         self._options = options
@@ -178,7 +180,7 @@ class TorchProfilerCapture:
         self._used = gpu.in_use() is not None
         activities = window_activities(self._options.get("activities"))
         self.profiler = profile(**{**self._options, "activities": activities})
-        with sessions.claim(self), without_warnings_of_cycles():
+        with sessions.claim(self), suppress_cycle_warning():
             self.profiler.prepare_trace()
             self._prepared = True
         self._on_prepared(self)
@@ -203,8 +205,9 @@ class TorchProfilerCapture:
         """End the step that is recorded, and begin ``number`` under the name that trace viewers know."""
         self._check()
         self._end_step()
-        if number is not None and not self.cut and self._emitter is not None:
+        if number is not None and not self.ended and self._emitter is not None:
             self._step = self._emitter.push(Region(f"ProfilerStep#{number}", 0))
+            self._steps = self._steps[0] if self._steps else number, number
 
     def _end_step(self) -> None:
         step, self._step = self._step, None
@@ -213,26 +216,22 @@ class TorchProfilerCapture:
 
     def add_metadata(self, key: str, value: str) -> None:
         """Put a text into the trace."""
-        if not self.cut:  # torch would put it into the other profiler's
+        if not self.ended:  # torch would put it into the other profiler's
             self.profiler.add_metadata_json(plain(key), f'"{plain(value)}"')
 
     def stop(self) -> None:
         """Record no more; takes 1.4 s for 500,000 events."""
         self._check()
-        if not self.cut:
+        if not self.ended:
             self._stop()
-        self.lacks = self._without_gpu() or self.lacks
-
-    def _without_gpu(self) -> str:
-        """Return why nothing of the GPU that the program uses by now is recorded, unless that was asked for."""
-        module, why = gpu.in_use(), ""
-        if module is None or not gpu.supported():
-            return ""
         if not self._used and self._options.get("activities") is None:
-            why = _USED_LATE
-        elif sessions.without_gpu and self.profiler.use_device is not None:
-            why = _WITHOUT_GPU
-        return why.format(kind=module.__name__.removeprefix("torch."))
+            self._without_gpu(_USED_LATE)
+
+    def _without_gpu(self, why: str) -> None:
+        """Note why nothing of the GPU is recorded, if the program uses one by now."""
+        module = gpu.in_use()
+        if module is not None and gpu.supported():
+            self.incomplete.append(why.format(kind=module.__name__.removeprefix("torch.")))
 
     def step_aside(self) -> Any:
         """Stop, as another profiler is about to prepare on this thread; return what torch recorded, if anything.
@@ -252,10 +251,17 @@ class TorchProfilerCapture:
             self._end_ranges()
         else:
             self.step(None)
+            self._leave_out_last()
             self.stop()
-            self.cut = _INSIDE
+            self.ended, self.incomplete = True, [_INSIDE, *self.incomplete]
             return self.profiler.profiler and self.profiler.profiler.kineto_results
         return None
+
+    def _leave_out_last(self) -> None:
+        """Have the trace say which steps are whole: all but the last, which goes on, unless there is no other."""
+        if self._steps is not None:
+            first, last = self._steps
+            self.add_metadata("instrument_steps", f"{first}-{max(first, last - 1)}")
 
     def _check(self) -> None:
         """Raise the reason if the recording is lost, and take off what is left of it."""
@@ -286,8 +292,9 @@ class TorchProfilerCapture:
         if profiler is None or not profiler.use_device:
             self.profiler.stop_trace()
             return
-        self.lacks = gpu.synchronize(captured=cuda_graphs.capturing)
-        if gpu.in_use() is not None and not self.lacks:
+        why = gpu.synchronize(captured=cuda_graphs.capturing)
+        self.incomplete = [why] if why else []
+        if gpu.in_use() is not None and not why:
             self.profiler.stop_trace()
         else:
             with _unsynchronized(profiler):
@@ -321,6 +328,8 @@ class TorchProfilerCapture:
                 path.unlink(missing_ok=True)
             raise OSError(error.errno, f"torch could not write the trace to {folder}: {error.strerror}")
         self.raw = raw
+        if self.profiler.use_device == "cuda" and not sessions.records_gpu(raw):
+            self._without_gpu(_WITHOUT_GPU)
         return [raw]
 
     def export(self, path: str) -> None:

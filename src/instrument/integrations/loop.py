@@ -153,12 +153,12 @@ class Loop:
         return True
 
     @guard.contained(FEATURE)
-    def start(self, *models: Any, first_step: int | None = None, steps: bool = True) -> None:
+    def start(self, *models: Any, first_step: int | None = None, steps: bool = True, late: bool = False) -> None:
         """Begin: ``first_step`` is the number of the next step, more than 0 when a run is resumed.
 
         Without it the first step is 0, and after `stop` counting goes on from there; where it is another than the
-        one to come, the plan begins anew. Where no ``steps``
-        will come, as in an evaluation by itself, there are regions alone.
+        one to come, the plan begins anew. Where no ``steps`` will come, as in an evaluation by itself, there are
+        regions alone. ``late``: nothing tells when the first step began, as for `Profile.late`.
         """
         if not self.made:
             return
@@ -181,13 +181,13 @@ class Loop:
             self._before += self._profile.windows
             self._profile = self._new_profile(first_step=first_step)
         self.begun = True
-        self._begin()
+        self._begin(late)
         if self._syncs is not None:
             self._syncs.start()
 
     @guard.contained(FEATURE)
     def restart(self, first_step: int, reason: str) -> None:
-        """Abandon an open window, for ``reason``, and start the plan over at ``first_step``.
+        """Abandon an open window, for ``reason``, and start the plan over at ``first_step``, late.
 
         Planned windows that lie before that step are not reached, for the same ``reason``.
         """
@@ -196,7 +196,7 @@ class Loop:
             before.abandon(reason)
             self._before += before.windows
             self._profile = self._new_profile(first_step=first_step)
-            self._begin()
+            self._begin(late=True)
             if self.record:
                 self._profile.account_for_earlier(before, reason)
 
@@ -205,8 +205,9 @@ class Loop:
         made.keep_last = False
         return made
 
-    def _begin(self) -> None:
+    def _begin(self, late: bool) -> None:
         profile = self._profile
+        profile.late = late
         profile.tell, profile.yields = self._tell, self.automatic
         profile.how = "--steps {}" if self.automatic else 'at="{}"'
         if self.record:

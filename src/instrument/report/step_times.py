@@ -7,7 +7,7 @@ from itertools import groupby
 from statistics import median
 
 from ..regions.region import OWN_WORK
-from ..traces.summary import Summary
+from ..traces.summary import Summary, Timing
 from ..units import counted, duration, durations, percent
 from .loop import loop_sentences
 
@@ -29,7 +29,15 @@ def headline(summary: Summary) -> str:
     if not summary.steps:
         return f"Where the time went: {time} (no steps marked)"
     which = _which(summary.step_numbers, steps)
-    return f"Where the step went: {time} ({f'mean of {which}' if steps > 1 else which})"
+    return f"Where the step went: {time} ({f'mean of {which}' if steps > 1 else which}{_cut_short(summary)})"
+
+
+def _cut_short(summary: Summary) -> str:
+    """Name the steps that did not end, which the mean is without unless there is no other."""
+    cut = summary.cut_steps
+    if summary.only_cut:
+        return ", cut short"
+    return f"; {_which(cut, len(cut))} {'was' if len(cut) == 1 else 'were'} cut short" if cut else ""
 
 
 def step_times(summary: Summary) -> Iterator[str]:
@@ -50,10 +58,10 @@ def step_times(summary: Summary) -> Iterator[str]:
         )
     yield from _not_launched_here(summary)
     yield from _cut(summary)
-    if summary.timing:
+    if summary.timing and not summary.only_cut:
         yield from _share_of_run(summary)
         yield from _typical(summary)
-        yield from _own_work(summary)
+    yield from _own_work(summary)
 
 
 def _on_gpu(summary: Summary) -> list[tuple[int, int]]:
@@ -139,8 +147,15 @@ def _share_of_run(summary: Summary) -> Iterator[str]:
         share = percent(min(summary.step_ns, last.run_ns), last.run_ns)
         yield (
             f"Recorded: {summary.steps:,} of the {last.run_steps:,} steps run so far, "
-            f"{share} % of {duration(last.run_ns)}"
+            f"{share} % of {duration(last.run_ns)}{_untimed(last)}"
         )
+
+
+def _untimed(timing: Timing) -> str:
+    if timing.untimed_steps is None:
+        return ""
+    first, last = timing.untimed_steps
+    return f" ({_which(range(first, last + 1), last + 1 - first)} not timed)"
 
 
 def _typical(summary: Summary) -> Iterator[str]:

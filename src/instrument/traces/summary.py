@@ -73,10 +73,12 @@ class Timing:
         around_ns: The median duration of the steps timed before and after the window, which were not recorded.
         around_steps: The first and the last step of each stretch of those.
         run_steps: How many steps the run had made when the window was written down.
-        run_ns: The wall time that they took.
+        run_ns: The wall time that they took, but for the untimed ones.
         own_ns: How long the library itself worked while the window was open.
         planned_steps: The first and the last step that were planned; None where the plan has no end.
         cut: Why the window ended before its last step, in words; empty where it did not.
+        cut_step: The step that did not run, or was not recorded, to its end.
+        untimed_steps: The first and the last of the run's steps whose time is not known.
     """
 
     around_ns: int | None
@@ -86,6 +88,8 @@ class Timing:
     own_ns: int = 0
     planned_steps: tuple[int, int] | None = None
     cut: str = ""
+    cut_step: int | None = None
+    untimed_steps: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, entry: Mapping[str, Any] | None) -> Timing | None:
@@ -94,7 +98,7 @@ class Timing:
         if entry is None or not isinstance(known, Mapping):
             return None
         run_steps, run_ns, around_ns = (known.get(key) for key in ("run_steps", "run_ns", "around_ns"))
-        own_ns = known.get("own_ns", 0)
+        own_ns, cut_step = known.get("own_ns", 0), entry.get("cut_step")
         if not (isinstance(run_steps, int) and isinstance(run_ns, int) and isinstance(own_ns, int)):
             return None
         return cls(
@@ -105,6 +109,8 @@ class Timing:
             own_ns,
             _span(entry.get("planned_steps")),
             str(entry.get("reason") or "") if entry.get("status") == "partial" else "",
+            cut_step if isinstance(cut_step, int) else None,
+            _span(known.get("untimed_steps")),
         )
 
 
@@ -183,6 +189,16 @@ class Summary:
             counted = max(counted, last)
         return count, median(timing.around_ns for timing in known if timing.around_ns is not None)
 
+    @property
+    def cut_steps(self) -> list[int]:
+        """The steps that did not end; they count nowhere, unless there is no other."""
+        return sorted({timing.cut_step for timing in self.timing if timing.cut_step is not None})
+
+    @property
+    def only_cut(self) -> bool:
+        """Whether no other steps are recorded."""
+        return bool(self.step_numbers) and set(self.step_numbers) <= set(self.cut_steps)
+
 
 @dataclass
 class _Total:
@@ -248,6 +264,8 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
 
 def merge(summaries: Sequence[Summary]) -> Summary:
     """Add up several windows of one run; none at all make an empty summary."""
+    timing = tuple(timing for s in summaries for timing in s.timing)
+    summaries = [s for s in summaries if not s.only_cut] or summaries
     by_path: dict[tuple[str, ...], _Total] = {}
     by_name: dict[str, _Total] = {}
     for summary in summaries:
@@ -275,7 +293,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         by_time_gpu_ns=sum(s.by_time_gpu_ns for s in summaries),
         overlap_ns=sum(s.overlap_ns for s in summaries),
         unplaced=sum(s.unplaced for s in summaries),
-        timing=tuple(timing for s in summaries for timing in s.timing),
+        timing=timing,
         lengths=joined((s.lengths, s.step_times_ns) for s in summaries),
     )
 

@@ -51,6 +51,7 @@ class Profile(LikeTorch):
         tell: called with the text of the summary, on another thread; None is standard error as `start` finds it.
         how: how the steps to record are written where this was made, with "{}" for the steps.
         yields: it ends when another one starts, and does not start while one runs.
+        late: nothing tells when its first step began, as steps are seen where they end.
     """
 
     _running: ClassVar[weakref.WeakSet[Profile]] = weakref.WeakSet()
@@ -97,7 +98,7 @@ class Profile(LikeTorch):
         self.keep_last = True
         self.tell: Callable[[str], None] | None = None
         self.how = 'schedule="{}"'
-        self.yields = False
+        self.yields = self.late = False
         self._first = first_step
         self._started = False
         self._paused = False
@@ -209,7 +210,7 @@ class Profile(LikeTorch):
             if following is not None:
                 self._manifest.check(warned=self.yields)  # by the command
                 self._exporter.prepare()
-        self._times.start(self.step_num)
+        self._times.start(self.step_num, late=self.late)
         for call in Profile.started:
             call()
         self._follow_plan()
@@ -238,10 +239,10 @@ class Profile(LikeTorch):
             return
         recording = self._recording
         if recording is not None and recording.end_ns is None:
-            self._close(recording, begun=begun, complete=complete)
+            self._close(recording, begun=begun, complete=complete, cut=not (begun or complete))
         elif recording is not None and not self._closing:
             self._give_up(recording.window, CaptureError("interrupted before it was saved"))
-        self._hand_over(self.step_num + (not begun))
+        self._hand_over(self.step_num + complete)
         with guard.contained("ending"):
             if not self._left_out:
                 for window in islice(self._unreached(), 1000):
@@ -255,7 +256,7 @@ class Profile(LikeTorch):
         self._finalizer.finish()
 
     @guard.contained(FEATURE)
-    def pause(self, *, begun: bool) -> None:
+    def pause(self, *, begun: bool, cut: bool = False) -> None:
         """Close an open window, as the loop stops here and may go on: `start` continues with the current step.
 
         The rest of the window is recorded then, into a trace of its own; all of it where no step of it ran yet.
@@ -265,11 +266,12 @@ class Profile(LikeTorch):
 
         Args:
             begun: as for `end`.
+            cut: the current step did not end, as far as that is known.
         """
-        self._after_capture(functools.partial(self._pause, begun))
+        self._after_capture(functools.partial(self._pause, begun, cut))
 
     @guard.contained(FEATURE)
-    def _pause(self, begun: bool) -> None:
+    def _pause(self, begun: bool, cut: bool) -> None:
         recording = self._recording
         if not self._started or self._paused or self._process != os.getpid() or self._closing:
             return
@@ -282,9 +284,9 @@ class Profile(LikeTorch):
             self._abandon(recording)
         elif recording is not None:
             self._goes_on = recording.window.index
-            self._close(recording, begun=begun)
+            self._close(recording, begun=begun, cut=cut)
         self._times.cancel()
-        self._hand_over(self.step_num + (not begun))
+        self._hand_over(self.step_num)
         with guard.contained("ending"):
             self._report()
             if self._over == self._plan.count:
@@ -409,7 +411,7 @@ class Profile(LikeTorch):
     def _follow_plan(self) -> None:
         """Do what is due at this step and set the step at which to come back."""
         step, recording = self.step_num, self._recording
-        self._times.end()
+        self._times.cancel() if recording is not None and recording.ended else self._times.end()
         if self._paused:
             return
         if self._left_out or self._process != os.getpid():
@@ -432,7 +434,7 @@ class Profile(LikeTorch):
             over = recording is not None and (window is None or window.index != recording.window.index)
             if self._postpones(phase, window, over):
                 return
-            if recording is not None and (over or recording.cut):
+            if recording is not None and (over or recording.ended):
                 self._close(recording)
                 if self._change == NEVER:  # on_trace_ready called `stop`
                     self._hand_over(step)
@@ -480,7 +482,7 @@ class Profile(LikeTorch):
         """Tell whether a recording opens, starts or ends at this step."""
         if self._recording is None:
             return window is not None and (window.index > self._over or window.index == self._goes_on)
-        return over or bool(self._recording.cut) or (phase is Phase.ACTIVE and self._recording.start_ns is None)
+        return over or self._recording.ended or (phase is Phase.ACTIVE and self._recording.start_ns is None)
 
     def _account_for_put_off(self, window: Window | None) -> None:
         """Note the windows that were over before they could open; ``window`` is the one that can."""
@@ -521,10 +523,14 @@ class Profile(LikeTorch):
                 self._change = NEVER
                 self._abandon(self._recording)
 
-    def _close(self, recording: Recording, *, begun: bool = False, complete: bool = False) -> None:
-        """End the window: on time, or early because the loop ended (see `end`)."""
+    def _close(
+        self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
+    ) -> None:
+        """End the window: on time, or early because the loop ended (see `end` and `pause`)."""
         window = recording.window
-        self._times.cancel() if begun else self._times.end()
+        self._times.cancel() if begun or cut else self._times.end()
+        if (cut and recording.holds(self.step_num)) or (recording.ended and not begun):
+            recording.cut_short()
         try:
             if recording.start_ns is None:
                 raise CaptureError(f"{self._ended}, in warm-up")
@@ -534,7 +540,7 @@ class Profile(LikeTorch):
             folder = self.out / f"window-{window.index:04d}"
             files = recording.capture.save(folder, f"rank{self._rank}{process_suffix()}.{recording.end_ns}")
             held = recording.steps is not None or not self._planned
-            reasons = self._missing(recording, held, complete) + recording.lacks
+            reasons = self._missing(recording, held, complete) + recording.incomplete
         except BaseException as error:
             self._give_up(window, error)
             if is_interrupt(error):
@@ -571,8 +577,8 @@ class Profile(LikeTorch):
     def _missing(self, recording: Recording, held: bool, complete: bool) -> list[str]:
         """Return why steps of the window are missing; nothing where none are."""
         stop = recording.window.stop
-        if recording.cut:
-            return [recording.cut]
+        if recording.ended:  # which `Recording.incomplete` explains
+            return []
         if self.step_num + complete < stop < NEVER or not held:
             return [self._ended]
         if recording.steps is not None and recording.steps[1] + 1 < stop < NEVER:
@@ -667,6 +673,7 @@ class Profile(LikeTorch):
             "window": window.index,
             "planned_steps": (window.active, window.stop - 1 if window.stop < NEVER else None),
             "steps": recording and recording.steps,
+            "cut_step": recording and recording.cut_step,
             "start_ns": recording and recording.start_ns,
             "end_ns": recording and recording.end_ns,
             "exporter": self._exporter.name,

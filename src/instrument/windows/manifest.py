@@ -34,7 +34,8 @@ class Manifest:
     Each line has ``run`` (one value for all lines of one `profile`), ``rank``, ``window`` (its number in the
     schedule, from 1), ``status`` ("recorded", "partial", "skipped", "failed" or "not reached"), ``reason``
     (in words, null when all went well), ``planned_steps`` and ``steps`` (first and last, both included; null
-    where there is none), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files`` (``path``
+    where there is none), ``cut_step`` (a step that did not end, which is one of ``steps`` only where there is no
+    other; null as a rule), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files`` (``path``
     relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees them) and
     ``timing`` (see `StepTimes.timing`; null where nothing was recorded).
     """
@@ -61,6 +62,7 @@ class Manifest:
         reason: str | None = None,
         planned_steps: Sequence[int | None],
         steps: Sequence[int] | None = None,
+        cut_step: int | None = None,
         start_ns: int | None = None,
         end_ns: int | None = None,
         exporter: str,
@@ -76,6 +78,7 @@ class Manifest:
             "reason": reason,
             "planned_steps": list(planned_steps),
             "steps": steps and list(steps),
+            "cut_step": cut_step,
             "start_ns": start_ns,
             "end_ns": end_ns,
             "exporter": exporter,

@@ -27,6 +27,7 @@ class Recording:
         start_ns: when recording began, in ns since the epoch; None in warm-up.
         end_ns: when it ended.
         elsewhere: whether another thread ended a step, at which nothing could be done.
+        cut_step: the step that did not run, or was not recorded, to its end; None where there is none.
     """
 
     def __init__(self, window: Window, capture: Capture, opened: int) -> None:
@@ -36,6 +37,7 @@ class Recording:
         self.steps: tuple[int, int] | None = None
         self.start_ns: int | None = None
         self.end_ns: int | None = None
+        self.cut_step: int | None = None
         self._thread = threading.get_ident()
         self.elsewhere = False
         self._warming = False
@@ -54,14 +56,14 @@ class Recording:
         return False
 
     @property
-    def cut(self) -> str:
-        """Why the recording ended before the window did; empty where it did not."""
-        return getattr(self.capture, "cut", "")
+    def ended(self) -> bool:
+        """Whether the capture ended before the window did."""
+        return getattr(self.capture, "ended", False)
 
     @property
-    def lacks(self) -> list[str]:
-        """What is missing in the recording, and why."""
-        return [lacks] if (lacks := getattr(self.capture, "lacks", "")) else []
+    def incomplete(self) -> list[str]:
+        """Why the capture is not complete, in words; known once it is saved."""
+        return list(getattr(self.capture, "incomplete", ()))
 
     def warm_up(self) -> None:
         """A step of warm-up begins: its forward may have its backward in a recorded step, and needs hooks."""
@@ -97,6 +99,16 @@ class Recording:
         """Do not count the last step, ``number``, which never ran."""
         if self.steps is not None:
             self.steps = (self.steps[0], number - 1) if self.steps[0] < number else None
+
+    def holds(self, number: int) -> bool:
+        """Tell whether the step ``number`` is the last one recorded."""
+        return self.steps is not None and self.steps[1] == number
+
+    def cut_short(self) -> None:
+        """Take note that the last step did not end; it counts only where no other is recorded."""
+        if self.steps is not None:
+            first, self.cut_step = self.steps
+            self.steps = first, max(first, self.cut_step - 1)
 
     def stop(self) -> None:
         """Stop recording; the trace gets the steps that ran, and how many of warm-up came before them.

@@ -66,6 +66,11 @@ class Count:
             self.profile.step()
 
     @property
+    def cut(self) -> bool:
+        """Whether the item has had fewer updates than others, and its step has not ended otherwise."""
+        return self.open and self._updates < self._most
+
+    @property
     def attentive(self) -> bool:
         """Whether optimizers are followed, or are to be."""
         return self._follower is not None or self._late
@@ -160,7 +165,7 @@ class Steps(Generic[T]):
         finally:
             count.leave()
             count.busy = False
-            profile.pause(begun=not count.open)
+            profile.pause(begun=not count.open, cut=count.cut)
             count.leave()  # once more, in case it failed
 
     def __bool__(self) -> bool:

@@ -28,14 +28,20 @@ class StepTimes:
         self._step = 0
         self._began_ns = 0
         self._recording: bool | None = None  # of the step that is timed; None where none is
-        self._run: tuple[int, int] | None = None  # the first step of the run, and when it began
+        self._run: tuple[int, int, int] | None = None  # its first step, the first that is timed, and since when
 
     @guard.contained(FEATURE)
-    def start(self, step: int) -> None:
-        """Begin the run, or go on with it: ``step`` is the next one."""
+    def start(self, step: int, *, late: bool = False) -> None:
+        """Begin the run, or go on with it: ``step`` is the next one.
+
+        Args:
+            step: its number.
+            late: the run has made the steps before, from 0 on, or is at the end of step 0: nothing tells when it
+                began.
+        """
         self._recording = None
         if self._run is None:
-            self._run = step, time.perf_counter_ns()
+            self._run = 0 if late else step, max(step, 1) if late else step, time.perf_counter_ns()
 
     @guard.contained(FEATURE)
     def begin(self, step: int, *, recording: bool) -> None:
@@ -55,7 +61,7 @@ class StepTimes:
         took_ns = time.perf_counter_ns() - self._began_ns
         if self._recording:
             self._recorded.append(took_ns)
-        else:
+        elif self._run is None or self._step > self._run[0]:  # the first step of a run is not like the others
             self._off.append((self._step, took_ns))
             if len(self._after) < AROUND:
                 self._after.append((self._step, took_ns))
@@ -94,10 +100,11 @@ class StepTimes:
 
         That is ``recorded_ns`` and ``around_ns``, the median durations of recorded steps and of those timed around
         them, ``around_steps``, the first and last step of each stretch of these, ``own_ns``, how long the library
-        itself worked while the window was open, ``run_steps``, how many steps the run has made so far, and
-        ``run_ns``, the wall time since it began.
+        itself worked while the window was open, ``run_steps``, how many steps the run has made so far,
+        ``untimed_steps``, the first and last of those whose time is not known, None if it is of all, and
+        ``run_ns``, the wall time of the others.
         """
-        first, since_ns = self._run or (step, time.perf_counter_ns())
+        first, timed, since_ns = self._run or (step, step, time.perf_counter_ns())
         around = self._before + self._after
         return {
             "recorded_ns": int(median(self._recorded)) if self._recorded else None,
@@ -105,6 +112,7 @@ class StepTimes:
             "around_steps": stretches(number for number, _ in around),
             "own_ns": self._own_ns,
             "run_steps": step - first,
+            "untimed_steps": [first, timed - 1] if timed > first else None,
             "run_ns": time.perf_counter_ns() - since_ns,
         }
 
