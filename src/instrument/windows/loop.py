@@ -9,7 +9,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -23,6 +23,7 @@ from ..guard import exiting, guard
 from ..interrupts import is_interrupt
 from ..regions import live, region
 from ..syncs.program_steps import program_steps
+from .changes import Changes
 from .finalizer import WindowFinalizer
 from .like_torch import LikeTorch
 from .manifest import Manifest
@@ -58,6 +59,7 @@ class Profile(LikeTorch):
     started: ClassVar[list[Callable[[], None]]] = []  # called when one starts
     idle: ClassVar[list[Callable[[], None]]] = []  # called when none has a window open or to come
     _made = False  # one that could not be made counts steps, and no more
+    _changes = Changes()
     _started = False
     _change = NEVER
     _last: Any = None
@@ -79,6 +81,7 @@ class Profile(LikeTorch):
         self.step_num = first_step
         self.out = out
         self._change = NEVER  # the next step at which there is something to do
+        self._changes = Changes()
         self._plan = plan
         self._exporter = exporter
         self._on_trace_ready = on_trace_ready
@@ -126,7 +129,8 @@ class Profile(LikeTorch):
         try:
             self.step_num += 1
             if self.step_num >= self._change:
-                self._advance()
+                cuda_graphs.settle()
+                self._changes.make(self._advance)
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -146,7 +150,7 @@ class Profile(LikeTorch):
             return True
         self._times.end()
         with suppress(CaptureError):  # `step` finds out as well
-            recording.end_step()
+            self._changes.make(recording.end_step)
         window = self._plan.at(self.step_num + 1)[1]
         return window is not None and window.index == recording.window.index
 
@@ -173,8 +177,18 @@ class Profile(LikeTorch):
     @guard.contained(FEATURE)
     def start(self) -> None:
         """Begin with step `step_num`; after `stop` or `pause`, go on from where that was."""
-        if not self._made:
-            return
+        if self._made:
+            self._changes.make(self._start)
+
+    def _start(self) -> None:
+        try:
+            self._begin()
+        except BaseException as error:
+            if is_interrupt(error):
+                self._end(False)
+            raise
+
+    def _begin(self) -> None:
         self._finalizer.stderr = (stderr.at_start() if self.yields else None) or sys.stderr
         if self._paused:
             self._paused = False
@@ -202,6 +216,7 @@ class Profile(LikeTorch):
             return
         with guard.contained(FEATURE):
             self._graphs = GraphFollower()
+            self._graphs.follow()
         with guard.contained("preparing the exporter"):
             following = self._plan.next_window(self.step_num)
             # Also less than before: a window that the loop ended in goes on.
@@ -217,7 +232,11 @@ class Profile(LikeTorch):
 
     @guard.contained(FEATURE)
     def stop(self) -> None:
-        """End: close an open window, wait for its files, account for windows not reached, print the summary."""
+        """End: close an open window, wait for its files, account for windows not reached, print the summary.
+
+        Where a signal handler calls this while a window opens or closes, it is done as soon as that is, after the
+        handler returned or raised: one that calls ``os._exit`` then leaves the window without its files.
+        """
         self.end(begun=self.step_num > self._first)
 
     @guard.contained(FEATURE)
@@ -228,7 +247,7 @@ class Profile(LikeTorch):
             begun: `step` announced it, as at the end of a loop's last round, and it may never have run.
             complete: it ran to its end, though `step` did not say so.
         """
-        self._after_capture(functools.partial(self._end, begun, complete))
+        self._make(self._end, begun, complete)
 
     @guard.contained(FEATURE)
     def _end(self, begun: bool, complete: bool = False) -> None:
@@ -237,22 +256,28 @@ class Profile(LikeTorch):
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
         recording = self._recording
-        if recording is not None and recording.end_ns is None:
-            self._close(recording, begun=begun, complete=complete)
-        elif recording is not None and not self._closing:
-            self._give_up(recording.window, CaptureError("interrupted before it was saved"))
-        self._hand_over(self.step_num + (not begun))
-        with guard.contained("ending"):
-            if not self._left_out:
-                for window in islice(self._unreached(), 1000):
-                    self._note(window, "not reached", self._ended)
-            self._finish()
-            self._warn_of_nothing()
-        self._tell_idle()
+        with ExitStack() as rest:  # the last one first, and each of them whatever an interrupt cuts off
+            rest.callback(self._tell_idle)
+            rest.callback(self._finish)
+            rest.callback(self._account)
+            rest.callback(self._hand_over, self.step_num + (not begun))
+            if recording is not None and not self._closing:
+                self._close(recording, begun=begun, complete=complete)
 
+    @guard.contained("ending")
+    def _account(self) -> None:
+        """Note the windows that were not reached."""
+        if not self._left_out:
+            for window in islice(self._unreached(), 1000):
+                self._note(window, "not reached", self._ended)
+
+    @guard.contained("ending")
     def _finish(self) -> None:
+        """Print the summary, and wait for the files."""
         self._report()
         self._finalizer.finish()
+        if not self._closing:
+            self._warn_of_nothing()
 
     @guard.contained(FEATURE)
     def pause(self, *, begun: bool) -> None:
@@ -266,7 +291,7 @@ class Profile(LikeTorch):
         Args:
             begun: as for `end`.
         """
-        self._after_capture(functools.partial(self._pause, begun))
+        self._make(self._pause, begun)
 
     @guard.contained(FEATURE)
     def _pause(self, begun: bool) -> None:
@@ -299,7 +324,7 @@ class Profile(LikeTorch):
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:
         """End without accounting for windows that are not reached; one that is open is left, for ``reason``."""
-        self._after_capture(functools.partial(self._abandon_for, reason))
+        self._make(self._abandon_for, reason)
 
     @guard.contained(FEATURE)
     def _abandon_for(self, reason: str) -> None:
@@ -350,7 +375,7 @@ class Profile(LikeTorch):
     def _exit(self) -> None:
         failed = getattr(sys, "last_value", None) is not None  # an error that nothing caught ends the program
         with exiting():
-            self._end(self.step_num > self._first and not failed)
+            self._changes.make(functools.partial(self._end, self.step_num > self._first and not failed))
 
     def __enter__(self) -> Profile:
         try:
@@ -388,18 +413,24 @@ class Profile(LikeTorch):
             self._follow_plan()
             self.report_steps()
 
-    def _after_capture(self, call: Callable[[], None]) -> None:
-        """Call ``call`` now, or after this thread's capture of a CUDA graph if a window is open.
+    def _make(self, change: Callable[..., None], *args: Any) -> None:
+        """Make the change ``change(*args)`` when no other one is made and no capture of a CUDA graph forbids it."""
+        self._changes.make(functools.partial(self._after_capture, functools.partial(change, *args)))
+
+    def _after_capture(self, change: Callable[[], None]) -> None:
+        """Make ``change`` now, or after this thread's capture of a CUDA graph if a window is open.
 
         An interrupt while this waits for another thread's capture does not leave the profiler on.
         """
         postponed = False
         try:
             mine = self._recording is not None and self._process == os.getpid()
-            postponed = mine and cuda_graphs.postpone(call)
+            postponed = mine and cuda_graphs.postpone(functools.partial(self._changes.make, change))
         finally:
-            if not postponed:
-                call()
+            if postponed:
+                self._change = self.step_num + 1  # where the capture has ended unseen, `step` makes the change
+            else:
+                change()
 
     def report_steps(self) -> None:
         """Come back at the next step if something counts the steps that the program marks."""
@@ -433,10 +464,14 @@ class Profile(LikeTorch):
             if self._postpones(phase, window, over):
                 return
             if recording is not None and (over or recording.cut):
-                self._close(recording)
-                if self._change == NEVER:  # on_trace_ready called `stop`
-                    self._hand_over(step)
-                    self._finish()
+                try:
+                    self._close(recording)
+                finally:
+                    if not self._started:  # on_trace_ready called `stop`
+                        self._change = NEVER
+                        self._hand_over(step)
+                        self._finish()
+                if not self._started:
                     return
             if window is None:
                 following = self._plan.next_window(step)
@@ -464,7 +499,7 @@ class Profile(LikeTorch):
         recording = self._recording
         if self._exporter.name == "torch_profiler" and compat.in_backward():
             self._postponed = _IN_BACKWARD
-        elif cuda_graphs.capturing and self._changes(phase, window, over):
+        elif cuda_graphs.capturing and self._is_due(phase, window, over):
             self._postponed = _IN_CAPTURE
             if over and recording is not None:
                 with suppress(CaptureError):  # the step that closes the window finds out as well
@@ -476,7 +511,7 @@ class Profile(LikeTorch):
             self._put_off = [other for other in self._put_off if other.index != window.index] + [window]
         return True
 
-    def _changes(self, phase: Phase, window: Window | None, over: bool) -> bool:
+    def _is_due(self, phase: Phase, window: Window | None, over: bool) -> bool:
         """Tell whether a recording opens, starts or ends at this step."""
         if self._recording is None:
             return window is not None and (window.index > self._over or window.index == self._goes_on)
@@ -517,7 +552,7 @@ class Profile(LikeTorch):
             if is_interrupt(error):
                 raise
         finally:
-            if self._recording is not None and not self._started:  # by a signal handler's `stop`
+            if self._recording is not None and not self._started:  # by another thread's `stop`
                 self._change = NEVER
                 self._abandon(self._recording)
 
@@ -526,6 +561,8 @@ class Profile(LikeTorch):
         window = recording.window
         self._times.cancel() if begun else self._times.end()
         try:
+            if recording.end_ns is not None:
+                raise CaptureError("interrupted before it was saved")
             if recording.start_ns is None:
                 raise CaptureError(f"{self._ended}, in warm-up")
             if begun:
@@ -535,6 +572,7 @@ class Profile(LikeTorch):
             files = recording.capture.save(folder, f"rank{self._rank}{process_suffix()}.{recording.end_ns}")
             held = recording.steps is not None or not self._planned
             reasons = self._missing(recording, held, complete) + recording.lacks
+            entry = self._entry(window, recording)
         except BaseException as error:
             self._give_up(window, error)
             if is_interrupt(error):
@@ -546,7 +584,7 @@ class Profile(LikeTorch):
         self._closing = True
         try:
             if self._on_trace_ready is not None:
-                self._on_trace_ready(self)
+                self._changes.outside(self._on_trace_ready, self)
         except Exception as error:
             if is_interrupt(error):
                 raise
@@ -556,15 +594,15 @@ class Profile(LikeTorch):
             self._recording, self._closing, self._postponed = None, False, ""
             if not self.keep_last:
                 self._last = None
+            entry |= {"status": "recorded" if whole else "partial", "reason": "; ".join(reasons) or None}
+            read, received = self._reports and held, self._finalizer.received
+            try:
+                self._untimed = self._finalizer.recorded(recording.capture, files, read=read, **entry)
+            except BaseException:
+                if self._finalizer.received == received:  # an interrupt came before: `_end` accounts for it
+                    self._recording = recording
+                raise
             self._times.close(self.step_num)
-            self._untimed = self._finalizer.recorded(
-                recording.capture,
-                files,
-                read=self._reports and held,
-                **self._entry(window, recording),
-                status="recorded" if whole else "partial",
-                reason="; ".join(reasons) or None,
-            )
         if failure is not None:
             guard.failed("on_trace_ready", failure)
 
