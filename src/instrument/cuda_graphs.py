@@ -209,7 +209,7 @@ class CudaGraphs:
 
 
 class GraphFollower:
-    """Defers calls made during the capture of a CUDA graph until after each replay of it, from `follow` to `remove`.
+    """Defers calls made during the capture of a CUDA graph until after each replay, from `follow` to `remove`.
 
     Args:
         unknown: called with a graph that is replayed, where its capture began before this was made.

@@ -9,7 +9,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -103,6 +103,8 @@ class Profile(LikeTorch):
         self.yields = False
         self._first = first_step
         self._started = False
+        self._ending = False  # it ended, but for what an interrupt cut off
+        self._unaccounted: list[Window] | None = None  # those that were not reached, once it ended
         self._paused = False
         self._closing = False  # on_trace_ready is called
         self._postponed = ""  # why what was due at a step could not be done; of the current window, or before it
@@ -202,8 +204,8 @@ class Profile(LikeTorch):
         for profile in others:
             if profile.yields:
                 profile.stop()
+        self._started, self._ending, self._unaccounted = True, False, None
         Profile._running.add(self)
-        self._started = True
         self._first = self.step_num
         self._process = os.getpid()
         atexit.register(self._exit)
@@ -251,33 +253,42 @@ class Profile(LikeTorch):
 
     @guard.contained(FEATURE)
     def _end(self, begun: bool, complete: bool = False) -> None:
+        try:
+            mine = self._end_windows(begun, complete)
+        except BaseException:
+            self._end_windows(begun, complete)  # what an interrupt cut off; the process's end waits for the files
+            raise
+        if mine:
+            self._finish()
+
+    def _end_windows(self, begun: bool, complete: bool) -> bool:
+        """Close an open window and account for those not reached; return False where that was done."""
         if not self._leave(begun, complete):
-            return
+            return False
         if self._process != os.getpid():  # a forked child: the windows are its parent's
-            return
+            return False
         recording = self._recording
-        with ExitStack() as rest:  # the last one first, and each of them whatever an interrupt cuts off
-            rest.callback(self._tell_idle)
-            rest.callback(self._finish)
-            rest.callback(self._account)
-            rest.callback(self._hand_over, self.step_num + (not begun))
-            if recording is not None and not self._closing:
-                self._close(recording, begun=begun, complete=complete)
+        if recording is not None and not self._closing:
+            self._close(recording, begun=begun, complete=complete)
+        self._hand_over(self.step_num + (not begun))
+        with guard.contained("ending"):
+            if self._unaccounted is None:
+                self._unaccounted = [] if self._left_out else list(islice(self._unreached(), 1000))
+            while self._unaccounted:
+                self._note(self._unaccounted[0], "not reached", self._ended)
+                del self._unaccounted[0]
+        return True
 
-    @guard.contained("ending")
-    def _account(self) -> None:
-        """Note the windows that were not reached."""
-        if not self._left_out:
-            for window in islice(self._unreached(), 1000):
-                self._note(window, "not reached", self._ended)
-
-    @guard.contained("ending")
     def _finish(self) -> None:
-        """Print the summary, and wait for the files."""
-        self._report()
-        self._finalizer.finish()
+        with guard.contained("ending"):
+            self._report()
+            self._finalizer.finish()
+            if not self._closing:  # else on_trace_ready called `stop`
+                self._warn_of_nothing()
+        self._tell_idle()
         if not self._closing:
-            self._warn_of_nothing()
+            self._ending = False
+            atexit.unregister(self._exit)
 
     @guard.contained(FEATURE)
     def pause(self, *, begun: bool) -> None:
@@ -307,7 +318,11 @@ class Profile(LikeTorch):
             self._abandon(recording)
         elif recording is not None:
             self._goes_on = recording.window.index
-            self._close(recording, begun=begun)
+            try:
+                self._close(recording, begun=begun)
+            finally:
+                if self._ending:  # on_trace_ready called `stop`
+                    self._end(begun)
         self._times.cancel()
         self._hand_over(self.step_num + (not begun))
         with guard.contained("ending"):
@@ -336,6 +351,8 @@ class Profile(LikeTorch):
         self._hand_over(self.step_num)
         self._finalizer.finish()
         self._tell_idle()
+        self._ending = False
+        atexit.unregister(self._exit)
 
     @classmethod
     def _tell_idle(cls) -> None:
@@ -355,20 +372,20 @@ class Profile(LikeTorch):
                 self._note(window, "not reached", reason)
 
     def _leave(self, begun: bool = False, complete: bool = False) -> bool:
-        """Take part in nothing more; False where that is so already."""
-        if not self._started:
+        """Take part in nothing more; False where that is so already and nothing is left to do."""
+        started = self._started
+        if started:
+            if not self._paused:
+                self._ended = f"the loop ended {_where(begun, complete)} step {self.step_num}"
+            if self._postponed:
+                self._ended += f"; {self._postponed}"
+            self._started, self._paused, self._ending, self._change = False, False, True, NEVER
+        elif not self._ending or self._closing:
             return False
-        if not self._paused:
-            self._ended = f"the loop ended {_where(begun, complete)} step {self.step_num}"
-        if self._postponed:
-            self._ended += f"; {self._postponed}"
-        self._started = self._paused = False
         if self._graphs is not None:
             with guard.contained(FEATURE):
                 self._graphs.remove()
         Profile._running.discard(self)
-        self._change = NEVER
-        atexit.unregister(self._exit)
         return True
 
     @guard.contained(FEATURE)
@@ -414,7 +431,7 @@ class Profile(LikeTorch):
             self.report_steps()
 
     def _make(self, change: Callable[..., None], *args: Any) -> None:
-        """Make the change ``change(*args)`` when no other one is made and no capture of a CUDA graph forbids it."""
+        """Make the change ``change(*args)`` once no other is made and no capture of a CUDA graph forbids it."""
         self._changes.make(functools.partial(self._after_capture, functools.partial(change, *args)))
 
     def _after_capture(self, change: Callable[[], None]) -> None:
@@ -467,11 +484,9 @@ class Profile(LikeTorch):
                 try:
                     self._close(recording)
                 finally:
-                    if not self._started:  # on_trace_ready called `stop`
-                        self._change = NEVER
-                        self._hand_over(step)
-                        self._finish()
-                if not self._started:
+                    if self._ending:  # on_trace_ready called `stop`
+                        self._end(begun=True)
+                if self._change == NEVER:
                     return
             if window is None:
                 following = self._plan.next_window(step)
@@ -594,9 +609,10 @@ class Profile(LikeTorch):
             self._recording, self._closing, self._postponed = None, False, ""
             if not self.keep_last:
                 self._last = None
-            entry |= {"status": "recorded" if whole else "partial", "reason": "; ".join(reasons) or None}
-            read, received = self._reports and held, self._finalizer.received
+            received = self._finalizer.received
             try:
+                entry |= {"status": "recorded" if whole else "partial", "reason": "; ".join(reasons) or None}
+                read = self._reports and held
                 self._untimed = self._finalizer.recorded(recording.capture, files, read=read, **entry)
             except BaseException:
                 if self._finalizer.received == received:  # an interrupt came before: `_end` accounts for it
