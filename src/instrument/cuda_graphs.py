@@ -41,6 +41,14 @@ class _Capture:
         """What is captured into; None where that is gone, and the capture with it."""
         return self._graph()
 
+    @property
+    def stale(self) -> bool:
+        """Whether it ended unseen: its graph is gone, or this is its thread, whose stream captures no more.
+
+        So it is where `capture_end` was not called, or past the one that is replaced, and the graph is kept.
+        """
+        return self.graph is None or (self.begun and self.thread == get_ident() and not gpu.capturing())
+
 
 class CudaGraphs:
     """Tracks captures of CUDA graphs; those that began before the first `GraphFollower` are not seen.
@@ -73,7 +81,7 @@ class CudaGraphs:
         self._stop()
 
     def _stop(self) -> None:
-        if not self._followers and all(capture.graph is None for capture in tuple(self.captures)):
+        if not self._followers and all(capture.stale for capture in tuple(self.captures)):
             self.captures.clear()
             undo(self._patches)
 
@@ -82,7 +90,7 @@ class CudaGraphs:
         """Whether any thread captures: to start or stop a profiler, or to synchronize, would end that."""
         if gpu.in_use() is None:  # as in a child that was forked
             return False
-        return any(capture.graph is not None for capture in tuple(self.captures)) or gpu.capturing()
+        return any(not capture.stale for capture in tuple(self.captures)) or gpu.capturing()
 
     @property
     def graph(self) -> Any:
@@ -95,14 +103,11 @@ class CudaGraphs:
         return found[-1].graph if found else None  # a thread of autograd captures for the one that called the pass
 
     def settle(self) -> None:
-        """Take captures of this thread as ended where its stream captures no more, and make the calls that wait.
-
-        So it is where `capture_end` was not called, or past the one that is replaced, and the graph is kept.
-        """
-        if not self.captures or gpu.capturing():
+        """Make the calls that wait for captures of this thread which ended unseen."""
+        if not self.captures:
             return
         for capture in tuple(self.captures):
-            if capture.thread == get_ident() and capture.begun:
+            if capture.thread == get_ident() and capture.stale:
                 self._end(capture)
         self._stop()
 
@@ -112,6 +117,9 @@ class CudaGraphs:
         Returns:
             False where it makes none. A capture of another thread has ended then, or goes on for very long.
         """
+        # One that goes on is not waited for: a program that steps no more would be recorded until it ends. Torch's
+        # profiler stops beside it without harm, as Kineto synchronizes nothing where it stops, and torch's own
+        # synchronization, which would end the capture, is left out while `capturing`.
         self.settle()
         for capture in tuple(self.captures):
             if capture.graph is None:

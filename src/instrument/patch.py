@@ -37,9 +37,7 @@ class Patch:
 
     _under: Patch | None  # what of ours was there before
 
-    def __init__(
-        self, owner: Any, name: str, make: Callable[[Any], Any], held: list[Patch] | None = None
-    ) -> None:
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], held: list[Patch] | None = None) -> None:
         self._owner = owner
         self._name = name
         self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
