@@ -17,10 +17,11 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such 
 MOMENTS = 700 if os.environ.get("INSTRUMENT_FUZZ") == "all" else 24
 
 
-def test_a_stop_while_torch_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_stop_while_torch_stops(tmp_path: Path, device: str) -> None:
     """The signal comes while torch reads what it recorded: the process lives, and the window is saved once."""
     script = programs.program(CLOSING, tmp_path)
-    done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment())
+    done = programs.run(programs.python(script, [str(tmp_path / "out"), device]), programs.environment())
     inside, running, later = json.loads(done.stdout.splitlines()[-1])
     assert [True, False] == [inside, running]
     assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))
@@ -46,10 +47,10 @@ CLOSING = """
     inside, stop = [], profiler._disable_profiler
     profiler._disable_profiler = disable
     signal.signal(signal.SIGTERM, handle)
+    x = torch.ones(3, device=sys.argv[2])
     prof = instrument.profile(sys.argv[1], schedule="1")
     prof.start()
     prof.step()
-    x = torch.ones(3)
     for _ in range(60000):
         x + 1
     prof.step()
