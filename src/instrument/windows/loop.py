@@ -392,7 +392,8 @@ class Profile(LikeTorch):
     def _exit(self) -> None:
         failed = getattr(sys, "last_value", None) is not None  # an error that nothing caught ends the program
         with exiting():
-            cuda_graphs.settle()
+            with guard.contained(FEATURE):
+                cuda_graphs.settle()
             self._changes.make(functools.partial(self._end, self.step_num > self._first and not failed))
 
     def __enter__(self) -> Profile:
