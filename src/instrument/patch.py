@@ -92,13 +92,13 @@ def _undo(patches: list[Patch]) -> BaseException | None:
     failed: list[Patch] = []
     first: BaseException | None = None
     while patches:
-        patch = patches.pop()
         try:
-            patch.undo()
+            patches[-1].undo()
         except BaseException as error:
-            failed.insert(0, patch)
+            failed.insert(0, patches[-1])
             if first is None or is_interrupt(error):
                 first = error
+        del patches[-1]  # not before: an interrupt would lose it
     patches += failed
     return first
 

@@ -192,6 +192,7 @@ class TorchProfilerCapture:
             self._prepare()
         self._thread = get_ident()
         self._ranges = OpenRanges()
+        self._ranges.follow()
         self.profiler.start_trace()
         job = _job()
         if job is not None:
