@@ -110,3 +110,70 @@ def test_a_whole_step_in_a_graph(tmp_path: Path, plain: Any, warmups: int, how: 
     assert sum("GraphLaunch" in name for name in launches) == 3
     kernels = [event for event in events if event.get("cat") == "kernel"]
     assert len(kernels) >= 3 * 5  # forward, backward and update of each step
+
+
+ENDS = """
+import json
+import sys
+import threading
+
+import torch
+
+import instrument
+from instrument import cuda_graphs
+
+cuda_graphs._CAPTURE_WAIT_S = 0
+x = torch.zeros(1000, device="cuda")
+side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+prof = instrument.profile(sys.argv[2], schedule="1-100")
+prof.start()
+for _ in range(3):
+    x.add_(1)
+    prof.step()
+x.zero_()
+torch.cuda.synchronize()
+begun, stopped = threading.Event(), threading.Event()
+
+
+def capture(inside):
+    with torch.cuda.stream(side):
+        graph.capture_begin()
+        x.add_(1)
+        inside()
+        torch.cuda.CUDAGraph.__mro__[1].capture_end(graph)  # past the method that is replaced
+
+
+def wait():
+    begun.set()
+    stopped.wait(60)
+
+
+if sys.argv[1] == "here":
+    capture(prof.stop)
+    assert torch.autograd._profiler_enabled()
+    prof.step()
+else:
+    thread = threading.Thread(target=capture, args=(wait,))
+    thread.start()
+    begun.wait(60)
+    prof.stop()
+    stopped.set()
+    thread.join()
+assert not torch.autograd._profiler_enabled()
+for _ in range(5):
+    graph.replay()
+print(json.dumps([x.sum().item(), prof.windows]))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["here", "on another thread"])
+def test_a_stop_in_a_capture(tmp_path: Path, where: str) -> None:
+    """One that ends unseen delays the stop to the next step; one of another thread survives it."""
+    command = programs.python(programs.program(ENDS, tmp_path), [where, str(tmp_path / "out")])
+    done = programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}))
+    total, (window,) = json.loads(done.stdout.splitlines()[-1])
+    assert total == 5 * 1000
+    assert window["status"] == "partial"
+    beside = "a CUDA graph was captured where the window ended" in window["reason"]
+    assert beside == (where != "here")

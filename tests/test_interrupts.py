@@ -271,7 +271,7 @@ def test_alarms_at_any_moment_of_a_recording(
     monkeypatch.setattr(sys, "unraisablehook", lambda given: unraisable.append(given.exc_type))
     with instrument.profile(tmp_path / "first", schedule="1", on_trace_ready=lambda prof: None) as prof:
         losses(3, lambda number: contextlib.nullcontext(), prof.step)  # imports what is needed
-    alarms, count = Alarms(kind, seed), 330
+    alarms, count, entered = Alarms(kind, seed), 330, torch.profiler.record_function.__enter__
     handle(alarms.late)
     schedule = instrument.schedule(wait=0, warmup=1, active=1)
 
@@ -296,5 +296,6 @@ def test_alarms_at_any_moment_of_a_recording(
     assert reasons == {f"interrupted by {kind.__name__}"}
     assert "another torch profiler is active" not in {entry["reason"] for entry in prof.windows}
     assert sessions.owner is None
+    assert entered is torch.profiler.record_function.__enter__
     failures = [line for line in caplog.text.splitlines() if "failed and was skipped" in line]
     assert all("finishing a window" in line for line in failures)  # what was not sent to the process that does it

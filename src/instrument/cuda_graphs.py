@@ -15,7 +15,7 @@ from .guard import guard
 from .patch import Patch, leave_no_frame, undo
 
 FEATURE = "following CUDA graphs"
-_PATIENCE_S = 10  # for the capture of another thread
+_CAPTURE_WAIT_S = 10  # for the capture of another thread
 _KINDS = (("cuda", "CUDAGraph"), ("xpu", "XPUGraph"), ("accelerator", "Graph"))  # in torch
 _METHODS = ("capture_begin", "capture_end", "replay")
 
@@ -24,6 +24,7 @@ class _Capture:
     """A capture that is under way.
 
     Attributes:
+        begun: whether torch has begun it.
         over: set when it has ended.
         then: what is called when it has ended.
     """
@@ -31,6 +32,7 @@ class _Capture:
     def __init__(self, graph: Any) -> None:
         self._graph = weakref.ref(graph)
         self.thread = get_ident()
+        self.begun = False
         self.over = Event()
         self.then: list[Callable[[], None]] = []
 
@@ -38,6 +40,14 @@ class _Capture:
     def graph(self) -> Any:
         """What is captured into; None where that is gone, and the capture with it."""
         return self._graph()
+
+    @property
+    def stale(self) -> bool:
+        """Whether it ended unseen: its graph is gone, or this is its thread, whose stream captures no more.
+
+        So it is where `capture_end` was not called, or past the one that is replaced, and the graph is kept.
+        """
+        return self.graph is None or (self.begun and self.thread == get_ident() and not gpu.capturing())
 
 
 class CudaGraphs:
@@ -54,11 +64,16 @@ class CudaGraphs:
 
     def add(self, follower: GraphFollower) -> None:
         """Tell ``follower`` of captures and replays from now on."""
-        if not self._patches:
-            makes = (self._beginning, self._ending, self._replaying)
-            for kind in _kinds():
-                self._patches += [Patch(kind, name, make) for name, make in zip(_METHODS, makes, strict=True)]
         self._followers = [*self._followers, follower]
+        try:
+            if not self._patches:
+                makes = (self._beginning, self._ending, self._replaying)
+                for kind in _kinds():
+                    for name, make in zip(_METHODS, makes, strict=True):
+                        Patch(kind, name, make, self._patches)
+        except BaseException:
+            self.remove(follower)
+            raise
 
     def remove(self, follower: GraphFollower) -> None:
         """Tell ``follower`` no more; without any, what was replaced is put back once nothing is captured."""
@@ -66,7 +81,7 @@ class CudaGraphs:
         self._stop()
 
     def _stop(self) -> None:
-        if not self._followers and all(capture.graph is None for capture in tuple(self.captures)):
+        if not self._followers and all(capture.stale for capture in tuple(self.captures)):
             self.captures.clear()
             undo(self._patches)
 
@@ -75,7 +90,7 @@ class CudaGraphs:
         """Whether any thread captures: to start or stop a profiler, or to synchronize, would end that."""
         if gpu.in_use() is None:  # as in a child that was forked
             return False
-        return any(capture.graph is not None for capture in tuple(self.captures)) or gpu.capturing()
+        return any(not capture.stale for capture in tuple(self.captures)) or gpu.capturing()
 
     @property
     def graph(self) -> Any:
@@ -87,19 +102,32 @@ class CudaGraphs:
         found = mine or captures
         return found[-1].graph if found else None  # a thread of autograd captures for the one that called the pass
 
+    def settle(self) -> None:
+        """Make the calls that wait for captures of this thread which ended unseen."""
+        if not self.captures:
+            return
+        for capture in tuple(self.captures):
+            if capture.thread == get_ident() and capture.stale:
+                self._end(capture)
+        self._stop()
+
     def postpone(self, call: Callable[[], None]) -> bool:
         """Run ``call`` when the capture of this thread ends, if it makes one.
 
         Returns:
             False where it makes none. A capture of another thread has ended then, or goes on for very long.
         """
+        # One that goes on is not waited for: a program that steps no more would be recorded until it ends. Torch's
+        # profiler stops beside it without harm, as Kineto synchronizes nothing where it stops, and torch's own
+        # synchronization, which would end the capture, is left out while `capturing`.
+        self.settle()
         for capture in tuple(self.captures):
             if capture.graph is None:
                 continue
             if capture.thread == get_ident():
                 capture.then.append(call)
                 return True
-            capture.over.wait(_PATIENCE_S)
+            capture.over.wait(_CAPTURE_WAIT_S)
         return False
 
     def _beginning(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +140,7 @@ class CudaGraphs:
                 self._drop(capture)
                 leave_no_frame(error)
                 raise
-            self._began(graph)
+            self._began(graph, capture)
             return result
 
         return capture_begin
@@ -163,7 +191,9 @@ class CudaGraphs:
         return begun
 
     @guard.contained(FEATURE)
-    def _began(self, graph: Any) -> None:
+    def _began(self, graph: Any, capture: _Capture | None) -> None:
+        if capture is not None:
+            capture.begun = True
         for follower in self._followers:
             follower.began(graph)
 
@@ -171,10 +201,13 @@ class CudaGraphs:
     def _ended(self, graph: Any) -> None:
         for capture in tuple(self.captures):
             if capture.graph is graph:
-                self._drop(capture)
-                for call in capture.then:
-                    call()
+                self._end(capture)
         self._stop()
+
+    def _end(self, capture: _Capture) -> None:
+        self._drop(capture)
+        for call in capture.then:
+            call()
 
     def _drop(self, capture: _Capture | None) -> None:
         if capture is not None:
@@ -184,7 +217,7 @@ class CudaGraphs:
 
 
 class GraphFollower:
-    """Defers calls made during the capture of a CUDA graph until after each replay of it; ends with `remove`.
+    """Defers calls made during the capture of a CUDA graph until after each replay, from `follow` to `remove`.
 
     Args:
         unknown: called with a graph that is replayed, where its capture began before this was made.
@@ -194,6 +227,9 @@ class GraphFollower:
         self._unknown = unknown
         # By the identity of a graph, until it is gone: what is called, and the reference that sees to that.
         self._calls: dict[int, tuple[list[Callable[[], None]], weakref.ref[Any]]] = {}
+
+    def follow(self) -> None:
+        """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
         cuda_graphs.add(self)
 
     def remove(self) -> None:
@@ -201,8 +237,8 @@ class GraphFollower:
         self._calls.clear()
         cuda_graphs.remove(self)
 
-    def keeps(self, call: Callable[..., None], *args: Any) -> bool:
-        """Keep the call for the replays of what this thread captures; False where it captures nothing."""
+    def defer(self, call: Callable[..., None], *args: Any) -> bool:
+        """Defer the call to the replays of what this thread captures; False where it captures nothing."""
         graph = cuda_graphs.graph
         if graph is None:
             return False

@@ -27,11 +27,17 @@ class Patch:
     Patches of one attribute may be undone in any order. Where somebody else replaced it in the meantime it stays
     theirs, and calls through them still reach what ``make`` returned: that must work after `undo` as well, as the
     original does.
+
+    Args:
+        owner: a module, a class or an object.
+        name: the attribute.
+        make: called with what is there, returns what takes its place.
+        held: takes this just before the attribute is replaced: an interrupt leaves nothing that cannot be undone.
     """
 
     _under: Patch | None  # what of ours was there before
 
-    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], held: list[Patch] | None = None) -> None:
         self._owner = owner
         self._name = name
         self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
@@ -39,6 +45,8 @@ class Patch:
         self._undone = False
         top = _tops.get((id(owner), name))
         self._under = top if top is not None and top._ours is self._before else None
+        if held is not None:
+            held.append(self)
         _tops[id(owner), name] = self
         self._set(self._ours)
 
@@ -84,13 +92,13 @@ def _undo(patches: list[Patch]) -> BaseException | None:
     failed: list[Patch] = []
     first: BaseException | None = None
     while patches:
-        patch = patches.pop()
         try:
-            patch.undo()
+            patches[-1].undo()
         except BaseException as error:
-            failed.insert(0, patch)
+            failed.insert(0, patches[-1])
             if first is None or is_interrupt(error):
                 first = error
+        del patches[-1]  # not before: an interrupt would lose it
     patches += failed
     return first
 

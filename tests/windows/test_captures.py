@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import instrument
+from instrument import cuda_graphs
 
 from ..support.cuda_graphs import Device, Training, emulate
 from .training import Recorder, manifest, recorded, statuses
@@ -179,6 +181,68 @@ def test_a_capture_that_is_given_up(out: Path, device: Device) -> None:
             training.step()
             prof.step()
     assert recorded(out) == [[1, 2]]
+
+
+@pytest.mark.parametrize("after", ["step", "stop", "exit"])
+@pytest.mark.parametrize("phase", ["warm-up", "recorded"])
+def test_a_loop_that_ends_in_a_capture_that_is_given_up(
+    out: Path, device: Device, monkeypatch: pytest.MonkeyPatch, phase: str, after: str
+) -> None:
+    """Its graph is kept, but nothing is captured any more: whatever the loop does next ends the window."""
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", lambda call: at_exit.append(call))
+    training = Training()
+    prof = instrument.profile(out, schedule=instrument.schedule(at=1, active=50, warmup=1))
+    if phase == "warm-up":
+        prof = instrument.profile(out, schedule=instrument.schedule(at=50, warmup=50))
+    prof.start()
+    for _ in range(3):
+        training.step()
+        prof.step()
+    training.graph.capture_begin()
+    prof.stop()
+    assert not out.exists()
+    device.capturing.clear()
+    {"step": prof.step, "stop": prof.stop, "exit": at_exit[0]}[after]()
+    (entry,) = manifest(out)
+    assert entry["status"] == ("partial" if phase == "recorded" else "skipped")
+    assert "a CUDA graph was captured" not in entry["reason"]
+    assert device.violations == []
+    assert not torch.autograd._profiler_enabled()
+    training.capture()
+    assert len(manifest(out)) == 1
+
+
+def test_a_capture_that_is_given_up_keeps_no_window_from_opening(out: Path, device: Device) -> None:
+    """The graph is kept, and nothing is captured any more."""
+    training = Training()
+    with instrument.profile(out, schedule=instrument.schedule("1-2")) as prof:
+        training.graph.capture_begin()
+        device.capturing.clear()
+        for _ in range(4):
+            training.step()
+            prof.step()
+    assert recorded(out) == [[1, 2]]
+    assert statuses(manifest(out)) == [(1, "recorded")]
+
+
+def test_a_loop_that_ends_beside_a_very_long_capture(
+    out: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is waited for a while; the window then ends without a synchronization, which would end the capture."""
+    monkeypatch.setattr(cuda_graphs, "_CAPTURE_WAIT_S", 0)
+    training = Training()
+    prof = instrument.profile(out, schedule=instrument.schedule("1-5"))
+    prof.start()
+    for _ in range(3):
+        training.step()
+        prof.step()
+    prof._recording.capture.profiler.profiler.use_device = "cuda"  # type: ignore[union-attr]
+    beside(Training().capture, prof.stop)
+    assert [(entry["status"], entry["steps"]) for entry in manifest(out)] == [("partial", [1, 2])]
+    assert "a CUDA graph was captured where the window ended" in manifest(out)[0]["reason"]
+    assert device.violations == ["stop_trace"]
+    assert not torch.autograd._profiler_enabled()
 
 
 @pytest.mark.parametrize("at", ["3-5", "4-6"])

@@ -20,7 +20,7 @@ from instrument.syncs.recorder import Recorder as SyncRecorder
 from instrument.windows import finalizer, process
 from instrument.windows import manifest as manifests
 
-from .training import Recorder, manifest, train
+from .training import Recorder, manifest, statuses, train
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "alarm"), reason="no such signals")
 SIGNALS = (signal.SIGUSR1, signal.SIGALRM)
@@ -99,3 +99,22 @@ def test_a_handler_that_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         recorder.add(event)
         monkeypatch.undo()
     assert [4] == [finding.count for finding in recorder.findings]
+
+
+def test_a_handler_that_stops_and_exits_in_on_trace_ready(out: Path) -> None:
+    """The window that ends there has its line and its files."""
+
+    def ready(prof: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    def handle(*_: Any) -> None:
+        prof.stop()
+        sys.exit("by the handler")
+
+    signal.signal(signal.SIGUSR1, handle)
+    prof = instrument.profile(out, schedule="1,3", on_trace_ready=ready)
+    with pytest.raises(SystemExit), prof:
+        train(5, prof.step)
+    assert [(1, "recorded"), (2, "not reached")] == sorted(statuses(manifest(out)))
+    assert all((out / file["path"]).exists() for entry in manifest(out) for file in entry["files"])
+    assert not prof._ending

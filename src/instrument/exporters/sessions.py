@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from .. import compat
 from ..guard import guard
 from ..interrupts import Suppressed
-from ..patch import Patch
+from ..patch import Patch, undo
 
 FEATURE = "following torch's profilers"
 _ROOM = 1000  # ranges that are followed before those that are gone are dropped
@@ -144,16 +144,20 @@ sessions = Sessions()
 
 
 class OpenRanges:
-    """Each `torch.profiler.record_function` that this thread opens from now on, until `end`."""
+    """Each `torch.profiler.record_function` that this thread opens, from `follow` to `end`."""
 
     def __init__(self) -> None:
-        from torch.autograd.profiler import record_function
-
         # Not a WeakSet: where a signal handler raises in a callback of a weak reference, the error is lost.
         self._opened: list[weakref.ref[Any]] = []
         self._room = _ROOM
         self._thread = get_ident()
-        self._patch = Patch(record_function, "__enter__", self._entering)
+        self._patches: list[Patch] = []
+
+    def follow(self) -> None:
+        """Begin; whoever holds this can `end` it, wherever an interrupt comes."""
+        from torch.autograd.profiler import record_function
+
+        Patch(record_function, "__enter__", self._entering, self._patches)
 
     def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)  # TorchScript compiles the source of what is wrapped
@@ -176,6 +180,6 @@ class OpenRanges:
 
     def end(self) -> None:
         """End those that are still open; the recording stopped, and no profiler records on this thread."""
-        self._patch.undo()
+        undo(self._patches)
         compat.end_record_functions([context for ref in self._opened if (context := ref()) is not None])
         self._opened.clear()

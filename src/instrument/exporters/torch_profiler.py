@@ -195,6 +195,7 @@ class TorchProfilerCapture:
             self._prepare()
         self._thread = get_ident()
         self._ranges = OpenRanges()
+        self._ranges.follow()
         self._emitter = torch_emitter(self.profiler.profiler)
         self.profiler.start_trace()
         job = _job()

@@ -88,6 +88,7 @@ class StepFollower:
         self._patches: list[Patch] = []
         self._graphs = GraphFollower(self._unknown_replayed)
         try:
+            self._graphs.follow()
             self._follow(step_on)
         except BaseException:
             self.remove()
@@ -187,7 +188,7 @@ class StepFollower:
         self._ended("program")
 
     def _function_called(self, function: str) -> None:
-        if not self._graphs.keeps(self._ended, function):
+        if not self._graphs.defer(self._ended, function):
             self._ended(function)
 
     def _unknown_replayed(self, graph: Any) -> None:
@@ -265,7 +266,7 @@ class StepFollower:
     @guard.contained(FEATURE)
     def _passed(self) -> None:
         """A backward pass ended."""
-        if self._graphs.keeps(self._passed):
+        if self._graphs.defer(self._passed):
             return
         if self._step_on == "backward":
             self._ended("backward")
@@ -283,7 +284,7 @@ class StepFollower:
         self._leave_model()
 
     def _model_called(self, model: Any) -> None:
-        if model is not self.model or self._graphs.keeps(self._model_replayed):
+        if model is not self.model or self._graphs.defer(self._model_replayed):
             return
         if self._step_on == "forward":
             self._ended("forward")

@@ -56,6 +56,7 @@ class OptimizerSteps:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._graphs = GraphFollower()
+        self._graphs.follow()
         self._stepped = stepped
         self._every = every
         self._first: weakref.ref[Any] | None = None
@@ -134,7 +135,7 @@ class OptimizerSteps:
             if live.tracing():
                 _note_compiled()
                 return
-            if cuda_graphs.captures and self._graphs.keeps(self._replayed, weakref.ref(optimizer)):
+            if cuda_graphs.captures and self._graphs.defer(self._replayed, weakref.ref(optimizer)):
                 return
             thread = self._calling_thread()
             if thread is None or not self._counts(optimizer, thread):

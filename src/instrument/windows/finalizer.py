@@ -37,12 +37,14 @@ class WindowFinalizer:
         hint: what to say to the user where the exporter writes no files.
 
     Attributes:
+        received: how many windows `recorded` was called for.
         stderr: the stream for the summary; None is what ``sys.stderr`` is then.
     """
 
     def __init__(self, manifest: Manifest, hint: str) -> None:
         self._manifest = manifest
         self._hint = hint
+        self.received = 0
         self.stderr: Any = None
         self._process: FinalizerProcess | None = None
         self._state: str | None = None  # of the summary, from one process to the next
@@ -65,6 +67,7 @@ class WindowFinalizer:
         Returns:
             The number of the window for `timed`.
         """
+        self.received += 1
         number = 0
         try:
             self._leave_ended()

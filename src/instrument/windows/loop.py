@@ -23,6 +23,7 @@ from ..guard import exiting, guard
 from ..interrupts import is_interrupt
 from ..regions import live, region
 from ..syncs.program_steps import program_steps
+from .changes import Changes
 from .finalizer import WindowFinalizer
 from .like_torch import LikeTorch
 from .manifest import Manifest
@@ -59,6 +60,7 @@ class Profile(LikeTorch):
     started: ClassVar[list[Callable[[], None]]] = []  # called when one starts
     idle: ClassVar[list[Callable[[], None]]] = []  # called when none has a window open or to come
     _made = False  # one that could not be made counts steps, and no more
+    _changes = Changes()
     _started = False
     _change = NEVER
     _last: Any = None
@@ -80,6 +82,7 @@ class Profile(LikeTorch):
         self.step_num = first_step
         self.out = out
         self._change = NEVER  # the next step at which there is something to do
+        self._changes = Changes()
         self._plan = plan
         self._exporter = exporter
         self._on_trace_ready = on_trace_ready
@@ -101,6 +104,8 @@ class Profile(LikeTorch):
         self.yields = self.late = False
         self._first = first_step
         self._started = False
+        self._ending = False  # it ended, but for what an interrupt cut off
+        self._unaccounted: list[Window] | None = None  # those that were not reached, once it ended
         self._paused = False
         self._closing = False  # on_trace_ready is called
         self._postponed = ""  # why what was due at a step could not be done; of the current window, or before it
@@ -127,7 +132,8 @@ class Profile(LikeTorch):
         try:
             self.step_num += 1
             if self.step_num >= self._change:
-                self._advance()
+                cuda_graphs.settle()
+                self._changes.make(self._advance)
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -147,7 +153,7 @@ class Profile(LikeTorch):
             return True
         self._times.end()
         with suppress(CaptureError):  # `step` finds out as well
-            recording.end_step()
+            self._changes.make(recording.end_step)
         window = self._plan.at(self.step_num + 1)[1]
         return window is not None and window.index == recording.window.index
 
@@ -174,8 +180,18 @@ class Profile(LikeTorch):
     @guard.contained(FEATURE)
     def start(self) -> None:
         """Begin with step `step_num`; after `stop` or `pause`, go on from where that was."""
-        if not self._made:
-            return
+        if self._made:
+            self._changes.make(self._start)
+
+    def _start(self) -> None:
+        try:
+            self._begin()
+        except BaseException as error:
+            if is_interrupt(error):
+                self._end(False)
+            raise
+
+    def _begin(self) -> None:
         self._finalizer.stderr = (stderr.at_start() if self.yields else None) or sys.stderr
         if self._paused:
             self._paused = False
@@ -189,8 +205,8 @@ class Profile(LikeTorch):
         for profile in others:
             if profile.yields:
                 profile.stop()
+        self._started, self._ending, self._unaccounted = True, False, None
         Profile._running.add(self)
-        self._started = True
         self._first = self.step_num
         self._process = os.getpid()
         atexit.register(self._exit)
@@ -203,6 +219,7 @@ class Profile(LikeTorch):
             return
         with guard.contained(FEATURE):
             self._graphs = GraphFollower()
+            self._graphs.follow()
         with guard.contained("preparing the exporter"):
             following = self._plan.next_window(self.step_num)
             # Also less than before: a window that the loop ended in goes on.
@@ -218,7 +235,11 @@ class Profile(LikeTorch):
 
     @guard.contained(FEATURE)
     def stop(self) -> None:
-        """End: close an open window, wait for its files, account for windows not reached, print the summary."""
+        """End: close an open window, wait for its files, account for windows not reached, print the summary.
+
+        Where a signal handler calls this while a window opens or closes, it is done as soon as that is, after the
+        handler returned or raised: one that calls ``os._exit`` then leaves the window without its files.
+        """
         self.end(begun=self.step_num > self._first)
 
     @guard.contained(FEATURE)
@@ -229,31 +250,46 @@ class Profile(LikeTorch):
             begun: `step` announced it, as at the end of a loop's last round, and it may never have run.
             complete: it ran to its end, though `step` did not say so.
         """
-        self._after_capture(functools.partial(self._end, begun, complete))
+        self._make(self._end, begun, complete)
 
     @guard.contained(FEATURE)
     def _end(self, begun: bool, complete: bool = False) -> None:
+        try:
+            mine = self._end_windows(begun, complete)
+        except BaseException:
+            self._end_windows(begun, complete)  # what an interrupt cut off; the process's end waits for the files
+            raise
+        if mine:
+            self._finish()
+
+    def _end_windows(self, begun: bool, complete: bool) -> bool:
+        """Close an open window and account for those not reached; return False where that was done."""
         if not self._leave(begun, complete):
-            return
+            return False
         if self._process != os.getpid():  # a forked child: the windows are its parent's
-            return
+            return False
         recording = self._recording
-        if recording is not None and recording.end_ns is None:
+        if recording is not None and not self._closing:
             self._close(recording, begun=begun, complete=complete, cut=not (begun or complete))
-        elif recording is not None and not self._closing:
-            self._give_up(recording.window, CaptureError("interrupted before it was saved"))
         self._hand_over(self.step_num + complete)
         with guard.contained("ending"):
-            if not self._left_out:
-                for window in islice(self._unreached(), 1000):
-                    self._note(window, "not reached", self._ended)
-            self._finish()
-            self._warn_of_nothing()
-        self._tell_idle()
+            if self._unaccounted is None:
+                self._unaccounted = [] if self._left_out else list(islice(self._unreached(), 1000))
+            while self._unaccounted:
+                self._note(self._unaccounted[0], "not reached", self._ended)
+                del self._unaccounted[0]
+        return True
 
     def _finish(self) -> None:
-        self._report()
-        self._finalizer.finish()
+        with guard.contained("ending"):
+            self._report()
+            self._finalizer.finish()
+            if not self._closing:  # else on_trace_ready called `stop`
+                self._warn_of_nothing()
+        self._tell_idle()
+        if not self._closing:
+            self._ending = False
+            atexit.unregister(self._exit)
 
     @guard.contained(FEATURE)
     def pause(self, *, begun: bool, cut: bool = False) -> None:
@@ -268,7 +304,7 @@ class Profile(LikeTorch):
             begun: as for `end`.
             cut: the current step did not end, as far as that is known.
         """
-        self._after_capture(functools.partial(self._pause, begun, cut))
+        self._make(self._pause, begun, cut)
 
     @guard.contained(FEATURE)
     def _pause(self, begun: bool, cut: bool) -> None:
@@ -284,7 +320,11 @@ class Profile(LikeTorch):
             self._abandon(recording)
         elif recording is not None:
             self._goes_on = recording.window.index
-            self._close(recording, begun=begun, cut=cut)
+            try:
+                self._close(recording, begun=begun, cut=cut)
+            finally:
+                if self._ending:  # on_trace_ready called `stop`
+                    self._end(begun)
         self._times.cancel()
         self._hand_over(self.step_num)
         with guard.contained("ending"):
@@ -301,7 +341,7 @@ class Profile(LikeTorch):
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:
         """End without accounting for windows that are not reached; one that is open is left, for ``reason``."""
-        self._after_capture(functools.partial(self._abandon_for, reason))
+        self._make(self._abandon_for, reason)
 
     @guard.contained(FEATURE)
     def _abandon_for(self, reason: str) -> None:
@@ -313,6 +353,8 @@ class Profile(LikeTorch):
         self._hand_over(self.step_num)
         self._finalizer.finish()
         self._tell_idle()
+        self._ending = False
+        atexit.unregister(self._exit)
 
     @classmethod
     def _tell_idle(cls) -> None:
@@ -332,27 +374,29 @@ class Profile(LikeTorch):
                 self._note(window, "not reached", reason)
 
     def _leave(self, begun: bool = False, complete: bool = False) -> bool:
-        """Take part in nothing more; False where that is so already."""
-        if not self._started:
+        """Take part in nothing more; False where that is so already and nothing is left to do."""
+        started = self._started
+        if started:
+            if not self._paused:
+                self._ended = f"the loop ended {_where(begun, complete)} step {self.step_num}"
+            if self._postponed:
+                self._ended += f"; {self._postponed}"
+            self._started, self._paused, self._ending, self._change = False, False, True, NEVER
+        elif not self._ending or self._closing:
             return False
-        if not self._paused:
-            self._ended = f"the loop ended {_where(begun, complete)} step {self.step_num}"
-        if self._postponed:
-            self._ended += f"; {self._postponed}"
-        self._started = self._paused = False
         if self._graphs is not None:
             with guard.contained(FEATURE):
                 self._graphs.remove()
         Profile._running.discard(self)
-        self._change = NEVER
-        atexit.unregister(self._exit)
         return True
 
     @guard.contained(FEATURE)
     def _exit(self) -> None:
         failed = getattr(sys, "last_value", None) is not None  # an error that nothing caught ends the program
         with exiting():
-            self._end(self.step_num > self._first and not failed)
+            with guard.contained(FEATURE):
+                cuda_graphs.settle()
+            self._changes.make(functools.partial(self._end, self.step_num > self._first and not failed))
 
     def __enter__(self) -> Profile:
         try:
@@ -390,18 +434,24 @@ class Profile(LikeTorch):
             self._follow_plan()
             self.report_steps()
 
-    def _after_capture(self, call: Callable[[], None]) -> None:
-        """Call ``call`` now, or after this thread's capture of a CUDA graph if a window is open.
+    def _make(self, change: Callable[..., None], *args: Any) -> None:
+        """Make the change ``change(*args)`` once no other is made and no capture of a CUDA graph forbids it."""
+        self._changes.make(functools.partial(self._after_capture, functools.partial(change, *args)))
+
+    def _after_capture(self, change: Callable[[], None]) -> None:
+        """Make ``change`` now, or after this thread's capture of a CUDA graph if a window is open.
 
         An interrupt while this waits for another thread's capture does not leave the profiler on.
         """
         postponed = False
         try:
             mine = self._recording is not None and self._process == os.getpid()
-            postponed = mine and cuda_graphs.postpone(call)
+            postponed = mine and cuda_graphs.postpone(functools.partial(self._changes.make, change))
         finally:
-            if not postponed:
-                call()
+            if postponed:
+                self._change = self.step_num + 1  # where the capture has ended unseen, `step` makes the change
+            else:
+                change()
 
     def report_steps(self) -> None:
         """Come back at the next step if something counts the steps that the program marks."""
@@ -435,10 +485,12 @@ class Profile(LikeTorch):
             if self._postpones(phase, window, over):
                 return
             if recording is not None and (over or recording.ended):
-                self._close(recording)
-                if self._change == NEVER:  # on_trace_ready called `stop`
-                    self._hand_over(step)
-                    self._finish()
+                try:
+                    self._close(recording)
+                finally:
+                    if self._ending:  # on_trace_ready called `stop`
+                        self._end(begun=True)
+                if self._change == NEVER:
                     return
             if window is None:
                 following = self._plan.next_window(step)
@@ -466,7 +518,7 @@ class Profile(LikeTorch):
         recording = self._recording
         if self._exporter.name == "torch_profiler" and compat.in_backward():
             self._postponed = _IN_BACKWARD
-        elif cuda_graphs.capturing and self._changes(phase, window, over):
+        elif cuda_graphs.capturing and self._is_due(phase, window, over):
             self._postponed = _IN_CAPTURE
             if over and recording is not None:
                 with suppress(CaptureError):  # the step that closes the window finds out as well
@@ -478,7 +530,7 @@ class Profile(LikeTorch):
             self._put_off = [other for other in self._put_off if other.index != window.index] + [window]
         return True
 
-    def _changes(self, phase: Phase, window: Window | None, over: bool) -> bool:
+    def _is_due(self, phase: Phase, window: Window | None, over: bool) -> bool:
         """Tell whether a recording opens, starts or ends at this step."""
         if self._recording is None:
             return window is not None and (window.index > self._over or window.index == self._goes_on)
@@ -519,7 +571,7 @@ class Profile(LikeTorch):
             if is_interrupt(error):
                 raise
         finally:
-            if self._recording is not None and not self._started:  # by a signal handler's `stop`
+            if self._recording is not None and not self._started:  # by another thread's `stop`
                 self._change = NEVER
                 self._abandon(self._recording)
 
@@ -532,6 +584,8 @@ class Profile(LikeTorch):
         if (cut and recording.holds(self.step_num)) or (recording.ended and not begun):
             recording.cut_short()
         try:
+            if recording.end_ns is not None:
+                raise CaptureError("interrupted before it was saved")
             if recording.start_ns is None:
                 raise CaptureError(f"{self._ended}, in warm-up")
             if begun:
@@ -541,6 +595,7 @@ class Profile(LikeTorch):
             files = recording.capture.save(folder, f"rank{self._rank}{process_suffix()}.{recording.end_ns}")
             held = recording.steps is not None or not self._planned
             reasons = self._missing(recording, held, complete) + recording.incomplete
+            entry = self._entry(window, recording)
         except BaseException as error:
             self._give_up(window, error)
             if is_interrupt(error):
@@ -552,7 +607,7 @@ class Profile(LikeTorch):
         self._closing = True
         try:
             if self._on_trace_ready is not None:
-                self._on_trace_ready(self)
+                self._changes.outside(self._on_trace_ready, self)
         except Exception as error:
             if is_interrupt(error):
                 raise
@@ -562,15 +617,16 @@ class Profile(LikeTorch):
             self._recording, self._closing, self._postponed = None, False, ""
             if not self.keep_last:
                 self._last = None
+            received = self._finalizer.received
+            try:
+                entry |= {"status": "recorded" if whole else "partial", "reason": "; ".join(reasons) or None}
+                read = self._reports and held
+                self._untimed = self._finalizer.recorded(recording.capture, files, read=read, **entry)
+            except BaseException:
+                if self._finalizer.received == received:  # an interrupt came before: `_end` accounts for it
+                    self._recording = recording
+                raise
             self._times.close(self.step_num)
-            self._untimed = self._finalizer.recorded(
-                recording.capture,
-                files,
-                read=self._reports and held,
-                **self._entry(window, recording),
-                status="recorded" if whole else "partial",
-                reason="; ".join(reasons) or None,
-            )
         if failure is not None:
             guard.failed("on_trace_ready", failure)
 
