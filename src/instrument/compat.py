@@ -659,7 +659,7 @@ def with_index(device: Any) -> Any:
     module: Any = getattr(torch, device.type, None)
     if device.index is not None or not hasattr(module, "is_initialized"):
         return device
-    return torch.device(device.type, module.current_device() if module.is_initialized() else 0)
+    return torch.device(device.type, module.current_device() if gpu.initialized(device.type) else 0)
 
 
 def nvtx_domain(name: str) -> Any:
