@@ -458,31 +458,59 @@ def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
     return (lists, activate) if activate is not None else None
 
 
+class _OneCall:
+    """A function that is called once at most, from whatever thread, and not after `cancel`."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._calls = [call]
+
+    @property
+    def over(self) -> bool:
+        return not self._calls
+
+    def __call__(self) -> None:
+        try:
+            call = self._calls.pop()  # of two threads, one has it
+        except IndexError:
+            return
+        call()
+
+    def cancel(self) -> None:
+        self._calls.clear()
+
+
 def when_initialized(call: Callable[[], None]) -> Callable[[], None]:
     """Call ``call`` as the program initializes CUDA, on that thread; at once where it has.
 
+    Neither this nor what it returns waits for a thread that initializes CUDA now. In the moment in which that has
+    called all else and is not yet done, it is too late: ``call`` is not called. Nor is it where this version of
+    torch has no place for it.
+
     Returns:
-        What takes that back. Where this version of torch has no place for it, ``call`` is not called later.
+        What takes that back: ``call`` is not called after it.
     """
     import torch
 
-    cuda: Any = torch.cuda
-    if cuda.is_initialized():
-        call()
-        return lambda: None
-    try:
-        queued, lock, add = cuda._queued_calls, cuda._initialization_lock, cuda._lazy_call
-    except AttributeError:
-        return lambda: None
+    queued: list[Any] | None = getattr(torch.cuda, "_queued_calls", None)
+    lock = getattr(torch.cuda, "_initialization_lock", None)
+    once = _OneCall(call)
+    if gpu.initialized("cuda") is None and queued is not None:
+        queued.append((once, []))  # not by `_lazy_call`: torch has its lock for as long as it initializes
+    if gpu.initialized("cuda") is not None:
+        once()
 
     def forget() -> None:
-        if lock.acquire(blocking=False):  # else torch goes through the list now, for the one time
-            try:
-                queued[:] = [entry for entry in queued if entry[0] is not call]
-            finally:
-                lock.release()
+        once.cancel()
+        if queued is None or lock is None or not lock.acquire(blocking=False):
+            return  # torch goes through the list now, as a rule for the one time
+        try:
+            for number in reversed(range(len(queued))):  # others append meanwhile
+                entry = queued[number][0]
+                if isinstance(entry, _OneCall) and entry.over:
+                    del queued[number]
+        finally:
+            lock.release()
 
-    add(call)
     return forget
 
 

@@ -19,7 +19,7 @@ def in_use() -> Any:
 
 
 def initialized(kind: str) -> Any:
-    """Return torch's module of a ``kind`` of GPU, such as "cuda", if this process has initialized it; else None."""
+    """Return torch's module of a ``kind`` of GPU, as "cuda", if this process has initialized it; else None."""
     torch = sys.modules.get("torch")
     module = vars(torch).get(kind) if torch is not None else None
     asked = getattr(module, "is_initialized", None)
