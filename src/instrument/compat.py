@@ -581,18 +581,37 @@ def compiled_module() -> Any:
 
 
 def compilers() -> list[tuple[Any, str]]:
-    """Return what is called to compile, script or capture modules, as owners and names of attributes.
-
-    ``install_callbacks`` is the context of each compilation; ``create_script_module`` is behind
-    `torch.jit.script` and `torch.jit.trace`. What is not imported yet is left out.
-    """
+    """Return the context of each compilation by Dynamo, as its owner and name, once that is imported."""
     callbacks = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-    found = [
-        (callbacks, "install_callbacks"),
-        (sys.modules.get("torch.jit._recursive"), "create_script_module"),
-        (sys.modules.get("torch.cuda"), "make_graphed_callables"),
-    ]
-    return [(owner, name) for owner, name in found if hasattr(owner, name)]
+    return [(callbacks, "install_callbacks")] if hasattr(callbacks, "install_callbacks") else []
+
+
+def scripters() -> list[tuple[Any, str]]:
+    """Return what is behind `torch.jit.script` and `torch.jit.trace`, as its owner and name."""
+    return _owners("create_script_module", ("torch.jit._recursive",))
+
+
+def graph_makers() -> list[tuple[Any, str]]:
+    """Return what makes CUDA graphs of modules, as far as it is imported, as owners and names of attributes.
+
+    It refuses modules that have hooks. Each place that has it under a name is replaced for itself.
+    """
+    return _owners("make_graphed_callables", _GRAPH_MAKERS)
+
+
+_GRAPH_MAKERS = (
+    "torch.cuda",
+    "torch.cuda.graphs",
+    "torch.xpu",
+    "torch.xpu.graphs",
+    "transformer_engine.pytorch",
+    "transformer_engine.pytorch.graph",
+)
+
+
+def _owners(name: str, modules: Iterable[str]) -> list[tuple[Any, str]]:
+    found = [sys.modules.get(module) for module in modules]
+    return [(module, name) for module in found if hasattr(module, name)]
 
 
 def graphs_compiled() -> bool:
@@ -722,11 +741,22 @@ def when_imported(name: str, call: Callable[[Any], None]) -> None:
 
 
 def compiled_call() -> str | None:
-    """Return the attribute of a module that torch calls instead of ``_call_impl`` where it is not None."""
+    """Return the attribute of a module that torch calls instead of ``_call_impl`` where it is not None.
+
+    None where this version of torch has no such attribute.
+    """
     from torch import nn
 
     name = "_compiled_call_impl"
-    return name if vars(nn.Module).get(name, name) is None else None
+    return name if name in vars(nn.Module) else None
+
+
+def looked_up_call() -> Callable[..., Any] | None:
+    """Return what the class of all modules has where torch looks for a module's compiled call: None as a rule."""
+    from torch import nn
+
+    found: Callable[..., Any] | None = vars(nn.Module).get("_compiled_call_impl")
+    return found
 
 
 def compiled_from(module: Any) -> Any:

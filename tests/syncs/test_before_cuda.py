@@ -140,7 +140,7 @@ def test_a_detector_that_starts_while_another_thread_initializes(driver: Driver,
 
 
 def test_a_detector_that_starts_as_another_thread_has_initialized(driver: Driver, gpu: Gpu) -> None:
-    """Torch has gone through its list, and says a moment later that it is done: all but the first wait is timed."""
+    """Torch has gone through its list, and is not yet done: all but the first wait is timed."""
     with torch.cuda._initialization_lock:
         detector = detect_syncs()
         detector.start()
@@ -153,7 +153,7 @@ def test_a_detector_that_starts_as_another_thread_has_initialized(driver: Driver
 
 
 def test_a_detector_that_ends_while_another_thread_has_the_lock(driver: Driver, gpu: Gpu) -> None:
-    """What it leaves in torch's list does nothing, keeps nothing alive, and goes with the end of the next detector."""
+    """What it leaves in torch's list does nothing, keeps nothing alive, and goes with the next detector."""
     detector = detect_syncs()
     detector.start()
     live = weakref.ref(detector)

@@ -16,8 +16,8 @@ from ..patch import Patch
 from .hooks import After, Around, Before, Hook
 from .layer import Layer
 from .stack import busy
+from .stand_in import CALL, StandIn, compiled_call
 
-CALL = "_compiled_call_impl"  # what torch calls in place of a module's own call
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
@@ -48,7 +48,7 @@ def copier(module: nn.Module) -> type:
 
 def without_hooks(state: Any) -> Any:
     """Return the state of a module, as copies and pickles have it, without our hooks."""
-    if isinstance(state, dict) and isinstance(state.get(CALL), Around):
+    if isinstance(state, dict) and isinstance(state.get(CALL), StandIn):
         state = {name: value for name, value in state.items() if name != CALL}
     if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in HOOKS):
         return state
@@ -97,7 +97,7 @@ class Fitting:
         module = self._module()
         if module is None:
             return
-        compiled = getattr(module, CALL, None) is not None
+        compiled = compiled_call(module) is not None
         if compiled or not self._hooks or not takes_hooks(module):
             layer, shapes, held = self.layer, self._shapes, self._module
             self._patch = Patch(module, CALL, lambda call: Around(layer, shapes, call, held))
