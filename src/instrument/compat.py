@@ -740,23 +740,15 @@ def when_imported(name: str, call: Callable[[Any], None]) -> None:
     wrapt.register_post_import_hook(call, name)
 
 
-def compiled_call() -> str | None:
-    """Return the attribute of a module that torch calls instead of ``_call_impl`` where it is not None.
+COMPILED_CALL = "_compiled_call_impl"
+"""The attribute of a module that torch calls instead of ``_call_impl`` where it is not None."""
 
-    None where this version of torch has no such attribute.
-    """
+
+def has_compiled_call() -> bool:
+    """Tell whether this version of torch has that attribute: without it no call of a module can be followed."""
     from torch import nn
 
-    name = "_compiled_call_impl"
-    return name if name in vars(nn.Module) else None
-
-
-def looked_up_call() -> Callable[..., Any] | None:
-    """Return what the class of all modules has where torch looks for a module's compiled call: None as a rule."""
-    from torch import nn
-
-    found: Callable[..., Any] | None = vars(nn.Module).get("_compiled_call_impl")
-    return found
+    return COMPILED_CALL in vars(nn.Module)
 
 
 def compiled_from(module: Any) -> Any:

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from .. import compat
+from ..compat import COMPILED_CALL
 from ..guard import guard
 from ..modules.compiling import compiling
 from ..modules.fitting import copied, copier
 from ..modules.stack import when_closed
-from ..modules.stand_in import StandIn, called_module
+from ..modules.stand_in import StandIn
 from ..patch import Patch, leave_no_frame, transparent, undo
 from ..regions import live
 from .uncompiled import keep
@@ -44,10 +45,13 @@ class _Followed(StandIn):
     @transparent
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call what it stands for."""
-        module = called_module(sys._getframe(1))
+        caller: Any = sys._getframe(1)
+        while not isinstance(module := caller.f_locals.get("self"), nn.Module):
+            caller = caller.f_back
         call = self.compiled
         if call is None:
-            looking = compat.looked_up_call()  # by another one, on the class: what is on a module hides it
+            # Another one may look for a model: what is on a module hides what is on its class.
+            looking = vars(nn.Module)[COMPILED_CALL]
             call = module._call_impl if looking is None else functools.partial(looking, module)
         if live.tracing():
             return call(*args, **kwargs)
@@ -87,10 +91,8 @@ class OutermostModel:
         self._looking: list[Patch] = []
         self._following: list[Patch] = []
         self._copies: list[Patch] = []
-        name = compat.compiled_call()
-        if name is not None:
-            self._name = name
-            self._looking.append(Patch(nn.Module, name, self._first_call))
+        if compat.has_compiled_call():
+            self._looking.append(Patch(nn.Module, COMPILED_CALL, self._first_call))
             compat.when_imported("torch._dynamo", self._compiler_imported)
 
     @property
@@ -132,10 +134,10 @@ class OutermostModel:
     @transparent
     def follow(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call ``module`` by ``call``; tell of it where it is the model."""
-        here = self._here
+        here, model = self._here, self._model
         before = here.depth
         try:
-            following = module is self.model
+            following = model is not None and module is model()
             here.depth = before + following
             output = call(*args, **kwargs)
         except BaseException as error:
@@ -143,7 +145,7 @@ class OutermostModel:
             raise
         finally:
             here.depth = before
-        if following and not before and self._following and module is self.model:  # not compiled meanwhile
+        if following and not before and self._following and self._model is model:  # not compiled meanwhile
             self._call_ended()
         return output
 
@@ -167,8 +169,8 @@ class OutermostModel:
         if not isinstance(module, torch.jit.ScriptModule):
             self._model = weakref.ref(module)
             self._copies = self._copies or [Patch(copier(module), "__getstate__", copied)]
-            compiled = vars(module).get(self._name)
-            self._following.append(Patch(module, self._name, lambda _: _Followed(compiled, self)))
+            compiled = vars(module).get(COMPILED_CALL)
+            self._following.append(Patch(module, COMPILED_CALL, lambda _: _Followed(compiled, self)))
 
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: Any) -> None:
