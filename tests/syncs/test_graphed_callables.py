@@ -6,7 +6,6 @@ import contextlib
 import io
 import pickle
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -276,22 +275,21 @@ def test_the_fast_path_of_a_transformer() -> None:
     assert len(seen) == 3
 
 
-@pytest.mark.parametrize("annotated_first", [True, False])
-@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.TransformerEncoderLayer(2, 1, 2, batch_first=True)])
-def test_a_followed_model_has_its_regions(model: nn.Module, annotated_first: bool, tmp_path: Path) -> None:
-    """Those of its parts as well, and what is to be around the call of a model is so."""
-    prof = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(2, 2)), nn.TransformerEncoderLayer(2, 1, 2)])
+def test_a_followed_model_has_its_regions(model: nn.Module, before: int) -> None:
+    """Those of its parts as well, whether the recording begins before or after its first call."""
+    x = torch.ones(1, 1, 2)
     with counting("forward") as seen, instrument.annotate_modules(model):
-        for number in range(4):
-            if number == 1 + annotated_first:
-                prof.start()
-            if number > 0 or not annotated_first:
-                model(torch.ones(1, 1, 2))
-        prof.stop()
-        model(torch.ones(1, 1, 2))
+        for _ in range(before):
+            model(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+            model(x)
+            model(x)
+        model(x)
     names = {event.name for event in prof.events()}
     assert {type(model).__name__} | {name for name, _ in model.named_children()} <= names
-    assert len(seen) == 5 - annotated_first
+    assert len(seen) == before + 3
 
 
 def test_compiled_after_it_was_followed() -> None:
