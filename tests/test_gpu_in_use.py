@@ -19,7 +19,7 @@ def test_nothing_is_in_use_before_the_program_uses_it(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.cuda, "_lazy_init", fail)
     assert gpu.in_use() is None
-    assert not gpu.capturing()
+    assert not gpu.current_stream_capturing()
     monkeypatch.delitem(sys.modules, "torch")
     assert gpu.in_use() is None
 
@@ -30,7 +30,7 @@ def test_what_was_initialized_is_in_use(monkeypatch: pytest.MonkeyPatch, kind: s
     module = SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=lambda: kind == "cuda")
     monkeypatch.setattr(torch, kind, module, raising=False)
     assert gpu.in_use() is module
-    assert gpu.capturing() == (kind == "cuda")
+    assert gpu.current_stream_capturing() == (kind == "cuda")
 
 
 def test_what_is_in_use_is_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +56,19 @@ def test_what_is_in_use_is_synchronized(monkeypatch: pytest.MonkeyPatch) -> None
         gpu.synchronize()
 
 
+def test_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of CUDA is not answered for another kind, nor by a build for another kind."""
+    monkeypatch.setattr(torch, "xpu", SimpleNamespace(is_initialized=lambda: True), raising=False)
+    for platform in ("cuda", "hip", "xpu"):
+        monkeypatch.setattr(torch.version, platform, None, raising=False)
+    assert (gpu.initialized("xpu"), gpu.initialized("cuda"), gpu.initialized("npu")) == (torch.xpu, None, None)
+    assert (gpu.built_for_cuda(), gpu.supported()) == (False, False)
+    monkeypatch.setattr(torch.version, "xpu", "20250201")
+    assert (gpu.built_for_cuda(), gpu.supported()) == (False, True)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert gpu.built_for_cuda()
+
+
 @pytest.mark.gpu
 def test_a_capture_on_a_gpu() -> None:
     """A graph's capture is seen from inside of it alone."""
@@ -64,8 +77,8 @@ def test_a_capture_on_a_gpu() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         weight.add_(1)  # torch warns of a graph that is empty
-        inside = gpu.capturing()
-    assert (inside, gpu.capturing()) == (True, False)
+        inside = gpu.current_stream_capturing()
+    assert (inside, gpu.current_stream_capturing()) == (True, False)
 
 
 @pytest.mark.gpu

@@ -469,31 +469,59 @@ def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
     return (lists, activate) if activate is not None else None
 
 
+class _OneCall:
+    """A function that is called once at most, from whatever thread, and not after `cancel`."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._calls = [call]
+
+    @property
+    def over(self) -> bool:
+        return not self._calls
+
+    def __call__(self) -> None:
+        try:
+            call = self._calls.pop()  # of two threads, one has it
+        except IndexError:
+            return
+        call()
+
+    def cancel(self) -> None:
+        self._calls.clear()
+
+
 def when_initialized(call: Callable[[], None]) -> Callable[[], None]:
     """Call ``call`` as the program initializes CUDA, on that thread; at once where it has.
 
+    Neither this nor what it returns waits for a thread that initializes CUDA now. In the moment in which that has
+    called all else and is not yet done, it is too late: ``call`` is not called. Nor is it where this version of
+    torch has no place for it.
+
     Returns:
-        What takes that back. Where this version of torch has no place for it, ``call`` is not called later.
+        What takes that back: ``call`` is not called after it.
     """
     import torch
 
-    cuda: Any = torch.cuda
-    if cuda.is_initialized():
-        call()
-        return lambda: None
-    try:
-        queued, lock, add = cuda._queued_calls, cuda._initialization_lock, cuda._lazy_call
-    except AttributeError:
-        return lambda: None
+    queued: list[Any] | None = getattr(torch.cuda, "_queued_calls", None)
+    lock = getattr(torch.cuda, "_initialization_lock", None)
+    once = _OneCall(call)
+    if gpu.initialized("cuda") is None and queued is not None:
+        queued.append((once, []))  # not by `_lazy_call`: torch has its lock for as long as it initializes
+    if gpu.initialized("cuda") is not None:
+        once()
 
     def forget() -> None:
-        if lock.acquire(blocking=False):  # else torch goes through the list now, for the one time
-            try:
-                queued[:] = [entry for entry in queued if entry[0] is not call]
-            finally:
-                lock.release()
+        once.cancel()
+        if queued is None or lock is None or not lock.acquire(blocking=False):
+            return  # torch goes through the list now, as a rule for the one time
+        try:
+            for number in reversed(range(len(queued))):  # others append meanwhile
+                entry = queued[number][0]
+                if isinstance(entry, _OneCall) and entry.over:
+                    del queued[number]
+        finally:
+            lock.release()
 
-    add(call)
     return forget
 
 
@@ -564,18 +592,37 @@ def compiled_module() -> Any:
 
 
 def compilers() -> list[tuple[Any, str]]:
-    """Return what is called to compile, script or capture modules, as owners and names of attributes.
-
-    ``install_callbacks`` is the context of each compilation; ``create_script_module`` is behind
-    `torch.jit.script` and `torch.jit.trace`. What is not imported yet is left out.
-    """
+    """Return the context of each compilation by Dynamo, as its owner and name, once that is imported."""
     callbacks = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-    found = [
-        (callbacks, "install_callbacks"),
-        (sys.modules.get("torch.jit._recursive"), "create_script_module"),
-        (sys.modules.get("torch.cuda"), "make_graphed_callables"),
-    ]
-    return [(owner, name) for owner, name in found if hasattr(owner, name)]
+    return [(callbacks, "install_callbacks")] if hasattr(callbacks, "install_callbacks") else []
+
+
+def scripters() -> list[tuple[Any, str]]:
+    """Return what is behind `torch.jit.script` and `torch.jit.trace`, as its owner and name."""
+    return _owners("create_script_module", ("torch.jit._recursive",))
+
+
+def graph_makers() -> list[tuple[Any, str]]:
+    """Return what makes CUDA graphs of modules, as far as it is imported, as owners and names of attributes.
+
+    It refuses modules that have hooks. Each place that has it under a name is replaced for itself.
+    """
+    return _owners("make_graphed_callables", _GRAPH_MAKERS)
+
+
+_GRAPH_MAKERS = (
+    "torch.cuda",
+    "torch.cuda.graphs",
+    "torch.xpu",
+    "torch.xpu.graphs",
+    "transformer_engine.pytorch",
+    "transformer_engine.pytorch.graph",
+)
+
+
+def _owners(name: str, modules: Iterable[str]) -> list[tuple[Any, str]]:
+    found = [sys.modules.get(module) for module in modules]
+    return [(module, name) for module in found if hasattr(module, name)]
 
 
 def graphs_compiled() -> bool:
@@ -670,7 +717,7 @@ def with_index(device: Any) -> Any:
     module: Any = getattr(torch, device.type, None)
     if device.index is not None or not hasattr(module, "is_initialized"):
         return device
-    return torch.device(device.type, module.current_device() if module.is_initialized() else 0)
+    return torch.device(device.type, module.current_device() if gpu.initialized(device.type) else 0)
 
 
 def nvtx_domain(name: str) -> Any:
@@ -704,12 +751,15 @@ def when_imported(name: str, call: Callable[[Any], None]) -> None:
     wrapt.register_post_import_hook(call, name)
 
 
-def compiled_call() -> str | None:
-    """Return the attribute of a module that torch calls instead of ``_call_impl`` where it is not None."""
+COMPILED_CALL = "_compiled_call_impl"
+"""The attribute of a module that torch calls instead of ``_call_impl`` where it is not None."""
+
+
+def has_compiled_call() -> bool:
+    """Tell whether this version of torch has that attribute: without it no call of a module can be followed."""
     from torch import nn
 
-    name = "_compiled_call_impl"
-    return name if vars(nn.Module).get(name, name) is None else None
+    return COMPILED_CALL in vars(nn.Module)
 
 
 def compiled_from(module: Any) -> Any:

@@ -47,7 +47,9 @@ class _Capture:
 
         So it is where `capture_end` was not called, or past the one that is replaced, and the graph is kept.
         """
-        return self.graph is None or (self.begun and self.thread == get_ident() and not gpu.capturing())
+        return self.graph is None or (
+            self.begun and self.thread == get_ident() and not gpu.current_stream_capturing()
+        )
 
 
 class CudaGraphs:
@@ -90,12 +92,12 @@ class CudaGraphs:
         """Whether any thread captures: to start or stop a profiler, or to synchronize, would end that."""
         if gpu.in_use() is None:  # as in a child that was forked
             return False
-        return any(not capture.stale for capture in tuple(self.captures)) or gpu.capturing()
+        return any(not capture.stale for capture in tuple(self.captures)) or gpu.current_stream_capturing()
 
     @property
     def graph(self) -> Any:
         """What this thread captures into; None where what it calls runs."""
-        if not self.captures or not gpu.capturing():
+        if not self.captures or not gpu.current_stream_capturing():
             return None
         captures = tuple(self.captures)
         mine = [capture for capture in captures if capture.thread == get_ident()]

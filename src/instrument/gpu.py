@@ -15,24 +15,35 @@ def in_use() -> Any:
 
     A child that was forked after its parent initialized CUDA cannot use it: None.
     """
+    return next((module for module in map(initialized, _KINDS) if module is not None), None)
+
+
+def initialized(kind: str) -> Any:
+    """Return torch's module of a ``kind`` of GPU, as "cuda", if this process has initialized it; else None."""
     torch = sys.modules.get("torch")
-    for kind in _KINDS:
-        module = vars(torch).get(kind) if torch is not None else None
-        initialized = getattr(module, "is_initialized", None)
-        if initialized is not None and initialized():
-            return module
-    return None
+    module = vars(torch).get(kind) if torch is not None else None
+    asked = getattr(module, "is_initialized", None)
+    return module if asked is not None and asked() else None
+
+
+def built_for_cuda() -> bool:
+    """Tell whether this build of torch is for CUDA or ROCm, be there a GPU or not: both are `torch.cuda`."""
+    return _built_for("cuda", "hip")
 
 
 def supported() -> bool:
     """Tell whether this build of torch, or an extension of it, can use a GPU, be there one or not."""
     torch = sys.modules.get("torch")
-    version = getattr(torch, "version", None)
-    built = any(getattr(version, platform, None) for platform in ("cuda", "hip", "xpu"))
-    return built or (torch is not None and any(kind in vars(torch) for kind in ("hpu", "npu")))
+    extended = torch is not None and any(kind in vars(torch) for kind in ("hpu", "npu"))
+    return extended or _built_for("cuda", "hip", "xpu")
 
 
-def capturing() -> bool:
+def _built_for(*platforms: str) -> bool:
+    version = getattr(sys.modules.get("torch"), "version", None)
+    return any(getattr(version, platform, None) for platform in platforms)
+
+
+def current_stream_capturing() -> bool:
     """Tell whether the current stream captures a CUDA graph: a synchronization would invalidate it."""
     module = in_use()
     asked = getattr(module, "is_current_stream_capturing", None)
@@ -51,7 +62,7 @@ def synchronize(*, captured: bool = False) -> str:
     if module is None:
         return ""
     try:
-        if captured or capturing():
+        if captured or current_stream_capturing():
             return "a CUDA graph was captured where the window ended: kernels that still ran may be missing"
         module.synchronize()
     except Exception as error:

@@ -44,6 +44,35 @@ def test_a_whole_step_in_a_graph(tmp_path: Path, warmups: int, steps: str) -> No
     ]  # one more has begun
 
 
+CALLABLES = """
+import sys
+sys.path.insert(0, {root!r})
+import pytest
+import torch
+from torch.cuda import make_graphed_callables
+from tests.support.cuda_graphs import Training, emulate
+
+device = emulate(pytest.MonkeyPatch())
+training = Training()
+training.half()
+training.model = make_graphed_callables(training.model, (torch.ones(1, 2),))
+for _ in range(9):
+    training.half()
+print(device.violations, device.replays)
+"""
+
+
+@pytest.mark.parametrize("step_on", ["forward", "backward"])
+def test_a_model_that_became_graphs(tmp_path: Path, step_on: str) -> None:
+    """A call of it is one step, and so is a backward pass; it had no hook when graphs were made."""
+    write(tmp_path, CALLABLES.format(root=ROOT))
+    done = run(tmp_path, [*RUN, "--step-on", step_on, "--steps", "4-5,8-20", "--", "train.py"])
+    assert done.stdout.splitlines()[0] == "[] 18", done.stderr
+    first, second = entries_in(tmp_path / "runs/instrument")
+    assert (first["steps"], first["status"]) == ([4, 5], "recorded")
+    assert (second["steps"], second["status"]) == ([8, 9], "partial")
+
+
 def test_a_signal_in_the_capture(tmp_path: Path) -> None:
     """SIGTERM saves the window once the capture is over."""
     end = """

@@ -38,8 +38,11 @@ OUTERMOST = {
     "instrument.regions.wrap:_generator.wrapper",
     "instrument.syncs.following:StepFollower._making.init",
     "instrument.syncs.forward:OutermostModel._first_call.call",
+    "instrument.syncs.forward:OutermostModel.follow",
+    "instrument.syncs.forward:_Followed.__call__",
     "instrument.syncs.function:FunctionCalls._following.call",
     "instrument.syncs.function:FunctionCalls._following.call_async",
+    "instrument.syncs.graphed:GraphMaking._following.make_graphed_callables",
     "instrument.windows.steps:Steps.__iter__",
     # The containment: what it raises is what the function that it calls raised.
     "instrument.guard:Contained.__enter__",

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from instrument.modules.hooks import Around, Hook
+from instrument.modules.hooks import Hook
 from instrument.modules.installer import installer
+from instrument.modules.stand_in import StandIn
 from instrument.regions import live
 from instrument.regions.region import Region
 
@@ -26,7 +27,7 @@ def no_hook_left() -> Iterator[None]:
     installer.clear()
     for module in modules:
         held = [*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        assert not [thing for thing in held if isinstance(thing, (Hook, Around))], module
+        assert not [thing for thing in held if isinstance(thing, (Hook, StandIn))], module
     assert not patches
 
 

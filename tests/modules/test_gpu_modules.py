@@ -137,6 +137,20 @@ def test_window_on_a_captured_graph(listening: Listening) -> None:
         assert not heard.events
 
 
+@pytest.mark.parametrize("owner", [torch.cuda, torch.cuda.graphs])
+def test_graphed_callables_in_a_window(listening: Listening, owner: Any) -> None:
+    """`make_graphed_callables` accepts an annotated model in a window, under both of its names."""
+    plain, x = model_and_batch()
+    expected = step(plain, x)
+    model, _ = model_and_batch()
+    with instrument.annotate_modules(model), listening() as heard:
+        graphed = owner.make_graphed_callables(model, (x.clone(),))
+        assert not heard.events  # there are no hooks meanwhile
+        loss = step(graphed, x)
+        assert heard.tree()
+    torch.testing.assert_close(loss, expected)
+
+
 def test_graphed_callables(listening: Listening) -> None:
     """`make_graphed_callables` accepts an annotated model between windows, which then runs in one."""
     plain, x = model_and_batch()

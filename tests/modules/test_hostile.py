@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import sys
 import threading
+import types
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,7 @@ import instrument
 from instrument.modules import tensors
 from instrument.modules.hooks import Hook
 from tests.modules.conftest import Listening
+from tests.support.cuda_graphs import emulate
 
 
 def left(model: nn.Module) -> list[object]:
@@ -277,11 +280,31 @@ def _ends(child: int) -> bool:
     return False
 
 
-def test_a_graph_capture_finds_no_hooks(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`torch.cuda.make_graphed_callables`, which refuses modules with hooks, finds none in a window."""
+@pytest.mark.parametrize(
+    "name", ["torch.cuda", "torch.cuda.graphs", "transformer_engine.pytorch", "transformer_engine.pytorch.graph"]
+)
+def test_a_graph_capture_finds_no_hooks(listening: Listening, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """`make_graphed_callables`, which refuses modules with hooks, finds none in a window, by whatever name."""
     model, found = nn.Linear(2, 2), []
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda module, *_: found.append(left(module)))
+    owner: Any = sys.modules.get(name) or types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, owner)
+    monkeypatch.setattr(
+        owner, "make_graphed_callables", lambda module, *_: found.append(left(module)), raising=False
+    )
+    before = owner.make_graphed_callables
     with instrument.annotate_modules(model), listening():
-        torch.cuda.make_graphed_callables(model, ())
+        owner.make_graphed_callables(model, ())
         assert left(model)
     assert found == [[]]
+    assert owner.make_graphed_callables is before
+
+
+def test_a_model_is_made_a_graph_in_a_window(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own function takes the model, whose calls then have their regions."""
+    emulate(monkeypatch)
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with instrument.annotate_modules(model), listening() as heard:
+        torch.cuda.make_graphed_callables(model, (x.clone(),))
+        assert not heard.events
+        model(x)
+        assert heard.tree() == [["Linear"]]

@@ -73,6 +73,8 @@ def emulate(patch: pytest.MonkeyPatch) -> Device:
 
     patch.setattr(torch.cuda.graph, "default_capture_stream", object())
     patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    patch.setattr(torch.cuda, "Stream", object)
+    patch.setattr(torch.cuda.graphs, "graph_pool_handle", lambda: (0, 0))
     patch.setattr(torch.cuda, "is_initialized", lambda: True)
     capturing = lambda: threading.get_ident() in device.capturing  # noqa: E731
     patch.setattr(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", capturing)

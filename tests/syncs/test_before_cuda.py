@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import threading
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -115,6 +118,70 @@ def test_a_detector_that_ends_while_another_thread_initializes(driver: Driver, g
     assert ([1], 0) == (ran, gpu.mode)
 
 
+def test_a_detector_that_starts_while_another_thread_initializes(driver: Driver, gpu: Gpu) -> None:
+    """It does not wait for that, and finds the first wait after it."""
+    inside, started, waited = threading.Event(), threading.Event(), []
+
+    def slow() -> None:
+        inside.set()
+        waited.append(started.wait(10))
+
+    torch.cuda._lazy_call(slow)
+    thread = threading.Thread(target=torch.cuda.init)
+    thread.start()
+    assert inside.wait(30)
+    with detect_syncs() as syncs:
+        started.set()
+        thread.join()
+        gpu.x.item()
+    assert [True] == waited
+    assert [1] == [found.timed for found in syncs.findings]
+    assert 0 == gpu.mode
+
+
+def test_a_detector_that_starts_as_another_thread_has_initialized(driver: Driver, gpu: Gpu) -> None:
+    """Torch has gone through its list, and is not yet done: all but the first wait is timed."""
+    with torch.cuda._initialization_lock:
+        detector = detect_syncs()
+        detector.start()
+        torch.cuda._initialized = True
+    gpu.x.item()
+    gpu.x.item()
+    detector.stop()
+    assert [0, 1] == [found.timed for found in sorted(detector.findings, key=lambda found: str(found.site))]
+    assert (0, []) == (gpu.mode, torch.cuda._queued_calls)
+
+
+def test_a_detector_that_ends_while_another_thread_has_the_lock(driver: Driver, gpu: Gpu) -> None:
+    """What it leaves in torch's list does nothing, keeps nothing alive, and goes with the next detector."""
+    detector = detect_syncs()
+    detector.start()
+    live = weakref.ref(detector)
+    with torch.cuda._initialization_lock:
+        detector.stop()
+    del detector
+    gc.collect()
+    assert live() is None
+    with torch.cuda._initialization_lock, detect_syncs():
+        assert 2 == len(torch.cuda._queued_calls)
+    torch.cuda.init()
+    assert 0 == gpu.mode
+    with detect_syncs():
+        pass
+    assert (0, []) == (gpu.mode, torch.cuda._queued_calls)
+
+
+def test_what_others_queue_stays(driver: Driver, gpu: Gpu) -> None:
+    """Calls of the program in torch's list are called in their order, whenever detectors come and go."""
+    ran: list[int] = []
+    for number in range(4):
+        torch.cuda._lazy_call(functools.partial(ran.append, number))
+        with detect_syncs():
+            torch.cuda._lazy_call(functools.partial(ran.append, number + 10))
+    torch.cuda.init()
+    assert [0, 10, 1, 11, 2, 12, 3, 13] == ran
+
+
 def test_errors_of_ours_do_not_reach_what_initializes(
     driver: Driver, gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,15 +199,18 @@ def test_errors_of_ours_do_not_reach_what_initializes(
 
 def test_a_torch_without_the_list(driver: Driver, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first wait is counted without a time, the others have one."""
-    monkeypatch.delattr(torch.cuda, "_lazy_call")
-    with detect_syncs() as syncs:
-        torch.cuda.init()
-        line = here()
-        gpu.x.item()
-        gpu.x.item()
+    detector = detect_syncs()
+    with monkeypatch.context() as patch:
+        patch.delattr(torch.cuda, "_queued_calls")
+        detector.start()
+    torch.cuda.init()
+    line = here()
+    gpu.x.item()
+    gpu.x.item()
+    detector.stop()
     assert ["_cuda_init"] == driver.calls
-    assert [("item", line + 1, 1), ("item", line + 2, 1)] == shown(syncs.findings)
-    assert [0, 1] == [found.timed for found in sorted(syncs.findings, key=lambda found: str(found.site))]
+    assert [("item", line + 1, 1), ("item", line + 2, 1)] == shown(detector.findings)
+    assert [0, 1] == [found.timed for found in sorted(detector.findings, key=lambda found: str(found.site))]
     assert 0 == gpu.mode
 
 

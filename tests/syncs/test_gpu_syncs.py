@@ -297,6 +297,38 @@ def test_a_child_that_is_forked_inside(tmp_path: Path) -> None:
     assert [[["item", 1, 1]], 0, 0] == answer(FORKS, tmp_path)
 
 
+STARTS = """
+    import json
+    import threading
+
+    import torch
+
+    import instrument
+
+    inside, started, waited = threading.Event(), threading.Event(), []
+
+    def slow():
+        inside.set()
+        waited.append(started.wait(60))
+
+    torch.cuda._lazy_call(slow)
+    thread = threading.Thread(target=torch.cuda.init)
+    thread.start()
+    inside.wait()
+    with instrument.detect_syncs() as syncs:
+        started.set()
+        thread.join()
+        torch.ones(1000, device="cuda").sum().item()
+    found = [[one.op, one.count, one.timed] for one in syncs.findings]
+    print(json.dumps([waited, found, torch.cuda.get_sync_debug_mode()]))
+"""
+
+
+def test_a_detector_that_starts_while_another_thread_initializes(tmp_path: Path) -> None:
+    """It does not wait for that, and finds the first wait after it."""
+    assert [[True], [["item", 1, 1]], 0] == answer(STARTS, tmp_path)
+
+
 RAISES = """
     import json
 

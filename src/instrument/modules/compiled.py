@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .. import compat
+from .stand_in import compiled_call
 
 # Modules that were called through what `torch.compile(module)` returned, by their id.
 wrapped: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
@@ -17,7 +18,7 @@ def opaque(module: nn.Module) -> bool:
     """Tell whether a call of ``module`` runs code in which the hooks of modules inside are not called."""
     compiled = compat.compiled_module()
     return (
-        getattr(module, "_compiled_call_impl", None) is not None
+        compiled_call(module) is not None
         or (compiled is not None and isinstance(module, compiled))
         or isinstance(module, torch.jit.ScriptModule)
         or wrapped.get(id(module)) is module

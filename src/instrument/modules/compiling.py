@@ -1,40 +1,42 @@
-"""Know when torch.compile or TorchScript looks at modules and methods: it must see none of our changes."""
+"""Know who looks at modules and methods, such as torch.compile: they must see none of our changes."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 from .. import compat
 from ..guard import guard
-from ..patch import Patch, undo
+from ..patch import Patch, leave_no_frame, undo
 
 FEATURE = "making way for the compiler"
 Away = Callable[[], AbstractContextManager[None]]
 
 
-class Compiling:
-    """Takes changes away while something is compiled or scripted.
+class MakingWay:
+    """Takes changes away while some functions run.
 
-    What Dynamo sees it checks in every later call: a hook that was there in a window would be missed after it,
-    and the code compiled again.
+    Args:
+        functions: returns those, as owners and names of attributes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Callable[[], list[tuple[Any, str]]]) -> None:
+        self._functions = functions
         self._away: list[Away] = []
         self._patches: list[Patch] = []
 
     def tell(self, away: Away, on: bool) -> None:
-        """Enter ``away()`` around each compilation from now on, or no more."""
+        """Enter ``away()`` around each of their calls from now on, or no more."""
         if away in self._away:
             self._away.remove(away)
         if on:
             self._away.append(away)
         undo(self._patches)
         if self._away:
-            self._patches += (Patch(owner, name, self._around) for owner, name in compat.compilers())
+            self._patches += (Patch(owner, name, self._around) for owner, name in self._functions())
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @contextlib.contextmanager
@@ -46,10 +48,14 @@ class Compiling:
             finally:
                 self._restore(cleared)
 
+        @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             cleared = self._clear()
             try:
                 return original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             finally:
                 self._restore(cleared)
 
@@ -68,4 +74,8 @@ class Compiling:
             cleared.close()
 
 
-compiling = Compiling()
+compiling = MakingWay(compat.compilers)
+"""What Dynamo sees it checks in every later call: a hook that was there in a window would be missed after it."""
+
+inspecting = MakingWay(lambda: [*compat.scripters(), *compat.graph_makers()])
+"""TorchScript takes hooks into what it makes, and what makes graphs of modules refuses those that have any."""

@@ -23,6 +23,7 @@ from .backward import follow
 from .call import Call, next_number
 from .layer import Layer
 from .stack import Stack, here
+from .stand_in import StandIn
 from .tensors import tensors
 
 FEATURE = "the region of a module"
@@ -155,28 +156,28 @@ class After(Hook):
             then()
 
 
-class Around:
-    """Stands for a module's call as a whole, where hooks would be inside compiled code or change its course.
+class Around(StandIn):
+    """Stands for a module's call as a whole, where hooks would be inside compiled code or change its course."""
 
-    Torch calls it where it would call what ``module.compile()`` made, which is ``compiled`` if there is that. It
-    is no part of a copy or a pickle of the module.
-    """
-
-    __slots__ = ("_after", "_before", "_compiled", "_module")
+    __slots__ = ("_after", "_before", "_module")
 
     def __init__(
         self, layer: Layer, shapes: bool, compiled: Callable[..., Any] | None, module: Callable[[], Any]
     ) -> None:
+        super().__init__(compiled)
         self._before = Before(layer, shapes, module)
         self._after = After(layer, module)
-        self._compiled = compiled
         self._module = module
 
     @transparent
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call what it stands for."""
-        # Not a bound method: a replica of the module shares this object, and calls itself.
-        call = self._compiled or sys._getframe(1).f_locals["self"]._call_impl
+        call = self.compiled
+        if call is None:
+            caller: Any = sys._getframe(1)
+            while not isinstance(module := caller.f_locals.get("self"), torch.nn.Module):
+                caller = caller.f_back
+            call = module._call_impl
         if live.tracing() or not live.recording:
             return call(*args, **kwargs)
         frame, module = sys._getframe(), self._module()
@@ -187,9 +188,6 @@ class Around:
             return output
         finally:
             self._after(module, args, output, frame)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
 
 
 def _shaped(layer: Layer, region: Region, inputs: object) -> Region:

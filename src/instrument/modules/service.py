@@ -14,7 +14,7 @@ from .. import compat
 from ..config import settings
 from ..guard import guard
 from ..regions import live
-from .compiling import compiling
+from .compiling import compiling, inspecting
 
 FEATURE = "annotating modules and steps"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,7 +88,8 @@ class Service(ABC, Generic[T]):
         with self._lock:
             on = self._on = self._wanted
             self._warmed = live.live.expected
-            compiling.tell(self.suspended, on)
+            for making_way in (compiling, inspecting):
+                making_way.tell(self.suspended, on)
             self.apply(on and not self._suspended)
 
     @guard.contained(FEATURE)

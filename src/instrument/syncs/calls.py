@@ -115,7 +115,7 @@ def context_of(caller: Caller | None) -> contextvars.Context | None:
     return caller.context.copy()
 
 
-def of_profiler(frame: FrameType | None) -> bool:
+def is_profiler_frame(frame: FrameType | None) -> bool:
     """Tell whether ``frame`` is of torch's profiler or of this library, whose synchronizations are no findings."""
     return frame is not None and str(frame.f_globals.get("__name__")).startswith(_PROFILERS)
 

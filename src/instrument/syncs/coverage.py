@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from .. import gpu
 from ..config import settings
 
 OFF = "INSTRUMENT=0 turns everything off: no wait is looked for"
@@ -42,20 +43,12 @@ def missing() -> str | None:
         return DRY
     import torch
 
-    return None if _built() or torch.cuda.is_available() else NO_GPU
+    return None if gpu.built_for_cuda() or torch.cuda.is_available() else NO_GPU
 
 
 def unused() -> str | None:
     """Return why nothing can have been found so far where the program did not initialize CUDA; else None."""
-    import torch
-
-    return UNUSED if _built() and not torch.cuda.is_initialized() else None
-
-
-def _built() -> bool:
-    import torch
-
-    return bool(torch.version.cuda or torch.version.hip)
+    return UNUSED if gpu.built_for_cuda() and gpu.initialized("cuda") is None else None
 
 
 def sentences(why: str | None, *, traced: bool, error_mode: bool, every: int, steps: int) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from .. import compat
 from ..cuda_graphs import GraphFollower
 from ..guard import guard
 from ..identity import IdentitySet
@@ -16,6 +17,7 @@ from ..modules.optimizers import live_optimizers, share_parameters
 from ..patch import Patch, leave_no_frame, undo
 from .forward import OutermostModel
 from .function import SIGNS, FunctionCalls, check
+from .graphed import GraphMaking
 from .program_steps import program_steps
 from .stepping import FEATURE, OptimizerSteps, running
 
@@ -32,8 +34,10 @@ class StepFollower:
     ``prof.step()``); after the step of the first optimizer; where no optimizer was made, after each backward pass;
     and before the first backward pass, after each call of the outermost model that no backward pass can follow.
     Passes and calls count on one thread: that of the first of them, until it has ended. What is captured in a
-    CUDA graph counts at each replay. A graph captured before this was made may hold steps: while nothing else
-    shows one, its replays are steps once there were 100 of them.
+    CUDA graph counts at each replay, unless that is inside a call or pass of the same kind, which counts itself:
+    so it is where `make_graphed_callables` was given the model. What it calls to warm up is no step. A graph
+    captured before this was made may hold steps: while nothing else shows one, its replays are steps once there
+    were 100 of them.
 
     Args:
         stepped: called at the end of each step.
@@ -87,6 +91,7 @@ class StepFollower:
         self._replayed: weakref.ref[Any] | None = None  # the one of them whose replays are steps
         self._patches: list[Patch] = []
         self._graphs = GraphFollower(self._unknown_replayed)
+        self._graph_making: GraphMaking | None = None
         try:
             self._graphs.follow()
             self._follow(step_on)
@@ -141,7 +146,7 @@ class StepFollower:
         self._stepped = self._restarted = _nothing
         self._missed = None
         self._graphs.remove()
-        for source in (self._steps, self._model, self._function):
+        for source in (self._steps, self._model, self._function, self._graph_making):
             if source is not None:
                 source.remove()
         undo(self._patches)
@@ -149,12 +154,13 @@ class StepFollower:
     def _follow(self, step_on: str | None) -> None:
         import torch
 
+        making = self._graph_making = GraphMaking()
         if step_on is None:
             program_steps.listen(self._program)
         if step_on in (None, "optimizer"):
             self._steps = OptimizerSteps(lambda: self._ended("optimizer"))
         if step_on != "optimizer" or self._begun is not None:
-            self._model = OutermostModel(self._model_found, self._model_called)
+            self._model = OutermostModel(self._model_found, self._model_called, lambda: making.here)
         if step_on not in (None, *SIGNS):
             self._function = FunctionCalls(step_on, lambda: self._function_called(step_on))
         self._patches.append(backward_calls.around(self._begins, then=self._passed))
@@ -187,8 +193,16 @@ class StepFollower:
     def _program(self) -> None:
         self._ended("program")
 
+    def _apart(self, replayed: Callable[..., None], *args: Any) -> bool:
+        """Whether what was just called is no step; where it was captured, each replay calls ``replayed``."""
+        return self._graphs.defer(replayed, *args) or (self._graph_making is not None and self._graph_making.here)
+
     def _function_called(self, function: str) -> None:
-        if not self._graphs.defer(self._ended, function):
+        if not self._apart(self._function_replayed, function):
+            self._ended(function)
+
+    def _function_replayed(self, function: str) -> None:
+        if self._function is not None and not self._function.inside:
             self._ended(function)
 
     def _unknown_replayed(self, graph: Any) -> None:
@@ -266,7 +280,7 @@ class StepFollower:
     @guard.contained(FEATURE)
     def _passed(self) -> None:
         """A backward pass ended."""
-        if self._graphs.defer(self._passed):
+        if self._apart(self._pass_replayed):
             return
         if self._step_on == "backward":
             self._ended("backward")
@@ -277,6 +291,10 @@ class StepFollower:
             missed = self._passes if self.by is None else 0
             self._ended("backward", missed + 1)
 
+    def _pass_replayed(self) -> None:
+        if not compat.in_backward():
+            self._passed()
+
     def _model_found(self, model: Any) -> None:
         if self._found is not None:
             self._found(model)
@@ -284,7 +302,7 @@ class StepFollower:
         self._leave_model()
 
     def _model_called(self, model: Any) -> None:
-        if model is not self.model or self._graphs.defer(self._model_replayed):
+        if model is not self.model or self._apart(self._model_replayed):
             return
         if self._step_on == "forward":
             self._ended("forward")
@@ -298,7 +316,7 @@ class StepFollower:
             self._ended("forward", missed + 1)
 
     def _model_replayed(self) -> None:
-        if self.model is not None:
+        if self._model is not None and not self._model.running and self.model is not None:
             self._model_called(self.model)
 
 

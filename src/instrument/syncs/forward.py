@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,54 +14,85 @@ import torch
 from torch import nn
 
 from .. import compat
+from ..compat import COMPILED_CALL
 from ..guard import guard
 from ..modules.compiling import compiling
 from ..modules.fitting import copied, copier
-from ..modules.hooks import Hook
 from ..modules.stack import when_closed
-from ..patch import Patch, leave_no_frame, undo
+from ..modules.stand_in import StandIn
+from ..patch import Patch, leave_no_frame, transparent, undo
 from ..regions import live
+from .uncompiled import keep
+
+FEATURE = "following the calls of the model"
 
 
-class _Called(Hook):
-    """The forward hook on the outermost model; it pickles as a function that does nothing."""
+class _Here(threading.local):
+    """On this thread: how many calls of the model run, one inside the other."""
 
-    __slots__ = ("_called",)
+    depth = 0
 
-    def __init__(self, called: Callable[[nn.Module], None]) -> None:
-        self._called = called
 
-    def __call__(self, module: nn.Module, *_: object) -> None:
-        if not live.tracing():
-            when_closed(functools.partial(self._ended, module))
+class _Followed(StandIn):
+    """Stands for the call of the outermost model."""
 
-    @guard.contained("following the calls of the model")
-    def _ended(self, module: nn.Module) -> None:
-        self._called(module)
+    __slots__ = ("_outermost",)
+
+    def __init__(self, compiled: Callable[..., Any] | None, outermost: OutermostModel) -> None:
+        super().__init__(compiled)
+        self._outermost = outermost
+
+    @transparent
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what it stands for."""
+        caller: Any = sys._getframe(1)
+        while not isinstance(module := caller.f_locals.get("self"), nn.Module):
+            caller = caller.f_back
+        call = self.compiled
+        if call is None:
+            # Another one may look for a model: what is on a module hides what is on its class.
+            looking = vars(nn.Module)[COMPILED_CALL]
+            call = module._call_impl if looking is None else functools.partial(looking, module)
+        if live.tracing():
+            return call(*args, **kwargs)
+        try:
+            return self._outermost.follow(module, call, args, kwargs)
+        except BaseException as error:
+            leave_no_frame(error)
+            raise
 
 
 class OutermostModel:
     """Finds the outermost model and follows its calls, until `remove`.
 
     The model is found by a class attribute that torch reads at each call of a module; it is reset at once, so that
-    neither other modules nor compiled code ever see it. From then on one forward hook is on that model.
+    neither other modules nor compiled code ever see it. From then on something stands for the call of that model:
+    no hook, as some refuse models with hooks, or run them in another way.
 
     Args:
         found: called with the model before its first call.
-        called: called with the model after each call that did not fail, once its region is closed.
+        called: called with the model after each call that did not fail, once its region is closed; of calls inside
+            each other, after the outermost.
+        passes_over: tells whether the calls that this thread makes now find no model.
     """
 
-    def __init__(self, found: Callable[[nn.Module], None], called: Callable[[nn.Module], None]) -> None:
+    def __init__(
+        self,
+        found: Callable[[nn.Module], None],
+        called: Callable[[nn.Module], None],
+        passes_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._found = found
-        self._called = _Called(called)
+        self._called = called
+        self._passes_over = passes_over
+        self._here = _Here()
         self._model: weakref.ref[nn.Module] | None = None
-        self._handle: Any = None
         self._removed = False
-        self._patches: list[Patch] = []
+        self._looking: list[Patch] = []
+        self._following: list[Patch] = []
         self._copies: list[Patch] = []
-        name = compat.compiled_call()
-        if name is not None:
-            self._patches.append(Patch(nn.Module, name, lambda _: self._first_call()))
+        if compat.has_compiled_call():
+            self._looking.append(Patch(nn.Module, COMPILED_CALL, self._first_call))
             compat.when_imported("torch._dynamo", self._compiler_imported)
 
     @property
@@ -67,38 +100,68 @@ class OutermostModel:
         """The outermost model; None before its first call, and once it is gone."""
         return self._model() if self._model is not None else None
 
+    @property
+    def running(self) -> bool:
+        """Whether this thread is inside a call of the model."""
+        return self._here.depth > 0
+
     def remove(self) -> None:
-        """Remove the hook and everything else."""
+        """End, and put back all that was replaced."""
         self._removed = True
-        self._stop_looking()
+        undo(self._looking)
+        undo(self._following)
         undo(self._copies)
         compiling.tell(self._compile, False)
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
 
-    def _stop_looking(self) -> None:
-        undo(self._patches)
-
-    def _first_call(self) -> Callable[..., Any]:
-        """Return what torch calls in place of a module's ``_call_impl``."""
+    def _first_call(self, another: Callable[..., Any] | None) -> Callable[..., Any]:
+        """Return what torch calls in place of a module's ``_call_impl``, or of ``another`` of these."""
         outermost = self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not live.tracing():
-                with guard.contained("finding the outermost model"):
-                    outermost._look_at(module)
+            own = module._call_impl if another is None else functools.partial(another, module)
+            if live.tracing():
+                return own(*args, **kwargs)
+            with guard.contained("finding the outermost model"):
+                outermost._look_at(module)
             try:
-                return module._call_impl(*args, **kwargs)
+                return outermost.follow(module, own, args, kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
 
         return call
 
+    @transparent
+    def follow(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call ``module`` by ``call``; tell of it where it is the model."""
+        here, model = self._here, self._model
+        before = here.depth
+        try:
+            following = model is not None and module is model()
+            here.depth = before + following
+            output = call(*args, **kwargs)
+        except BaseException as error:
+            leave_no_frame(error)
+            raise
+        finally:
+            here.depth = before
+        if following and not before and self._following and self._model is model:  # not compiled meanwhile
+            self._call_ended()
+        return output
+
+    @guard.contained(FEATURE)
+    def _call_ended(self) -> None:
+        when_closed(self._ended)
+
+    @guard.contained(FEATURE)
+    def _ended(self) -> None:
+        model = self.model
+        if model is not None and not self._removed:
+            self._called(model)
+
     def _look_at(self, module: nn.Module) -> None:
-        if self._model is None and next(module.parameters(), None) is not None:
-            self._stop_looking()
+        if self._model is None and not self._passes_over() and next(module.parameters(), None) is not None:
+            undo(self._looking)
             self._attach(module)
             self._found(module)
 
@@ -106,11 +169,13 @@ class OutermostModel:
         if not isinstance(module, torch.jit.ScriptModule):
             self._model = weakref.ref(module)
             self._copies = self._copies or [Patch(copier(module), "__getstate__", copied)]
-            self._handle = module.register_forward_hook(self._called)
+            compiled = vars(module).get(COMPILED_CALL)
+            self._following.append(Patch(module, COMPILED_CALL, lambda _: _Followed(compiled, self)))
 
-    @guard.contained("following the calls of the model")
+    @guard.contained(FEATURE)
     def _compiler_imported(self, _: Any) -> None:
         if not self._removed:
+            keep(sys.modules[__name__])
             compiling.tell(self._compile, True)
 
     @contextlib.contextmanager
@@ -119,13 +184,12 @@ class OutermostModel:
         self._follow_compiled()
         yield
 
-    @guard.contained("following the calls of the model")
+    @guard.contained(FEATURE)
     def _follow_compiled(self) -> None:
-        self._stop_looking()
+        undo(self._looking)
         kind, model = compat.compiled_module(), self.model
-        if self._handle is not None and model is not None and not (kind and isinstance(model, kind)):
-            self._handle.remove()
-            self._handle = None
+        if self._following and model is not None and not (kind and isinstance(model, kind)):
+            undo(self._following)
             compiled = compat.compiled_from(model)
             if compiled is not None:
                 self._attach(compiled)

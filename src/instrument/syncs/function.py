@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,6 +66,7 @@ class FunctionCalls:
         self._called = called
         self._patch: Patch | None = None
         self._removed = False
+        self._depth: ContextVar[int] = ContextVar("depth", default=0)
         self.running = False  # it was found during a call, whose end is not seen
         self.is_file = self._place.endswith(".py")
         if not self.is_file:
@@ -74,6 +76,11 @@ class FunctionCalls:
     def found(self) -> bool:
         """Whether the function was found."""
         return self._patch is not None
+
+    @property
+    def inside(self) -> bool:
+        """Whether a call of the function runs here, in this thread or task."""
+        return self._depth.get() > 0
 
     def remove(self) -> None:
         """Put the function back."""
@@ -125,22 +132,30 @@ class FunctionCalls:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             self._previous()
+            before = self._depth.get()
+            self._depth.set(before + 1)
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
+            finally:
+                self._depth.set(before)
             self._ended()
             return result
 
         @functools.wraps(original)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             self._previous()
+            before = self._depth.get()
+            self._depth.set(before + 1)
             try:
                 result = await original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
+            finally:
+                self._depth.set(before)
             self._ended()
             return result
 

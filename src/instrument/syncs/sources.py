@@ -17,7 +17,7 @@ from types import FrameType
 from .. import compat
 from ..guard import guard
 from . import explicit, uncompiled
-from .calls import Caller, Copy, Scope, Wait, begun, context_of, of_profiler, returns_to_python
+from .calls import Caller, Copy, Scope, Wait, begun, context_of, is_profiler_frame, returns_to_python
 from .gpu_trace import GpuTrace
 from .listener import Listener
 from .sync_warning import SyncWarning
@@ -96,7 +96,7 @@ class Sources:
         """A wait begins on this thread."""
         thread = threading.get_ident()
         scope = self._scope(thread)
-        if not self._listeners or (scope is not None and scope.whole) or of_profiler(frame):
+        if not self._listeners or (scope is not None and scope.whole) or is_profiler_frame(frame):
             return
         with guard.contained(FEATURE):
             where = (id(frame), frame.f_lasti if frame is not None else -1)
@@ -119,7 +119,7 @@ class Sources:
         """The call that waited on this thread is over, or a backward pass that waited on another one."""
         thread = threading.get_ident()
         scope = self._scope(thread)
-        if (scope is not None and scope.whole) or of_profiler(frame):
+        if (scope is not None and scope.whole) or is_profiler_frame(frame):
             return
         with guard.contained(FEATURE):
             wait = self._waits.pop(thread, None)
@@ -164,7 +164,7 @@ class Sources:
         if not self._listeners or (scope is not None and scope.whole):
             yield
             return
-        if of_profiler(frame):
+        if is_profiler_frame(frame):
             with self._within(Scope(whole=True)):
                 yield
             return

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, SupportsIndex
 
-from .. import compat
+from .. import compat, gpu
 from ..guard import guard
 from ..patch import Patch
 
@@ -140,7 +140,7 @@ class SyncWarning:
         try:
             if self._forget is not None:
                 self._forget()
-            usable = torch.cuda.is_initialized()  # not in a child that was forked since
+            usable = gpu.initialized("cuda") is not None  # not in a child that was forked since
             if usable and self._before == OFF and torch.cuda.get_sync_debug_mode() == WARN:
                 torch.cuda.set_sync_debug_mode(OFF)
         finally:
@@ -161,7 +161,7 @@ class SyncWarning:
         """Tell whether a wait that begins now will be told of at its end, and see to it."""
         import torch
 
-        if self._before is None and torch.cuda.is_initialized():
+        if self._before is None and gpu.initialized("cuda") is not None:
             self._warn()  # of the waits to come
             return False
         if self._before is None or torch.cuda.get_sync_debug_mode() != WARN:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ... import gpu
+
 REGION = "instrument doctor"
 PLAIN = "plain nvtx"
 FACTS, TRACE = "facts.json", "torch.json"
@@ -52,7 +54,7 @@ def _gpus() -> tuple[list[str], str]:
 
     names: list[str] = []
     if not torch.cuda.is_available():
-        return names, _failure(torch.cuda.init) if torch.version.cuda or torch.version.hip else ""
+        return names, _failure(torch.cuda.init) if gpu.built_for_cuda() else ""
 
     def use() -> None:
         names.extend(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))

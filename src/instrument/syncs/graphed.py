@@ -1,0 +1,52 @@
+"""`torch.cuda.make_graphed_callables`: it calls what it is given a few times, to warm up and to capture."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .. import compat
+from ..patch import Patch, leave_no_frame, undo
+
+
+class _Here(threading.local):
+    """On this thread: whether graphs are made now."""
+
+    making = False
+
+
+class GraphMaking:
+    """Tells whether this thread makes graphs of callables, so that their calls are none of the program's.
+
+    It does so until `remove`, for those who look the function up after this was made.
+    """
+
+    def __init__(self) -> None:
+        self._here = _Here()
+        self._patches = [Patch(owner, name, self._following) for owner, name in compat.graph_makers()]
+
+    @property
+    def here(self) -> bool:
+        """Whether this thread makes graphs now."""
+        return self._here.making
+
+    def remove(self) -> None:
+        """Put the functions back."""
+        undo(self._patches)
+
+    def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
+            before = self._here.making
+            try:
+                self._here.making = True
+                return original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            finally:
+                self._here.making = before
+
+        return make_graphed_callables
