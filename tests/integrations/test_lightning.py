@@ -390,7 +390,8 @@ def test_training_fails(tmp_path: Path, error: BaseException, raised: type, as_p
         made.fit(module, data(3), data(1))
     assert left_nothing(made, ours)
     assert not ours.loop._open
-    assert [(0, 1)] == steps(ours)
+    assert [(0, 0)] == steps(ours)
+    assert [1] == [window["cut_step"] for window in ours.loop.windows]
     assert "step" in {event["name"] for event in windowed(tmp_path / "out")}
     if as_profiler:
         assert "Where the step went" in ours.summary()
