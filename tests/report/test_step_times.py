@@ -10,7 +10,8 @@ import pytest
 from instrument.report.loop import loop_sentences
 from instrument.report.step_times import headline, step_times
 from instrument.traces.step_lengths import Lengths, Pace, StepLength
-from instrument.traces.summary import Summary, Timing, merge
+from instrument.traces.summary import Summary, merge
+from instrument.traces.timing import Timing
 
 MS = 1_000_000
 
@@ -18,8 +19,7 @@ MS = 1_000_000
 def summary(*times_ms: float, first: int = 2, timing: Timing | None = None) -> Summary:
     times = tuple(int(ms * MS) for ms in times_ms)
     numbers = tuple(number for number, _ in zip(count(first), times, strict=False))
-    known = (timing,) if timing else ()
-    return Summary(len(times), sum(times), (), (), None, None, times, numbers, timing=known)
+    return Summary(len(times), sum(times), (), (), None, None, times, numbers, timing=timing)
 
 
 def test_few_steps_are_listed() -> None:
@@ -64,7 +64,7 @@ def test_a_step_that_is_far_from_the_others() -> None:
 )
 def test_whether_they_are_typical(around_ms: float, said: str) -> None:
     """The steps around them, which were not recorded, are what they are compared with."""
-    timing = Timing(int(around_ms * MS), ((0, 19), (23, 42)), 240, 2_400 * MS)
+    timing = Timing((int(around_ms * MS),), ((0, 19), (23, 42)), 240, 2_400 * MS)
     *_, share, typical = step_times(summary(3.6, 3.6, 3.6, timing=timing))
     assert share == "Recorded: 3 of the 240 steps run so far, 0.5 % of 2.40 s"
     assert typical.startswith("The 40 steps around them took ")
@@ -73,7 +73,9 @@ def test_whether_they_are_typical(around_ms: float, said: str) -> None:
 
 def test_own_work() -> None:
     """The time that the library took inside windows is given, where it took some."""
-    windows = [summary(3, 3, timing=Timing(3 * MS, ((0, 19),), 22, 66 * MS, own_ns)) for own_ns in (40 * MS, 0)]
+    windows = [
+        summary(3, 3, timing=Timing((3 * MS,), ((0, 19),), 22, 66 * MS, own_ns=own_ns)) for own_ns in (40 * MS, 0)
+    ]
     said = "While recording, the library itself worked for 40.0 ms"
     assert 1 == sum(said in text for text in step_times(merge(windows)))
     assert not any("itself" in text for text in step_times(windows[1]))
@@ -81,14 +83,14 @@ def test_own_work() -> None:
 
 def test_too_few_steps_around_say_nothing() -> None:
     """Two steps, or none, are no measure."""
-    for timing in (Timing(MS, ((0, 1),), 5, 9 * MS), Timing(None, (), 5, 9 * MS)):
+    for timing in (Timing((MS,), ((0, 1),), 5, 9 * MS), Timing((), (), 5, 9 * MS)):
         assert not any("around" in text for text in step_times(summary(3, 3, timing=timing)))
 
 
 def test_several_windows() -> None:
     """Their steps are named, the run is as long as the last says, and a step around both counts once."""
-    first = summary(3, 3, timing=Timing(3 * MS, ((0, 1), (4, 7)), 8, 66 * MS))
-    second = summary(3, 3, first=8, timing=Timing(3 * MS, ((1, 1), (4, 7), (10, 19)), 30, 90 * MS))
+    first = summary(3, 3, timing=Timing((3 * MS,), ((0, 1), (4, 7)), 8, 66 * MS))
+    second = summary(3, 3, first=8, timing=Timing((3 * MS,), ((1, 1), (4, 7), (10, 19)), 30, 90 * MS))
     said = list(step_times(merge([first, second])))
     assert said[0] == "Steps 2-3, 8-9: 3.00, 3.00, 3.00, 3.00 ms (median 3.00 ms)"
     assert said[1] == "Recorded: 4 of the 30 steps run so far, 13.3 % of 90.0 ms"
@@ -97,19 +99,19 @@ def test_several_windows() -> None:
 
 def test_a_window_that_was_cut() -> None:
     """It is said how many of its steps are missing and why, until a later part of the window has them."""
-    cut = {"planned_steps": (2, 4), "cut": "the loop ended before step 4"}
-    first = summary(3, 3, timing=Timing(None, (), 4, 9 * MS, **cut))
+    cut = (((2, 4), "the loop ended before step 4"),)
+    first = summary(3, 3, timing=Timing((), (), 4, 9 * MS, endings=cut))
     said = "Recorded so far: 2 of the 3 steps 2-4, as the loop ended before step 4."
     assert said in list(step_times(first))
-    rest = summary(3, first=4, timing=Timing(None, (), 5, 12 * MS, planned_steps=(2, 4)))
+    rest = summary(3, first=4, timing=Timing((), (), 5, 12 * MS, endings=(((2, 4), ""),)))
     assert not any("so far:" in text for text in step_times(merge([first, rest])))
 
 
 def test_steps_that_were_cut_short() -> None:
     """They are named, and count only where no other is recorded."""
-    whole = summary(3, 3, first=2, timing=Timing(None, (), 4, 9 * MS, cut_step=4))
+    whole = summary(3, 3, first=2, timing=Timing((), (), 4, 9 * MS, cut_steps=(4,)))
     assert headline(whole) == "Where the step went: 3.00 ms (mean of steps 2-3; step 4 was cut short)"
-    alone = summary(2, first=8, timing=Timing(None, (), 8, 24 * MS, cut_step=8))
+    alone = summary(2, first=8, timing=Timing((), (), 8, 24 * MS, cut_steps=(8,)))
     assert headline(alone) == "Where the step went: 2.00 ms (step 8, cut short)"
     assert list(step_times(alone)) == []
     both = merge([whole, alone])
@@ -120,7 +122,7 @@ def test_steps_that_were_cut_short() -> None:
 def test_steps_that_were_not_timed() -> None:
     """The share of the run says which steps it leaves out."""
     for untimed, said in ((None, ""), ((0, 0), " (step 0 not timed)"), ((0, 100), " (steps 0-100 not timed)")):
-        timing = Timing(None, (), 240, 2_400 * MS, untimed_steps=untimed)
+        timing = Timing((), (), 240, 2_400 * MS, untimed_steps=untimed)
         *_, share = step_times(summary(3.6, 3.6, timing=timing))
         assert share == f"Recorded: 2 of the 240 steps run so far, 0.3 % of 2.40 s{said}"
 
@@ -262,7 +264,7 @@ def test_work_whose_launch_is_not_in_the_trace() -> None:
 )
 def test_steps_around_a_loop_that_runs_ahead(around_ms: int, said: str) -> None:
     """They are timed on the CPU, where they are as long as on the GPU once its queue is full."""
-    timing = Timing(around_ms * MS, ((0, 19),), 240, 2_400 * MS)
+    timing = Timing((around_ms * MS,), ((0, 19),), 240, 2_400 * MS)
     *_, typical = step_times(on_gpu((1, 1, 1), (10, 10, 10), AHEAD, timing))
     assert typical == (
         f"The 20 steps around them took {around_ms}.0{'0' * (around_ms < 10)} ms (median, on the CPU, which runs "
@@ -281,4 +283,4 @@ def test_timing_of_a_damaged_line(wrong: object) -> None:
     """What is damaged in a line is left out."""
     timing = {"run_steps": 3, "run_ns": 9, "around_ns": wrong, "around_steps": wrong, "untimed_steps": wrong}
     found = Timing.of({"timing": timing, "planned_steps": wrong, "status": wrong, "reason": wrong})
-    assert found == Timing(7 if wrong == 7 else None, (), 3, 9)
+    assert found == Timing((7,) if wrong == 7 else (), (), 3, 9, endings=((None, ""),))

@@ -19,7 +19,7 @@ from ..report.whole import render_set, render_windows
 from ..traces.add_lanes import add_gpu_lanes, check
 from ..traces.ranks import TraceSet
 from ..traces.read import read_file, read_trace
-from ..traces.summary import Timing
+from ..traces.timing import Timing
 from ..traces.trace import Trace
 from ..units import counted
 from ..windows.manifest import entry_of

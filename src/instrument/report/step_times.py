@@ -7,7 +7,8 @@ from itertools import groupby
 from statistics import median
 
 from ..regions.region import OWN_WORK
-from ..traces.summary import Summary, Timing
+from ..traces.summary import Summary
+from ..traces.timing import Timing
 from ..units import counted, duration, durations, percent
 from .loop import loop_sentences
 
@@ -58,10 +59,11 @@ def step_times(summary: Summary) -> Iterator[str]:
         )
     yield from _not_launched_here(summary)
     yield from _cut(summary)
-    if summary.timing and not summary.only_cut:
-        yield from _share_of_run(summary)
-        yield from _typical(summary)
-    yield from _own_work(summary)
+    if summary.timing is not None:
+        if not summary.only_cut:
+            yield from _share_of_run(summary, summary.timing)
+            yield from _typical(summary, summary.timing)
+        yield from _own_work(summary.timing)
 
 
 def _on_gpu(summary: Summary) -> list[tuple[int, int]]:
@@ -130,7 +132,7 @@ def _not_launched_here(summary: Summary) -> Iterator[str]:
 def _cut(summary: Summary) -> Iterator[str]:
     """Say which windows lack some of the steps that were asked for, or something else, and why."""
     recorded = set(summary.step_numbers)
-    for planned, reason in {timing.planned_steps: timing.cut for timing in summary.timing}.items():
+    for planned, reason in summary.timing.endings if summary.timing else ():
         if not reason:
             continue
         first, last = planned or (0, -1)  # without an end, no step is missing
@@ -141,13 +143,12 @@ def _cut(summary: Summary) -> Iterator[str]:
             yield f"Recorded so far: {inside:,} of the {last - first + 1:,} steps {first}-{last}, as {reason}."
 
 
-def _share_of_run(summary: Summary) -> Iterator[str]:
-    last = max(summary.timing, key=lambda timing: timing.run_steps)
-    if last.run_steps and last.run_ns:
-        share = percent(min(summary.step_ns, last.run_ns), last.run_ns)
+def _share_of_run(summary: Summary, timing: Timing) -> Iterator[str]:
+    if timing.run_steps and timing.run_ns:
+        share = percent(min(summary.step_ns, timing.run_ns), timing.run_ns)
         yield (
-            f"Recorded: {summary.steps:,} of the {last.run_steps:,} steps run so far, "
-            f"{share} % of {duration(last.run_ns)}{_untimed(last)}"
+            f"Recorded: {summary.steps:,} of the {timing.run_steps:,} steps run so far, "
+            f"{share} % of {duration(timing.run_ns)}{_untimed(timing)}"
         )
 
 
@@ -158,11 +159,11 @@ def _untimed(timing: Timing) -> str:
     return f" ({_which(range(first, last + 1), last + 1 - first)} not timed)"
 
 
-def _typical(summary: Summary) -> Iterator[str]:
+def _typical(summary: Summary, timing: Timing) -> Iterator[str]:
     """Compare the recorded steps with those around them, which are timed on the CPU."""
-    if summary.typical is None or summary.typical[0] < _ENOUGH or not summary.step_times_ns:
+    steps, around = timing.around or (0, 0)
+    if steps < _ENOUGH or not summary.step_times_ns:
         return
-    steps, around = summary.typical
     lengths = summary.lengths if summary.lengths and summary.lengths.runs_ahead else None
     clock = ", on the CPU, which runs ahead" if lengths else ""
     ratio = median(summary.step_times_ns) / (around or 1)
@@ -183,11 +184,10 @@ def _alike(ratio: float) -> bool:
     return max(ratio, 1 / (ratio or 1)) <= _ALIKE if ratio else False
 
 
-def _own_work(summary: Summary) -> Iterator[str]:
-    own_ns = sum(timing.own_ns for timing in summary.timing)
-    if own_ns:
+def _own_work(timing: Timing) -> Iterator[str]:
+    if timing.own_ns:
         yield (
-            f"While recording, the library itself worked for {duration(own_ns)}, "
+            f"While recording, the library itself worked for {duration(timing.own_ns)}, "
             f'which the trace shows as "{OWN_WORK}".'
         )
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from ..diagnosis.collectives import Collectives
 from ..diagnosis.metrics import metrics_of
 from ..traces.ranks import TraceSet
-from ..traces.summary import Timing, merge, summarize
+from ..traces.summary import merge, summarize
+from ..traces.timing import Timing
 from ..traces.trace import Trace
 from .gpu import Graphs, launched_graphs, render_gpu, render_graphs
 from .plain import line

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from functools import reduce
+from operator import add
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from .step_content import Steps, gpu_work, in_no_region_ns, outside_ns, steps_ns
 from .step_lengths import Lengths, joined
 from .step_work import step_lengths
 from .table import Array, Table
+from .timing import Timing
 from .trace import Trace
 
 _DEEPEST = 100
@@ -66,67 +68,6 @@ class OperatorStat:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """What the manifest says of one window: the steps around it, the run so far, and how it ended.
-
-    Attributes:
-        around_ns: The median duration of the steps timed before and after the window, which were not recorded.
-        around_steps: The first and the last step of each stretch of those.
-        run_steps: How many steps the run had made when the window was written down.
-        run_ns: The wall time that they took, but for the untimed ones.
-        own_ns: How long the library itself worked while the window was open.
-        planned_steps: The first and the last step that were planned; None where the plan has no end.
-        cut: Why the window ended before its last step, in words; empty where it did not.
-        cut_step: The step that did not run, or was not recorded, to its end.
-        untimed_steps: The first and the last of the run's steps whose time is not known.
-    """
-
-    around_ns: int | None
-    around_steps: tuple[tuple[int, int], ...]
-    run_steps: int
-    run_ns: int
-    own_ns: int = 0
-    planned_steps: tuple[int, int] | None = None
-    cut: str = ""
-    cut_step: int | None = None
-    untimed_steps: tuple[int, int] | None = None
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any] | None) -> Timing | None:
-        """Return what a line of the manifest says, if it has a timing."""
-        known = entry.get("timing") if entry else None
-        if entry is None or not isinstance(known, Mapping):
-            return None
-        run_steps, run_ns, around_ns = (known.get(key) for key in ("run_steps", "run_ns", "around_ns"))
-        own_ns, cut_step = known.get("own_ns", 0), entry.get("cut_step")
-        if not (isinstance(run_steps, int) and isinstance(run_ns, int) and isinstance(own_ns, int)):
-            return None
-        return cls(
-            around_ns if isinstance(around_ns, int) else None,
-            tuple(filter(None, map(_span, _listed(known.get("around_steps"))))),
-            run_steps,
-            run_ns,
-            own_ns,
-            _span(entry.get("planned_steps")),
-            str(entry.get("reason") or "") if entry.get("status") == "partial" else "",
-            cut_step if isinstance(cut_step, int) else None,
-            _span(known.get("untimed_steps")),
-        )
-
-
-def _listed(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _span(value: object) -> tuple[int, int] | None:
-    """Return the first and the last step in a value of the manifest, which may be anything."""
-    pair = _listed(value)
-    if len(pair) != 2 or not all(isinstance(number, int) for number in pair):
-        return None
-    return pair[0], pair[1]
-
-
-@dataclass(frozen=True)
 class Summary:
     """Where the time of the recorded steps went.
 
@@ -155,7 +96,7 @@ class Summary:
             what each has in common with those before it.
         unplaced: How many regions of autograd's threads are in no other, since it is unclear which thread called
             that backward pass.
-        timing: Of each window, what the manifest says of it.
+        timing: What the manifest says of the run; None if nothing.
         lengths: How long the steps took on the CPU and on the GPU; None where the trace knows of no GPU.
     """
 
@@ -174,25 +115,13 @@ class Summary:
     by_time_gpu_ns: int = 0
     overlap_ns: int = 0
     unplaced: int = 0
-    timing: tuple[Timing, ...] = ()
+    timing: Timing | None = None
     lengths: Lengths | None = None
-
-    @property
-    def typical(self) -> tuple[int, float] | None:
-        """Of the steps around the windows: how many were timed, and the median of their durations in ns."""
-        known = [timing for timing in self.timing if timing.around_ns is not None]
-        if not known:
-            return None
-        count, counted = 0, -1  # a step may be around several windows
-        for first, last in sorted(stretch for timing in known for stretch in timing.around_steps):
-            count += max(last - max(first, counted + 1) + 1, 0)
-            counted = max(counted, last)
-        return count, median(timing.around_ns for timing in known if timing.around_ns is not None)
 
     @property
     def cut_steps(self) -> list[int]:
         """The steps that did not end; they count nowhere, unless there is no other."""
-        return sorted({timing.cut_step for timing in self.timing if timing.cut_step is not None})
+        return sorted(set(self.timing.cut_steps)) if self.timing else []
 
     @property
     def only_cut(self) -> bool:
@@ -257,14 +186,14 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
         by_time_gpu_ns=int(trace.gpu.duration_ns[work.by_time].sum()),
         overlap_ns=_overlap_ns(regions.where(within >= 0)),
         unplaced=trace.unplaced,
-        timing=(timing,) if timing else (),
+        timing=timing,
         lengths=step_lengths(trace),
     )
 
 
 def merge(summaries: Sequence[Summary]) -> Summary:
     """Add up several windows of one run; none at all make an empty summary."""
-    timing = tuple(timing for s in summaries for timing in s.timing)
+    timings = [s.timing for s in summaries if s.timing is not None]
     summaries = [s for s in summaries if not s.only_cut] or summaries
     by_path: dict[tuple[str, ...], _Total] = {}
     by_name: dict[str, _Total] = {}
@@ -293,7 +222,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         by_time_gpu_ns=sum(s.by_time_gpu_ns for s in summaries),
         overlap_ns=sum(s.overlap_ns for s in summaries),
         unplaced=sum(s.unplaced for s in summaries),
-        timing=timing,
+        timing=reduce(add, timings) if timings else None,
         lengths=joined((s.lengths, s.step_times_ns) for s in summaries),
     )
 

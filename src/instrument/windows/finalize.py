@@ -112,15 +112,15 @@ class Finalize:
         before = self._summary
         if summary is None and before is None:
             return
-        from ..traces.summary import Timing, merge
+        from ..traces.summary import merge
+        from ..traces.timing import Timing
 
         timing = Timing.of(entry)
-        known = (timing,) if timing else ()
-        if summary is None:
-            self._summary = before and replace(before, timing=(*before.timing, *known))
-        else:
-            summary = replace(summary, timing=known)
+        if summary is not None:
+            summary = replace(summary, timing=timing)
             self._summary = merge([before, summary]) if before is not None else summary
+        elif before is not None and timing is not None:
+            self._summary = replace(before, timing=before.timing + timing if before.timing else timing)
 
     def _report(self, job: Job) -> dict[str, Any]:
         """Render the summary of all windows."""
