@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[1]
 # These do all that they do on a GPU, on the CPU; see below for `nsys` and the tests, and for what fills a GPU.
 REHEARSED = [
     driver.environment,
-    driver.fork,
     driver.untouched,
     edges.detector,
     edges.graph,
@@ -52,9 +51,21 @@ def test_rehearsal(tmp_path: Path, check: Run, monkeypatch: pytest.MonkeyPatch) 
     assert all(isinstance(value, (int, float, str)) for value in context.figures.values())
 
 
+def test_rehearsal_of_forks(tmp_path: Path) -> None:
+    """In a process of its own: a child of one that computed on several threads may hang in OpenMP."""
+    out = tmp_path / "results.json"
+    arguments = ["-m", "scripts.gpu_check", "fork", "--rehearse", "--out", str(out)]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *arguments], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(out.read_text())["checks"]["fork"]["status"] == "passed"
+
+
 def test_all_are_rehearsed() -> None:
     """But for those that run tests for a GPU or a vendor's tool, which have tests of their own below."""
-    others = {"nsys", "ncu", "tests-alone", "tests"}
+    others = {"fork", "nsys", "ncu", "tests-alone", "tests"}
     assert {check.name for check in command.CHECKS if check.run not in REHEARSED} == others
 
 

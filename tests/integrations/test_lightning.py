@@ -287,7 +287,8 @@ def test_skipped_updates(tmp_path: Path) -> None:
     made = trainer(tmp_path, ours, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
     made.fit(Infinite(), data(3))
     names = Counter(event["name"] for event in windowed(tmp_path / "out"))
-    assert (3, [(0, 2)], 3, 2) == (made.global_step, steps(ours), names["step"], names["Optimizer.step#SGD.step"])
+    assert (3, [(0, 2)]) == (made.global_step, steps(ours))
+    assert {"step": 3, "Optimizer.step#SGD.step": 2}.items() <= names.items()
 
 
 def test_epoch_cut_short(tmp_path: Path) -> None:

@@ -389,7 +389,7 @@ def test_a_recording_of_two_threads(tmp_path: Path) -> None:
     assert outermost <= summary.step_ns
     assert 0 <= by_path["backward",].self_ns <= by_path["backward",].cpu_ns - by_path[whole].self_ns
     (runs,) = [thread for thread in trace.threads if thread.autograd]
-    assert runs.name.endswith("(pt_autograd_0)")
+    assert runs.name == "" or runs.name.endswith("(pt_autograd_0)")  # Kineto leaves it out at times
 
     # The name alone is no more than a hint: without it, the nodes tell.
     text = (tmp_path / "trace.json").read_text()

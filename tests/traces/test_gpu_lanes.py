@@ -232,7 +232,7 @@ def test_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["summarize", str(trace), "--add-gpu-lanes", str(out)])
     assert result.exit_code == 0
     assert "backward" in result.stdout
-    assert "has the ranges of 7 regions and steps on 1 stream of the GPU" in result.stderr
+    assert "has 7 ranges of regions and steps on 1 stream of the GPU" in result.stderr
     assert len(drawn(added(out))["stream 7: regions"]) == 7
     plain = tmp_path / "b.json"
     result = CliRunner().invoke(app, ["summarize", "--json", str(trace), "--add-gpu-lanes", str(plain)])
