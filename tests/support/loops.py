@@ -50,9 +50,9 @@ class Loop:
         self.cpu += us
 
     def launch(
-        self, us: int, *, call: str = "cudaLaunchKernel", cost: int = 10, thread: int = 1, kernel: bool = True
+        self, us: int, *, call: str = "cudaLaunchKernel", cost: int = 10, thread: int = 1, kernels: int = 1
     ) -> None:
-        """Launch work of this duration; without ``kernel`` the trace lacks it."""
+        """Launch work of this duration, in as many ``kernels``; without any the trace lacks it."""
         self._launches += 1
         ids = {"correlation": self._process * 1_000_000 + self._launches}
         begun = self.cpu
@@ -66,8 +66,9 @@ class Loop:
         self.gpu = start + us
         self._ends.append(self.gpu)
         self.cpu += cost
-        if kernel:
-            event = self._event("kernel", "gemm", start, self.gpu) | {"pid": self._device, "tid": 7}
+        for number in range(kernels):
+            begin, end = (start + us * part // kernels for part in (number, number + 1))
+            event = self._event("kernel", "gemm", begin, end) | {"pid": self._device, "tid": 7}
             self.events.append(event | {"args": ids | {"device": self._device, "stream": 7}})
 
     def synchronize(self, call: str = "cudaDeviceSynchronize", thread: int = 1) -> None:

@@ -219,6 +219,35 @@ def test_launches_that_are_long_for_another_reason(tmp_path: Path, before: int) 
     assert lengths.pace.queue_waits_ns == 0
 
 
+def test_graphs_do_not_fill_the_queue_by_their_kernels(tmp_path: Path) -> None:
+    """The launch of a graph takes one place, however many kernels it has, and longer than that of a kernel."""
+    loop = Loop()
+    for number in range(5):
+        with loop.step(number):
+            loop.work(5_000)
+            for _ in range(20):
+                loop.launch(10, cost=5)
+            for _ in range(2):
+                loop.launch(600, call="cudaGraphLaunch", cost=60, kernels=300)
+    trace = loop.trace(tmp_path)
+    assert len(queue_waits(trace).start_ns) == 0
+    assert of(trace).pace.queue_waits_ns == 0
+
+
+def test_a_queue_that_is_full_of_graphs(tmp_path: Path) -> None:
+    """Their launches wait as those of kernels do, each beyond what it takes by itself."""
+    loop = Loop(queue=300)
+    for _ in range(400):
+        loop.launch(20, cost=5)
+        loop.launch(600, call="cudaGraphLaunch", cost=60, kernels=3)
+    trace = loop.trace(tmp_path)
+    found, base = queue_waits(trace), BASE_US * US - trace.epoch_ns
+    waited = list(zip((found.start_ns - base).tolist(), (found.end_ns - base).tolist(), strict=True))
+    graphs = [(start * US, end * US) for start, end in loop.held if end - start > 3 * 60]
+    assert len(graphs) > 200
+    assert [span for span in waited if span[1] - span[0] > 3 * 60 * US] == graphs
+
+
 def test_a_queue_that_was_full_before_the_recording(tmp_path: Path) -> None:
     """What was launched before counts among what is queued."""
     loop = Loop(queue=300)
@@ -274,7 +303,7 @@ def test_graphs_without_their_kernels(tmp_path: Path, recorded: int) -> None:
         with loop.step(number):
             for _ in range(recorded):
                 loop.launch(100)
-            loop.launch(5_000, call="cudaGraphLaunch", kernel=False)
+            loop.launch(5_000, call="cudaGraphLaunch", kernels=0)
             loop.synchronize("cudaStreamSynchronize")
             loop.synchronize()
     lengths = of(loop.trace(tmp_path))
@@ -288,7 +317,7 @@ def test_only_device_waits_without_the_kernels(tmp_path: Path) -> None:
     loop = Loop()
     for number in range(3):
         with loop.step(number):
-            loop.launch(5_000, call="cudaGraphLaunch", kernel=False)
+            loop.launch(5_000, call="cudaGraphLaunch", kernels=0)
             loop.synchronize("cudaStreamSynchronize")
     assert of(loop.trace(tmp_path)).synchronized_step_ns is None
 
@@ -312,7 +341,7 @@ def test_a_graph_among_other_launches(tmp_path: Path) -> None:
             for _ in range(20):
                 loop.launch(100)
             if number == 2:
-                loop.launch(90_000, call="cudaGraphLaunch", kernel=False)
+                loop.launch(90_000, call="cudaGraphLaunch", kernels=0)
     lengths = of(loop.trace(tmp_path))
     assert [step.gpu_ns is None for step in lengths.steps] == [False, False, True, False, False]
     assert [step.gpu_period_ns is None for step in lengths.steps] == [True, False, True, True, False]

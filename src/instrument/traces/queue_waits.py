@@ -1,8 +1,7 @@
 """Finds launches that waited until there was room for them in the queue of the GPU.
 
-The driver takes a launch and returns, until as many wait as its queue holds (1,024 on CUDA). From then on a launch
-returns when the GPU is done with another one: the GPU holds up the CPU as much as in a synchronization, in a call
-that is none.
+A launch returns at once until the driver's queue is full (1,024 launches on CUDA); from then on it returns when the
+GPU finishes another one. The CPU waits as in a synchronization, in a call that does not synchronize.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .lanes import by_lane
 from .step_content import launched_before
 from .table import Array
 from .trace import Trace
 
-_FULL = 256  # pieces of work, from which the queue may be full: CUDA_SCALE_LAUNCH_QUEUES makes it 256 at the least
+_FULL = 256  # launches, from which the queue may be full: CUDA_SCALE_LAUNCH_QUEUES makes it 256 at the least
 _FAR_LONGER = 4  # times as long as a launch takes while the queue has room
 
 
@@ -34,35 +34,48 @@ class QueueWaits(NamedTuple):
 
 
 def queue_waits(trace: Trace) -> QueueWaits:
-    """Return the launches that took much longer than others while the GPU had a full queue.
+    """Return the launches that took much longer than others of their kind while the GPU had a full queue.
 
-    The work of such a call starts after it has returned, as the queue is before it. A launch that took long for
-    another reason, such as to load the code of a kernel or to copy from memory that is not pinned, is none.
+    The work of such a call starts after it has returned, as the queue is before it. Launches that are slow for
+    another reason, such as loading a kernel's code, are excluded.
     """
     gpu, runtime = trace.gpu, trace.runtime
     linked = np.flatnonzero(gpu.launch >= 0)
-    rows, place = np.unique(gpu.launch[linked], return_index=True)  # work is in order of start
-    first = linked[place]
-    start, end, duration = runtime.start_ns[rows], runtime.end_ns[rows], runtime.duration_ns[rows]
-    queued = _queued(trace, linked, start, gpu.device[first])
+    rows, place, launch = np.unique(gpu.launch[linked], return_index=True, return_inverse=True)
+    first = linked[place]  # work is in order of start
+    calls = runtime.where(rows)
+    queued = _queued(trace, calls.start_ns, _last(gpu.end_ns[linked], launch, len(rows)), gpu.device[first])
     room = queued < _FULL
-    if room.all():
-        return QueueWaits(start[:0], end[:0], runtime.thread[:0])
-    usual = int(np.median(duration[room]) if room.any() else duration.min())
-    waited = ~room & (duration > _FAR_LONGER * usual) & (gpu.start_ns[first] >= end)
-    return QueueWaits(start[waited] + usual, end[waited], runtime.thread[rows[waited]])
+    usual = _usual(calls.name, calls.duration_ns, room)
+    waited = ~room & (calls.duration_ns > _FAR_LONGER * usual) & (gpu.start_ns[first] >= calls.end_ns)
+    return QueueWaits((calls.start_ns + usual)[waited], calls.end_ns[waited], calls.thread[waited])
 
 
-def _queued(trace: Trace, linked: Array, start: Array, device: Array) -> Array:
-    """How much work each device had that was launched before each time and not yet done."""
+def _usual(name: Array, duration: Array, room: Array) -> Array:
+    """How long a launch by the same function takes while the queue has room: one of a graph takes longer."""
+    usual = np.zeros(len(name), np.int64)
+    for _, rows in by_lane(name):
+        some = duration[rows[room[rows]]]
+        usual[rows] = int(np.median(some)) if len(some) else duration[rows].min()
+    return usual
+
+
+def _queued(trace: Trace, start: Array, done: Array, device: Array) -> Array:
+    """How many launches each device had not done when each began; those of a graph's kernels are one."""
     gpu = trace.gpu
-    early = np.flatnonzero(launched_before(trace))
+    earlier = np.flatnonzero(launched_before(trace))
     queued = np.zeros(len(start), np.int64)
     for number in np.unique(device).tolist():
-        here, calls = linked[gpu.device[linked] == number], device == number
-        launched = np.sort(trace.runtime.start_ns[gpu.launch[here]])
-        earlier = early[gpu.device[early] == number]
-        done = np.sort(gpu.end_ns[np.concatenate((here, earlier))])
-        queued[calls] = len(earlier) + np.searchsorted(launched, start[calls])
-        queued[calls] -= np.searchsorted(done, start[calls], "right")
+        here, before = device == number, earlier[gpu.device[earlier] == number]
+        ids, launch = np.unique(gpu.correlation[before], return_inverse=True)
+        ends = np.sort(np.concatenate((done[here], _last(gpu.end_ns[before], launch, len(ids)))))
+        queued[here] = len(ids) + np.searchsorted(np.sort(start[here]), start[here])
+        queued[here] -= np.searchsorted(ends, start[here], "right")
     return queued
+
+
+def _last(end: Array, launch: Array, launches: int) -> Array:
+    """When the last work of each launch ended."""
+    last = np.full(launches, np.iinfo(np.int64).min)
+    np.maximum.at(last, launch, end)
+    return last
