@@ -97,6 +97,12 @@ def test_several_windows() -> None:
     assert said[2].startswith("The 16 steps around them took 3.00 ms")
 
 
+def test_windows_at_the_same_step() -> None:
+    """What the later one says of the run holds: the time goes on while no step ends."""
+    first, second = (Timing((), (), 5, ns, untimed) for ns, untimed in ((9, None), (12, (0, 0))))
+    assert ((first + second).run_ns, (first + second).untimed_steps) == (12, (0, 0))
+
+
 def test_a_window_that_was_cut() -> None:
     """It is said how many of its steps are missing and why, until a later part of the window has them."""
     cut = (((2, 4), "the loop ended before step 4"),)
@@ -117,6 +123,23 @@ def test_steps_that_were_cut_short() -> None:
     both = merge([whole, alone])
     assert headline(both) == "Where the step went: 3.00 ms (mean of steps 2-3; steps 4, 8 were cut short)"
     assert merge([alone, whole]).step_times_ns == both.step_times_ns == whole.step_times_ns
+
+
+def test_a_step_that_was_cut_short_and_then_recorded_whole() -> None:
+    """As after a retry: it is one of the recorded steps, whichever window comes first, and alone as well."""
+    cut = summary(3, first=2, timing=Timing((), (), 3, 9 * MS, cut_steps=(3,)))
+    alone = summary(1, first=3, timing=Timing((), (), 3, 9 * MS, cut_steps=(3,)))
+    whole = summary(3, 3, first=3, timing=Timing((), (), 5, 15 * MS))
+    other = summary(3, first=8, timing=Timing((), (), 9, 24 * MS, cut_steps=(9,)))
+    assert headline(merge([cut, whole])) == "Where the step went: 3.00 ms (mean of steps 2-4)"
+    for windows in ([alone, whole], [whole, alone]):
+        both = merge(windows)
+        assert headline(both) == "Where the step went: 3.00 ms (mean of steps 3-4)"
+        assert any("Recorded: 2 of the 5 steps" in text for text in step_times(both))
+        assert headline(merge([both, other])).endswith("(mean of steps 3-4, 8; step 9 was cut short)")
+    twice = merge([alone, alone])
+    assert twice.only_cut
+    assert merge([twice, whole]).step_numbers == (3, 4)
 
 
 def test_steps_that_were_not_timed() -> None:

@@ -1,7 +1,7 @@
 """Finds launches that waited until there was room for them in the queue of the GPU.
 
-A launch returns at once until the driver's queue is full (1,024 launches on CUDA); from then on it returns when the
-GPU finishes another one. The CPU waits as in a synchronization, in a call that does not synchronize.
+A launch returns at once until the driver's queue is full (1,024 launches on CUDA); from then on it returns when
+the GPU finishes another one. The CPU waits as in a synchronization, in a call that does not synchronize.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any, TypeVar
@@ -120,7 +120,7 @@ class Summary:
 
     @property
     def cut_steps(self) -> list[int]:
-        """The steps that did not end; they count nowhere, unless there is no other."""
+        """The steps that did not end and that no window has whole; they count only where there is no other."""
         return sorted(set(self.timing.cut_steps)) if self.timing else []
 
     @property
@@ -193,8 +193,9 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
 
 def merge(summaries: Sequence[Summary]) -> Summary:
     """Add up several windows of one run; none at all make an empty summary."""
-    timings = [s.timing for s in summaries if s.timing is not None]
-    summaries = [s for s in summaries if not s.only_cut] or summaries
+    whole = [s for s in summaries if not s.only_cut]
+    timing = _timing(summaries, {number for s in whole for number in s.step_numbers})
+    summaries = whole or summaries
     by_path: dict[tuple[str, ...], _Total] = {}
     by_name: dict[str, _Total] = {}
     for summary in summaries:
@@ -222,9 +223,18 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         by_time_gpu_ns=sum(s.by_time_gpu_ns for s in summaries),
         overlap_ns=sum(s.overlap_ns for s in summaries),
         unplaced=sum(s.unplaced for s in summaries),
-        timing=reduce(add, timings) if timings else None,
+        timing=timing,
         lengths=joined((s.lengths, s.step_times_ns) for s in summaries),
     )
+
+
+def _timing(summaries: Sequence[Summary], recorded: set[int]) -> Timing | None:
+    """What is known of the run; a step that was cut short may be ``recorded`` in another window."""
+    timings = [s.timing for s in summaries if s.timing is not None]
+    if not timings:
+        return None
+    timing = reduce(add, timings)
+    return replace(timing, cut_steps=tuple(number for number in timing.cut_steps if number not in recorded))
 
 
 def _add(row: _Total, calls: int, cpu_ns: int, self_ns: int, gpu_ns: int, steps: int = 0) -> None:
