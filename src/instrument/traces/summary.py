@@ -83,15 +83,14 @@ class Summary:
         regions: As a tree in order of first call: each region is followed by those inside it.
         operators: By their own time, longest first.
         gpu_total_ns: All GPU work of the steps; None where the trace has none.
-        gpu_unattributed_ns: The part of it that was launched in no region, or nobody knows where.
+        gpu_unattributed_ns: The part of it that was launched in no region, or whose launch is unknown.
         step_times_ns: The duration of each step.
         step_numbers: As many numbers of steps; -1 where the trace does not say.
         no_region_ns: The part of the steps at which no region was open.
         outside_ns: The time recorded outside of the steps.
         outside_gpu_ns: The GPU work that was launched there, or before the recording.
         before_gpu_ns: All GPU work that was launched before the recording.
-        by_time_gpu_ns: The GPU work of which the trace does not tell when it was launched: it is in the step in
-            which it ran.
+        by_time_gpu_ns: GPU work without a known launch time; it counts in the step in which it ran.
         overlap_ns: How long regions of one thread were open that are neither in one another nor apart: added up,
             what each has in common with those before it.
         unplaced: How many regions of autograd's threads are in no other, since it is unclear which thread called
@@ -183,7 +182,7 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
         outside_ns=outside_ns(trace),
         outside_gpu_ns=outside_gpu_ns,
         before_gpu_ns=int(trace.gpu.duration_ns[work.before].sum()),
-        by_time_gpu_ns=int(trace.gpu.duration_ns[work.by_time].sum()),
+        by_time_gpu_ns=int(trace.gpu.duration_ns[work.by_time & work.counted].sum()),
         overlap_ns=_overlap_ns(regions.where(within >= 0)),
         unplaced=trace.unplaced,
         timing=timing,
