@@ -54,6 +54,27 @@ def test_a_step_that_is_far_from_the_others() -> None:
     assert far == "The steps differ widely: few of them are like the mean."
 
 
+class Number(int):
+    """Counts with how many numbers of steps it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Number.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = int.__hash__
+
+
+def test_many_steps_that_are_far_from_the_others() -> None:
+    """The work is proportional to the number of steps."""
+    several = summary(*[10, 10, 10, 50] * 250)
+    several = replace(several, step_numbers=tuple(map(Number, several.step_numbers)))
+    _, far = step_times(several)
+    assert far.endswith("the others took 10.0 ms (median).")
+    assert Number.compared < 10 * 1000
+
+
 @pytest.mark.parametrize(
     ("around_ms", "said"),
     [

@@ -102,7 +102,13 @@ def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> 
         return
     times = [ns for _, ns in steps]
     middle = min(times) if len(times) == 2 else median(times)
-    far = [(number, ns) for number, ns in steps if ns > _FAR * middle or ns * _FAR < middle]
+    far: list[tuple[int, int]] = []
+    near: list[int] = []
+    for number, ns in steps:
+        if ns > _FAR * middle or ns * _FAR < middle:
+            far.append((number, ns))
+        else:
+            near.append(ns)
     if not far:
         return
     if len(far) > len(times) // 2:
@@ -112,7 +118,7 @@ def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> 
     those = [ns for _, ns in far]
     took = durations(those) if len(far) <= _LISTED else f"{duration(min(those))} to {duration(max(those))}"
     share = f", {percent(sum(those), whole_ns)} % of the time in the table below" if whole_ns else ""
-    others = duration(median(ns for number, ns in steps if (number, ns) not in far))
+    others = duration(median(near))
     than = f"the other took {others}" if len(times) == 2 else f"the others took {others} (median)"
     yield f"{which} took {took}{clock}{share}; {than}."
 
