@@ -7,8 +7,12 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from instrument.diagnosis.metrics import metrics, metrics_of
+from instrument.diagnosis import metrics as metrics_module
+from instrument.diagnosis.metrics import metrics
 from instrument.report.gpu import Graphs, launched_graphs, render_gpu, render_graphs
+from instrument.report.whole import render_windows
+from instrument.traces import summary
+from instrument.traces.step_lengths import Lengths
 from instrument.traces.step_work import step_lengths
 from instrument.traces.trace import Trace
 from instrument.units import counted
@@ -69,10 +73,19 @@ def test_the_parts_of_the_time_fit_the_page() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_step_lengths_that_are_known_already() -> None:
-    """The same numbers as without them."""
-    trace = graph_trace()
-    assert metrics_of(trace, "auto", step_lengths(trace)) == metrics(trace)
+def test_step_lengths_are_measured_once_for_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU's numbers take those that the summary of the window has."""
+    measured: list[Trace] = []
+
+    def counted_lengths(trace: Trace) -> Lengths | None:
+        measured.append(trace)
+        return step_lengths(trace)
+
+    for module in (summary, metrics_module):
+        monkeypatch.setattr(module, "step_lengths", counted_lengths)
+    windows = [graph_trace(), graph_trace()]
+    render_windows([(trace, None) for trace in windows], "auto", console=Console(file=StringIO()))
+    assert [id(trace) for trace in windows] == [id(trace) for trace in measured]
 
 
 @pytest.mark.parametrize(
