@@ -93,7 +93,7 @@ def test_the_summary_of_a_gpu_trace_is_real(document: str) -> None:
 
 @pytest.mark.parametrize("document", ["README.md", "docs/windows.md"])
 def test_the_summary_of_a_gpu_trace_has_these_words(document: str, tmp_path: Path) -> None:
-    """A loop that fills the GPU's queue is told of in the same words, whatever its numbers."""
+    """A loop that fills the GPU's queue is reported in the same words, whatever its numbers."""
     loop = Loop(queue=300)
     for number in range(101, 106):
         with loop.step(number):

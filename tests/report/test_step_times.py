@@ -255,7 +255,9 @@ def test_what_bounds_other_loops() -> None:
         "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of the time after the first step."
     )
     full = ms(gpu_ns=20, cpu_ns=20, cpu_waits_ns=10, queue_waits_ns=9)
-    assert said(full).endswith("50.0 % of the time after the first step (in launches, as its queue was full).")
+    assert said(full).endswith(
+        "50.0 % of the time after the first step (in launches, because the GPU's queue was full)."
+    )
     assert said(Pace()) == (
         "Whether the CPU or the GPU bounds the loop is not known: it takes two successive steps with GPU work to "
         "tell. The CPU ran up to 27.0 ms ahead."

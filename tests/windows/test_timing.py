@@ -164,7 +164,7 @@ def test_the_trace_is_without_the_step_that_was_cut_short(
 
 
 def test_a_step_that_another_profiler_cuts_short(out: Path) -> None:
-    """The rest of it is not in the trace, which tells so by itself."""
+    """The rest of the step is not in the trace, whose metadata says so."""
 
     def interfere(number: int) -> None:
         if number == 4:
@@ -181,7 +181,7 @@ def test_a_step_that_another_profiler_cuts_short(out: Path) -> None:
 
 @pytest.mark.parametrize("updates", [False, True])
 def test_an_item_that_the_loop_was_left_in(out: Path, updates: bool) -> None:
-    """Its step was cut short where an update is missing; where there are none, nobody knows, and it counts."""
+    """Its step was cut short if an update is missing; without any updates it counts."""
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
 

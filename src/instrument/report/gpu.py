@@ -26,7 +26,7 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class Graphs:
-    """What a trace does not tell of the CUDA or HIP graphs in it.
+    """Graph launches that a trace does not resolve.
 
     Attributes:
         whole: Launches that nsys traced as a whole, without the kernels in them.
@@ -44,7 +44,7 @@ class Graphs:
 
 
 def launched_graphs(trace: Trace) -> Graphs:
-    """Return what is not told of the graphs in a trace; only Kineto's have operators for kernels to be in."""
+    """Count graph launches without kernels (Nsight Systems), and graph kernels without an operator (Kineto)."""
     if trace.format == "nsight systems":
         return Graphs(whole=int(trace.kernels.matching("name", _GRAPH).sum()))
     kernels = trace.kernels
@@ -54,7 +54,7 @@ def launched_graphs(trace: Trace) -> Graphs:
 
 
 def render_graphs(graphs: Graphs, *, console: Console) -> None:
-    """Print how to have recorded what is not told of graphs; nothing without any."""
+    """Print what is missing of graphs, and how to record it."""
     if graphs.whole:
         line(console, "")
         line(

@@ -17,7 +17,7 @@ def loop_sentences(lengths: Lengths) -> Iterator[str]:
     pace = lengths.pace
     idle, waits = (percent(ns, gpu_ns) for ns in (pace.gpu_waits_ns, pace.cpu_waits_ns))
     if lengths.bound == "gpu":
-        queue = " (in launches, as its queue was full)" * (2 * pace.queue_waits_ns > pace.cpu_waits_ns)
+        queue = " (in launches, because the GPU's queue was full)" * (2 * pace.queue_waits_ns > pace.cpu_waits_ns)
         waited = f", and waited for it {waits} % {_WINDOW}{queue}" * (pace.cpu_waits_ns > _LITTLE * gpu_ns)
         yield f"The GPU bounds the loop: {_step(lengths)}. The CPU {_ahead(lengths)}{waited}."
     elif lengths.bound == "cpu":

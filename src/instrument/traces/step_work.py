@@ -116,7 +116,10 @@ def _processes(trace: Trace, process_of: Array) -> Array:
 
 
 def _loop(trace: Trace) -> Array:
-    """The threads that hold up the loop if they wait: those of the steps and of autograd; the last is none."""
+    """A mask of the threads whose waits hold up the loop: those of the steps and of autograd.
+
+    The last entry stands for no thread and is False.
+    """
     held = np.array([*(thread.autograd for thread in trace.threads), False])
     held[trace.steps.thread] = True
     held[-1] = False
@@ -137,7 +140,7 @@ def _waits(trace: Trace) -> dict[int, list[Wait]]:
 
 
 def _queue(trace: Trace) -> Array:
-    """Starts, ends and steps of the launches on a thread of the loop that waited since the queue was full."""
+    """Starts, ends and steps of the launches on a thread of the loop that waited because the queue was full."""
     start, end, thread = queue_waits(trace)
     own = np.flatnonzero(_loop(trace)[thread])
     step = Steps(trace).of(start[own], thread[own])
