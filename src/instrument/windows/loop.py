@@ -482,6 +482,7 @@ class Profile(LikeTorch):
         self._change = step + 1
         with guard.contained("following the schedule"):
             if recording is not None and not recording.here():
+                recording.stepped_elsewhere()
                 return
             phase, window = self._plan.at(step)
             over = recording is not None and (window is None or window.index != recording.window.index)
@@ -596,7 +597,7 @@ class Profile(LikeTorch):
                 raise
             return
         self._over, self._last = window.index, recording.capture
-        failure = None
+        status, failure = "partial" if reasons else "recorded", None
         self._closing = True
         try:
             if self._on_trace_ready is not None and not recording.announced:
@@ -606,17 +607,14 @@ class Profile(LikeTorch):
             if is_interrupt(error):
                 raise
             failure = error
+            reasons = [*reasons, f"on_trace_ready failed: {type(error).__name__}: {error}"]
         finally:  # a KeyboardInterrupt, too, leaves the files
             self._recording, self._closing, self._postponed = None, False, ""
             if not self.keep_last:
                 self._last = None
             received = self._finalizer.received
             try:
-                failed = (
-                    [f"on_trace_ready failed: {type(failure).__name__}: {failure}"] if failure is not None else []
-                )
-                entry |= {"status": "partial" if reasons else "recorded"}
-                entry |= {"reason": "; ".join([*reasons, *failed]) or None}
+                entry |= {"status": status, "reason": "; ".join(reasons) or None}
                 read = self._reports and (recording.steps is not None or not self._planned)
                 self._untimed = self._finalizer.recorded(recording.capture, files, read=read, **entry)
             except BaseException:
@@ -673,7 +671,6 @@ class Profile(LikeTorch):
     def _give_up(self, window: Window, error: BaseException) -> None:
         """Leave nothing on, take note of why a window is not recorded, and go on to the next."""
         recording = self._recording
-        self._over, self._goes_on = window.index, 0
         interrupted = is_interrupt(error)
         if isinstance(error, CaptureError):
             status, reason = "skipped", str(error)
@@ -684,6 +681,7 @@ class Profile(LikeTorch):
             if recording is not None:
                 self._abandon(recording)
         finally:  # also where a signal handler of the program raises
+            self._over, self._goes_on = window.index, 0
             self._note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
         refused = isinstance(error, OSError) and error.errno is not None and not settings.strict

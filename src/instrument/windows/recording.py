@@ -54,16 +54,17 @@ class Recording:
         self._off = False  # whether the capture has ended
 
     def here(self) -> bool:
-        """Tell whether this is the thread that opened the window; warn the first time it is not."""
-        if self._thread == threading.get_ident():
-            return True
+        """Tell whether this is the thread that opened the window."""
+        return self._thread == threading.get_ident()
+
+    def stepped_elsewhere(self) -> None:
+        """Warn, the first time, that another thread ended a step."""
         if not self.elsewhere:
             self.elsewhere = True
             log.warning(
                 "a step ended on another thread than the one that opened the window; the window stays open",
                 window=self.window.index,
             )
-        return False
 
     @property
     def ended(self) -> bool:
