@@ -16,7 +16,7 @@ from torch import nn
 from .. import compat
 from ..compat import COMPILED_CALL
 from ..guard import guard
-from ..modules.compiling import compiling
+from ..modules.compiling import compiling, scripting
 from ..modules.fitting import copied, copier
 from ..modules.stack import when_closed
 from ..modules.stand_in import StandIn
@@ -112,6 +112,7 @@ class OutermostModel:
         undo(self._following)
         undo(self._copies)
         compiling.tell(self._compile, False)
+        scripting.tell(self._scripted, False)
 
     def _first_call(self, another: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return what torch calls in place of a module's ``_call_impl``, or of ``another`` of these."""
@@ -163,6 +164,7 @@ class OutermostModel:
         if self._model is None and not self._passes_over() and next(module.parameters(), None) is not None:
             undo(self._looking)
             self._attach(module)
+            scripting.tell(self._scripted, True)
             self._found(module)
 
     def _attach(self, module: nn.Module) -> None:
@@ -177,6 +179,16 @@ class OutermostModel:
         if not self._removed:
             keep(sys.modules[__name__])
             compiling.tell(self._compile, True)
+
+    @contextlib.contextmanager
+    def _scripted(self) -> Iterator[None]:
+        """Leave nothing on the model while TorchScript goes through its attributes."""
+        followed = bool(self._following)
+        undo(self._following)
+        yield
+        model = self.model
+        if followed and model is not None and not self._removed:
+            self._attach(model)
 
     @contextlib.contextmanager
     def _compile(self) -> Iterator[None]:
