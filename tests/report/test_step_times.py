@@ -119,6 +119,16 @@ def test_steps_that_were_cut_short() -> None:
     assert merge([alone, whole]).step_times_ns == both.step_times_ns == whole.step_times_ns
 
 
+def test_a_step_that_was_cut_short_and_ran_again() -> None:
+    """It is as whole as the others."""
+    cut = summary(2, first=3, timing=Timing((), (), 3, 9 * MS, cut_steps=(3,)))
+    again = summary(3, first=3, timing=Timing((), (), 4, 12 * MS))
+    for windows in ([cut, again], [again, cut]):
+        assert headline(merge(windows)) == "Where the step went: 3.00 ms (step 3)"
+    later = summary(5, first=9, timing=Timing((), (), 10, 30 * MS))
+    assert headline(merge([merge([cut, again]), later])) == "Where the step went: 4.00 ms (mean of steps 3, 9)"
+
+
 def test_steps_that_were_not_timed() -> None:
     """The share of the run says which steps it leaves out."""
     for untimed, said in ((None, ""), ((0, 0), " (step 0 not timed)"), ((0, 100), " (steps 0-100 not timed)")):

@@ -219,6 +219,24 @@ def test_launches_that_are_long_for_another_reason(tmp_path: Path, before: int) 
     assert lengths.pace.queue_waits_ns == 0
 
 
+def test_launches_of_graphs(tmp_path: Path) -> None:
+    """One of many kernels is one launch in the queue, and takes longer than one of a kernel."""
+    loop = Loop()
+    for number in range(4):
+        with loop.step(number):
+            for _ in range(20):
+                loop.launch(5)
+            for correlation in (2 * number + 7_001, 2 * number + 7_002):
+                start = loop.cpu
+                loop.work(60)
+                loop._add("cuda_runtime", "cudaGraphLaunch", start, loop.cpu, 1, correlation=correlation)
+                for kernel in range(300):
+                    at = loop.cpu + kernel
+                    loop._add("kernel", "k", at, at + 1, 7, correlation=correlation, device=0, stream=7)
+            loop.work(700)
+    assert of(loop.trace(tmp_path)).pace.queue_waits_ns == 0
+
+
 def test_a_queue_that_was_full_before_the_recording(tmp_path: Path) -> None:
     """What was launched before counts among what is queued."""
     loop = Loop(queue=300)

@@ -184,7 +184,7 @@ def test_a_capture_that_is_given_up(out: Path, device: Device) -> None:
 
 
 def test_another_current_stream_in_a_capture(out: Path, device: Device) -> None:
-    """The capture goes on while its thread has another stream as the current one: nothing stops or starts there."""
+    """A capture goes on while its thread has another stream as the current one: nothing stops or starts then."""
     training = Training()
     prof = instrument.profile(out, schedule=instrument.schedule("1-50"))
     prof.start()

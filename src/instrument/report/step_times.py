@@ -102,7 +102,9 @@ def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> 
         return
     times = [ns for _, ns in steps]
     middle = min(times) if len(times) == 2 else median(times)
-    far = [(number, ns) for number, ns in steps if ns > _FAR * middle or ns * _FAR < middle]
+    far, near = list[tuple[int, int]](), list[tuple[int, int]]()
+    for step in steps:
+        (near if middle <= step[1] * _FAR and step[1] <= _FAR * middle else far).append(step)
     if not far:
         return
     if len(far) > len(times) // 2:
@@ -112,7 +114,7 @@ def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> 
     those = [ns for _, ns in far]
     took = durations(those) if len(far) <= _LISTED else f"{duration(min(those))} to {duration(max(those))}"
     share = f", {percent(sum(those), whole_ns)} % of the time in the table below" if whole_ns else ""
-    others = duration(median(ns for number, ns in steps if (number, ns) not in far))
+    others = duration(median(ns for _, ns in near))
     than = f"the other took {others}" if len(times) == 2 else f"the others took {others} (median)"
     yield f"{which} took {took}{clock}{share}; {than}."
 

@@ -15,7 +15,7 @@ from .step_content import launched_before
 from .table import Array
 from .trace import Trace
 
-_FULL = 256  # pieces of work, from which the queue may be full: CUDA_SCALE_LAUNCH_QUEUES makes it 256 at the least
+_FULL = 256  # launches, from which the queue may be full: CUDA_SCALE_LAUNCH_QUEUES makes it 256 at the least
 _FAR_LONGER = 4  # times as long as a launch takes while the queue has room
 
 
@@ -41,28 +41,38 @@ def queue_waits(trace: Trace) -> QueueWaits:
     """
     gpu, runtime = trace.gpu, trace.runtime
     linked = np.flatnonzero(gpu.launch >= 0)
-    rows, place = np.unique(gpu.launch[linked], return_index=True)  # work is in order of start
-    first = linked[place]
+    rows, place, which = np.unique(gpu.launch[linked], return_index=True, return_inverse=True)
+    first = linked[place]  # work is in order of start
     start, end, duration = runtime.start_ns[rows], runtime.end_ns[rows], runtime.duration_ns[rows]
-    queued = _queued(trace, linked, start, gpu.device[first])
-    room = queued < _FULL
+    done = np.zeros(len(rows), np.int64)
+    np.maximum.at(done, which, gpu.end_ns[linked])  # a launch of a graph with its last kernel
+    room = _queued(trace, start, done, gpu.device[first]) < _FULL
     if room.all():
         return QueueWaits(start[:0], end[:0], runtime.thread[:0])
-    usual = int(np.median(duration[room]) if room.any() else duration.min())
+    usual = _usual(runtime.name[rows], duration, room)
     waited = ~room & (duration > _FAR_LONGER * usual) & (gpu.start_ns[first] >= end)
-    return QueueWaits(start[waited] + usual, end[waited], runtime.thread[rows[waited]])
+    return QueueWaits((start + usual)[waited], end[waited], runtime.thread[rows[waited]])
 
 
-def _queued(trace: Trace, linked: Array, start: Array, device: Array) -> Array:
-    """How much work each device had that was launched before each time and not yet done."""
+def _usual(names: Array, duration: Array, room: Array) -> Array:
+    """How long a call of the same name takes while the queue has room; the shortest, where it never has."""
+    usual = np.empty(len(duration), np.int64)
+    for name in np.unique(names).tolist():
+        same = names == name
+        roomy = duration[same & room]
+        usual[same] = np.median(roomy) if len(roomy) else duration[same].min()
+    return usual
+
+
+def _queued(trace: Trace, start: Array, done: Array, device: Array) -> Array:
+    """How many launches each device had before each start that it was not done with."""
     gpu = trace.gpu
     early = np.flatnonzero(launched_before(trace))
     queued = np.zeros(len(start), np.int64)
     for number in np.unique(device).tolist():
-        here, calls = linked[gpu.device[linked] == number], device == number
-        launched = np.sort(trace.runtime.start_ns[gpu.launch[here]])
-        earlier = early[gpu.device[early] == number]
-        done = np.sort(gpu.end_ns[np.concatenate((here, earlier))])
+        calls, earlier = device == number, early[gpu.device[early] == number]
+        launched = np.sort(start[calls])
+        ended = np.sort(np.concatenate((done[calls], gpu.end_ns[earlier])))
         queued[calls] = len(earlier) + np.searchsorted(launched, start[calls])
-        queued[calls] -= np.searchsorted(done, start[calls], "right")
+        queued[calls] -= np.searchsorted(ended, start[calls], "right")
     return queued

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any, TypeVar
@@ -183,7 +183,7 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
         outside_ns=outside_ns(trace),
         outside_gpu_ns=outside_gpu_ns,
         before_gpu_ns=int(trace.gpu.duration_ns[work.before].sum()),
-        by_time_gpu_ns=int(trace.gpu.duration_ns[work.by_time].sum()),
+        by_time_gpu_ns=int(trace.gpu.duration_ns[work.by_time & work.counted].sum()),
         overlap_ns=_overlap_ns(regions.where(within >= 0)),
         unplaced=trace.unplaced,
         timing=timing,
@@ -194,7 +194,12 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
 def merge(summaries: Sequence[Summary]) -> Summary:
     """Add up several windows of one run; none at all make an empty summary."""
     timings = [s.timing for s in summaries if s.timing is not None]
-    summaries = [s for s in summaries if not s.only_cut] or summaries
+    timing = reduce(add, timings) if timings else None
+    whole = [s for s in summaries if not s.only_cut]
+    if timing is not None:  # a step that was cut short may have been run once more
+        again = {number for s in whole for number in s.step_numbers}
+        timing = replace(timing, cut_steps=tuple(step for step in timing.cut_steps if step not in again))
+    summaries = whole or summaries
     by_path: dict[tuple[str, ...], _Total] = {}
     by_name: dict[str, _Total] = {}
     for summary in summaries:
@@ -222,7 +227,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         by_time_gpu_ns=sum(s.by_time_gpu_ns for s in summaries),
         overlap_ns=sum(s.overlap_ns for s in summaries),
         unplaced=sum(s.unplaced for s in summaries),
-        timing=reduce(add, timings) if timings else None,
+        timing=timing,
         lengths=joined((s.lengths, s.step_times_ns) for s in summaries),
     )
 

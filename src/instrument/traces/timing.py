@@ -61,7 +61,7 @@ class Timing:
 
     def __add__(self, later: Timing) -> Timing:
         """Return what is said of the windows of both; of a window in two parts the later one says how it ended."""
-        last = max(self, later, key=lambda timing: timing.run_steps)
+        last = later if later.run_steps >= self.run_steps else self
         endings = dict(self.endings) | dict(later.endings)
         return Timing(
             self.around_ns + later.around_ns,
