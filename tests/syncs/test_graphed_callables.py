@@ -283,6 +283,23 @@ def test_a_followed_model_is_scripted() -> None:
     assert len(seen) == 2
 
 
+def test_what_stands_for_the_call_is_called_directly() -> None:
+    """From a function or from another module: it is the call of the model all the same."""
+
+    class Other(Plain):
+        def call(self, model: nn.Module) -> torch.Tensor:
+            made: torch.Tensor = (model._compiled_call_impl or model._call_impl)(X)  # type: ignore[operator]
+            return made
+
+    model = Plain().eval()
+    expected = model(X)
+    with counting("forward"):
+        model(X)
+        assert model._compiled_call_impl is not None
+        assert torch.equal(expected, model._compiled_call_impl(X))
+        assert torch.equal(expected, Other().call(model))
+
+
 def test_a_followed_model_is_freed() -> None:
     """Whoever follows a model does not keep it alive."""
     model = Plain().eval()
