@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +74,19 @@ def test_where_nothing_was() -> None:
         made.undo()
     assert not hasattr(owner, "call")
     assert "call" not in vars(kind)
+
+
+def test_an_owner_is_not_kept_alive() -> None:
+    """A patch of an object that is gone is undone with it."""
+
+    class Owner:
+        pass
+
+    owner = Owner()
+    patch, ref = Patch(owner, "name", lambda _: print), weakref.ref(owner)
+    del owner
+    assert ref() is None
+    patch.undo()
 
 
 def test_undo_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

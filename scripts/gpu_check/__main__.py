@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from . import costs, driver, edges, lengths, regions, table, tools
 from .check import KEEP, ROOT, Check, CheckContext
@@ -132,10 +133,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"not installed: {name} ({use})", flush=True)
     chosen = [check for check in CHECKS if not args.checks or check.name in args.checks]
     results: dict[str, Result] = {}
+    about: dict[str, Any] = found | {"rehearsal": args.rehearse, "checks": results}
+    try:
+        table.write(args.out, about)
+    except OSError as error:
+        print(f"--out cannot be written: {error}", file=sys.stderr)
+        return 2
 
     def note(name: str, result: Result) -> None:
         results[name] = result
-        table.write(args.out, found | {"rehearsal": args.rehearse, "checks": results})
+        table.write(args.out, about)
         _say(table.line(name, result))
 
     with Stop() as stop:

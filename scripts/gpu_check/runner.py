@@ -114,8 +114,9 @@ class Stop:
         self.number = self.number or number
 
     def __enter__(self) -> Stop:
-        """Take the signals over."""
-        self._before = [(number, signal.signal(number, self)) for number in self._SIGNALS]
+        """Take the signals over, but for those that are ignored, as a hang-up is under nohup."""
+        taken = [number for number in self._SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = [(number, signal.signal(number, self)) for number in taken]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -142,23 +143,28 @@ def run(
     waiting = [*(check for check in checks if not check.alone), *(check for check in checks if check.alone)]
     at_once = max(1, min(4, (os.cpu_count() or 1) // 2))
     running: list[Child] = []
-    while (waiting or running) and not stop.number:
-        while waiting and len(running) < (1 if waiting[0].alone else at_once):
-            limit_s = share_s(waiting, deadline - time.monotonic(), at_once)
-            check = waiting.pop(0)
-            if limit_s < LEAST_S:
-                note(check.name, {"status": "not run", "reason": "the time was over", "seconds": 0.0})
-            else:
-                running.append(Child(check, device, limit_s))
-        time.sleep(_POLL_S)
-        for child in [child for child in running if child.over()]:
-            running.remove(child)
-            note(child.check.name, child.result())
-    name = signal.Signals(stop.number).name if stop.number else ""
-    for child in running:
-        note(child.check.name, child.result(stopped=f"ended by {name}"))
-    for check in waiting:
-        note(check.name, {"status": "not run", "reason": f"ended by {name}", "seconds": 0.0})
+    try:
+        while (waiting or running) and not stop.number:
+            while waiting and len(running) < (1 if waiting[0].alone else at_once):
+                limit_s = share_s(waiting, deadline - time.monotonic(), at_once)
+                check = waiting.pop(0)
+                if limit_s < LEAST_S:
+                    note(check.name, {"status": "not run", "reason": "the time was over", "seconds": 0.0})
+                else:
+                    running.append(Child(check, device, limit_s))
+            time.sleep(_POLL_S)
+            for child in [child for child in running if child.over()]:
+                running.remove(child)
+                note(child.check.name, child.result())
+        name = signal.Signals(stop.number).name if stop.number else ""
+        while running:
+            child = running.pop(0)
+            note(child.check.name, child.result(stopped=f"ended by {name}"))
+        for check in waiting:
+            note(check.name, {"status": "not run", "reason": f"ended by {name}", "seconds": 0.0})
+    finally:  # where a result cannot be noted, no child is left on the GPU
+        for child in running:
+            child.result(stopped="ended by an error")
 
 
 def share_s(waiting: Sequence[Check], left_s: float, at_once: int) -> float:

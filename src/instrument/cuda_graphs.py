@@ -24,7 +24,7 @@ class _Capture:
     """A capture that is under way.
 
     Attributes:
-        begun: whether torch has begun it.
+        stream: the stream that captures; None until torch has begun.
         over: set when it has ended.
         then: what is called when it has ended.
     """
@@ -32,7 +32,7 @@ class _Capture:
     def __init__(self, graph: Any) -> None:
         self._graph = weakref.ref(graph)
         self.thread = get_ident()
-        self.begun = False
+        self.stream: Any = None
         self.over = Event()
         self.then: list[Callable[[], None]] = []
 
@@ -43,13 +43,13 @@ class _Capture:
 
     @property
     def stale(self) -> bool:
-        """Whether it ended unseen: its graph is gone, or this is its thread, whose stream captures no more.
+        """Whether the capture ended without a call of `capture_end` that was seen.
 
-        So it is where `capture_end` was not called, or past the one that is replaced, and the graph is kept.
+        Only its own thread asks its stream, which need not be the current one.
         """
-        return self.graph is None or (
-            self.begun and self.thread == get_ident() and not gpu.current_stream_capturing()
-        )
+        if self.graph is None:
+            return True
+        return self.thread == get_ident() and self.stream is not None and not gpu.stream_capturing(self.stream)
 
 
 class CudaGraphs:
@@ -195,7 +195,7 @@ class CudaGraphs:
     @guard.contained(FEATURE)
     def _began(self, graph: Any, capture: _Capture | None) -> None:
         if capture is not None:
-            capture.begun = True
+            capture.stream = gpu.current_stream()
         for follower in self._followers:
             follower.began(graph)
 

@@ -50,6 +50,21 @@ def current_stream_capturing() -> bool:
     return asked is not None and bool(asked())
 
 
+def current_stream() -> Any:
+    """Return the current stream of the GPU in use; None where there is none."""
+    asked = getattr(in_use(), "current_stream", None)
+    return asked() if asked is not None else None
+
+
+def stream_capturing(stream: Any) -> bool:
+    """Tell whether ``stream``, of the GPU in use, captures a CUDA graph."""
+    module = in_use()
+    if module is None:  # as in a child that was forked
+        return False
+    with module.stream(stream):
+        return current_stream_capturing()
+
+
 def synchronize(*, captured: bool = False) -> str:
     """Wait for all work of the current GPU, if one is in use; return why that was not possible, else "".
 

@@ -29,7 +29,7 @@ class Patch:
     original does.
 
     Args:
-        owner: a module, a class or an object.
+        owner: a module, a class or an object, which this does not keep alive.
         name: the attribute.
         make: called with what is there, returns what takes its place.
         held: takes this just before the attribute is replaced: an interrupt leaves nothing that cannot be undone.
@@ -38,7 +38,7 @@ class Patch:
     _under: Patch | None  # what of ours was there before
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], held: list[Patch] | None = None) -> None:
-        self._owner = owner
+        self._owner = _reference(owner)
         self._name = name
         self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
         self._ours = transparent(make(getattr(owner, name, None) if self._before is _MISSING else self._before))
@@ -48,29 +48,39 @@ class Patch:
         if held is not None:
             held.append(self)
         _tops[id(owner), name] = self
-        self._set(self._ours)
+        self._set(owner, self._ours)
 
     def undo(self) -> None:
         """Put back what was there; under another patch of ours, once that is undone."""
         self._undone = True
-        key = id(self._owner), self._name
+        owner = self._owner()
+        if owner is None:
+            return
+        key = id(owner), self._name
         top = _tops.get(key)
-        while top is not None and top._undone and vars(top._owner).get(top._name) is top._ours:
-            top._set(top._before)
+        while top is not None and top._undone and vars(owner).get(top._name) is top._ours:
+            top._set(owner, top._before)
             top = top._under
         if top is None or top._undone:
             _tops.pop(key, None)
         else:
             _tops[key] = top
 
-    def _set(self, value: Any) -> None:
-        held = vars(self._owner)
+    def _set(self, owner: Any, value: Any) -> None:
+        held = vars(owner)
         if not isinstance(held, dict):  # a class shows its attributes, but takes them through setattr only
-            delattr(self._owner, self._name) if value is _MISSING else setattr(self._owner, self._name, value)
+            delattr(owner, self._name) if value is _MISSING else setattr(owner, self._name, value)
         elif value is _MISSING:  # past `__setattr__` and `__delattr__`, by which some modules pass things on
             del held[self._name]
         else:
             held[self._name] = value
+
+
+def _reference(owner: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(owner)
+    except TypeError:  # an object without a place for references
+        return lambda: owner
 
 
 def undo(patches: list[Patch]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,10 +17,11 @@ def nothing() -> None:
 
 
 class Device:
-    """The pretended device; a capture is of the thread that began it, and a replay runs nothing.
+    """The pretended device; a capture is of the thread and the stream that began it, and a replay runs nothing.
 
     Attributes:
         capturing: the threads that capture now.
+        streams: of each of them, the stream that it captures.
         violations: what was called while some thread captured, and would have invalidated the capture.
         replays: how many there were.
         fail: the next capture ends with an error, as one that was invalidated does.
@@ -28,9 +29,23 @@ class Device:
 
     def __init__(self) -> None:
         self.capturing: list[int] = []
+        self.streams: dict[int, object] = {}
+        self._current = threading.local()
         self.violations: list[str] = []
         self.replays = 0
         self.fail = False
+
+    @property
+    def current(self) -> object:
+        """The current stream of this thread."""
+        return getattr(self._current, "stream", self)
+
+    @contextlib.contextmanager
+    def stream(self, stream: object) -> Iterator[None]:
+        """Make ``stream`` the current one."""
+        before, self._current.stream = self.current, stream
+        yield
+        self._current.stream = before
 
     def forbids(self, name: str) -> None:
         if self.capturing:
@@ -47,6 +62,7 @@ def emulate(patch: pytest.MonkeyPatch) -> Device:
 
     def capture_begin(graph: Any, pool: Any = None, capture_error_mode: str = "global") -> None:
         device.capturing.append(threading.get_ident())
+        device.streams[threading.get_ident()] = device.current
 
     def capture_end(graph: Any) -> None:
         device.capturing.remove(threading.get_ident())
@@ -72,11 +88,16 @@ def emulate(patch: pytest.MonkeyPatch) -> Device:
         patch.setattr(owner, name, call, raising=False)
 
     patch.setattr(torch.cuda.graph, "default_capture_stream", object())
-    patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    patch.setattr(torch.cuda, "stream", device.stream)
+    patch.setattr(torch.cuda, "current_stream", lambda: device.current)
     patch.setattr(torch.cuda, "Stream", object)
     patch.setattr(torch.cuda.graphs, "graph_pool_handle", lambda: (0, 0))
     patch.setattr(torch.cuda, "is_initialized", lambda: True)
-    capturing = lambda: threading.get_ident() in device.capturing  # noqa: E731
+
+    def capturing() -> bool:
+        here = threading.get_ident()
+        return here in device.capturing and device.streams[here] is device.current
+
     patch.setattr(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", capturing)
     patch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
     forbidding(torch.cuda, "empty_cache", lambda: None)

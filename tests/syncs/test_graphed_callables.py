@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -259,6 +260,54 @@ def test_what_torch_makes_of_a_followed_model() -> None:
         assert exported == str(torch.export.export(model, (X,)).graph)
         assert pickled == pickle.dumps(model)
     assert all(torch.equal(expected, other(X)) for other in made)
+
+
+class Plain(nn.Module):
+    """A module whose class has no annotations: TorchScript looks up those of `nn.Module`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+def test_a_followed_model_is_scripted() -> None:
+    """TorchScript sees nothing on it, and the calls after that count as before."""
+    model = Plain().eval()
+    with torch.no_grad(), counting("forward") as seen:
+        model(X)
+        scripted = torch.jit.script(model)
+        assert torch.equal(scripted(X), model(X))
+    assert len(seen) == 2
+
+
+def test_what_stands_for_the_call_is_called_directly() -> None:
+    """From a function or from another module: it is the call of the model all the same."""
+
+    class Other(Plain):
+        def call(self, model: nn.Module) -> torch.Tensor:
+            made: torch.Tensor = (model._compiled_call_impl or model._call_impl)(X)  # type: ignore[operator]
+            return made
+
+    model = Plain().eval()
+    expected = model(X)
+    with counting("forward"):
+        model(X)
+        assert model._compiled_call_impl is not None
+        assert torch.equal(expected, model._compiled_call_impl(X))
+        assert torch.equal(expected, Other().call(model))
+
+
+def test_a_followed_model_is_freed() -> None:
+    """Whoever follows a model does not keep it alive."""
+    model = Plain().eval()
+    with torch.no_grad(), counting("forward"):
+        model(X)
+        ref = weakref.ref(model)
+        del model
+        assert ref() is None
 
 
 def test_the_fast_path_of_a_transformer() -> None:

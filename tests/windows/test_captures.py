@@ -183,6 +183,25 @@ def test_a_capture_that_is_given_up(out: Path, device: Device) -> None:
     assert recorded(out) == [[1, 2]]
 
 
+def test_another_current_stream_in_a_capture(out: Path, device: Device) -> None:
+    """A capture goes on while its thread has another stream as the current one: nothing stops or starts then."""
+    training = Training()
+    prof = instrument.profile(out, schedule=instrument.schedule("1-50"))
+    prof.start()
+    for _ in range(3):
+        training.step()
+        prof.step()
+    with torch.cuda.graph(training.graph):
+        prof.stop()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            prof.step()
+        assert device.violations == []
+        assert not out.exists()
+    (entry,) = manifest(out)
+    assert entry["status"] == "partial"
+    assert device.violations == []
+
+
 @pytest.mark.parametrize("after", ["step", "stop", "exit"])
 @pytest.mark.parametrize("phase", ["warm-up", "recorded"])
 def test_a_loop_that_ends_in_a_capture_that_is_given_up(

@@ -223,8 +223,9 @@ class TorchProfilerCapture:
     def stop(self) -> None:
         """Record no more; takes 1.4 s for 500,000 events."""
         self._check()
-        if not self.ended:
-            self._stop()
+        if self.ended:
+            return
+        self._stop()
         if not self._used and self._options.get("activities") is None:
             self._without_gpu(_USED_LATE)
 

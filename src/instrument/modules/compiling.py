@@ -77,5 +77,8 @@ class MakingWay:
 compiling = MakingWay(compat.compilers)
 """What Dynamo sees it checks in every later call: a hook that was there in a window would be missed after it."""
 
-inspecting = MakingWay(lambda: [*compat.scripters(), *compat.graph_makers()])
-"""TorchScript takes hooks into what it makes, and what makes graphs of modules refuses those that have any."""
+scripting = MakingWay(compat.scripters)
+"""TorchScript compiles what it finds on a module into its result, or fails."""
+
+graphing = MakingWay(compat.graph_makers)
+"""`make_graphed_callables` refuses modules with hooks."""

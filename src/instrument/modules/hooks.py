@@ -23,7 +23,7 @@ from .backward import follow
 from .call import Call, next_number
 from .layer import Layer
 from .stack import Stack, here
-from .stand_in import StandIn
+from .stand_in import StandIn, called_module
 from .tensors import tensors
 
 FEATURE = "the region of a module"
@@ -174,10 +174,7 @@ class Around(StandIn):
         """Call what it stands for."""
         call = self.compiled
         if call is None:
-            caller: Any = sys._getframe(1)
-            while not isinstance(module := caller.f_locals.get("self"), torch.nn.Module):
-                caller = caller.f_back
-            call = module._call_impl
+            call = called_module(sys._getframe(1), self._module())._call_impl
         if live.tracing() or not live.recording:
             return call(*args, **kwargs)
         frame, module = sys._getframe(), self._module()

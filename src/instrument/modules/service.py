@@ -14,7 +14,7 @@ from .. import compat
 from ..config import settings
 from ..guard import guard
 from ..regions import live
-from .compiling import compiling, inspecting
+from .compiling import compiling, graphing, scripting
 
 FEATURE = "annotating modules and steps"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,7 +88,7 @@ class Service(ABC, Generic[T]):
         with self._lock:
             on = self._on = self._wanted
             self._warmed = live.live.expected
-            for making_way in (compiling, inspecting):
+            for making_way in (compiling, scripting, graphing):
                 making_way.tell(self.suspended, on)
             self.apply(on and not self._suspended)
 

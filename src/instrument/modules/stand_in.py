@@ -6,9 +6,11 @@ Nobody sees it who asks whether there are hooks: some refuse a module with hooks
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from ..compat import COMPILED_CALL
+from ..patch import TRANSPARENT
 
 
 class StandIn:
@@ -25,6 +27,18 @@ class StandIn:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
+
+
+def called_module(caller: FrameType | None, usual: Any) -> Any:
+    """Return the module that torch calls in ``caller`` or, past wrappers of this package, in what called that.
+
+    Where something else called what stands for the call, that is ``usual``, the module that it was put on.
+    """
+    while caller is not None and caller.f_code.co_filename == TRANSPARENT:
+        caller = caller.f_back
+    if caller is None or caller.f_code.co_name != "_wrapped_call_impl":
+        return usual
+    return caller.f_locals.get("self", usual)
 
 
 def compiled_call(module: Any) -> Any:

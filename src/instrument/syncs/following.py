@@ -155,6 +155,7 @@ class StepFollower:
         import torch
 
         making = self._graph_making = GraphMaking()
+        making.follow()
         if step_on is None:
             program_steps.listen(self._program)
         if step_on in (None, "optimizer"):
@@ -164,7 +165,7 @@ class StepFollower:
         if step_on not in (None, *SIGNS):
             self._function = FunctionCalls(step_on, lambda: self._function_called(step_on))
         self._patches.append(backward_calls.around(self._begins, then=self._passed))
-        self._patches.append(Patch(torch.optim.Optimizer, "__init__", self._making))
+        Patch(torch.optim.Optimizer, "__init__", self._making, self._patches)
         self._patches += parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
     # What the sources call

@@ -16,10 +16,10 @@ from torch import nn
 from .. import compat
 from ..compat import COMPILED_CALL
 from ..guard import guard
-from ..modules.compiling import compiling
+from ..modules.compiling import compiling, scripting
 from ..modules.fitting import copied, copier
 from ..modules.stack import when_closed
-from ..modules.stand_in import StandIn
+from ..modules.stand_in import StandIn, called_module
 from ..patch import Patch, leave_no_frame, transparent, undo
 from ..regions import live
 from .uncompiled import keep
@@ -45,9 +45,7 @@ class _Followed(StandIn):
     @transparent
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call what it stands for."""
-        caller: Any = sys._getframe(1)
-        while not isinstance(module := caller.f_locals.get("self"), nn.Module):
-            caller = caller.f_back
+        module = called_module(sys._getframe(1), self._outermost.model)
         call = self.compiled
         if call is None:
             # Another one may look for a model: what is on a module hides what is on its class.
@@ -92,7 +90,7 @@ class OutermostModel:
         self._following: list[Patch] = []
         self._copies: list[Patch] = []
         if compat.has_compiled_call():
-            self._looking.append(Patch(nn.Module, COMPILED_CALL, self._first_call))
+            Patch(nn.Module, COMPILED_CALL, self._first_call, self._looking)
             compat.when_imported("torch._dynamo", self._compiler_imported)
 
     @property
@@ -112,6 +110,7 @@ class OutermostModel:
         undo(self._following)
         undo(self._copies)
         compiling.tell(self._compile, False)
+        scripting.tell(self._scripted, False)
 
     def _first_call(self, another: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return what torch calls in place of a module's ``_call_impl``, or of ``another`` of these."""
@@ -163,6 +162,7 @@ class OutermostModel:
         if self._model is None and not self._passes_over() and next(module.parameters(), None) is not None:
             undo(self._looking)
             self._attach(module)
+            scripting.tell(self._scripted, True)
             self._found(module)
 
     def _attach(self, module: nn.Module) -> None:
@@ -170,13 +170,23 @@ class OutermostModel:
             self._model = weakref.ref(module)
             self._copies = self._copies or [Patch(copier(module), "__getstate__", copied)]
             compiled = vars(module).get(COMPILED_CALL)
-            self._following.append(Patch(module, COMPILED_CALL, lambda _: _Followed(compiled, self)))
+            Patch(module, COMPILED_CALL, lambda _: _Followed(compiled, self), self._following)
 
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: Any) -> None:
         if not self._removed:
             keep(sys.modules[__name__])
             compiling.tell(self._compile, True)
+
+    @contextlib.contextmanager
+    def _scripted(self) -> Iterator[None]:
+        """Leave nothing on the model while TorchScript goes through its attributes."""
+        followed = bool(self._following)
+        undo(self._following)
+        yield
+        model = self.model
+        if followed and model is not None and not self._removed:
+            self._attach(model)
 
     @contextlib.contextmanager
     def _compile(self) -> Iterator[None]:

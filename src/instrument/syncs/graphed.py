@@ -20,12 +20,17 @@ class _Here(threading.local):
 class GraphMaking:
     """Tells whether this thread makes graphs of callables, so that their calls are none of the program's.
 
-    It does so until `remove`, for those who look the function up after this was made.
+    It does so from `follow` to `remove`, for those who look the function up in between.
     """
 
     def __init__(self) -> None:
         self._here = _Here()
-        self._patches = [Patch(owner, name, self._following) for owner, name in compat.graph_makers()]
+        self._patches: list[Patch] = []
+
+    def follow(self) -> None:
+        """Begin."""
+        for owner, name in compat.graph_makers():
+            Patch(owner, name, self._following, self._patches)
 
     @property
     def here(self) -> bool:

@@ -28,7 +28,7 @@ from .finalizer import WindowFinalizer
 from .like_torch import LikeTorch
 from .manifest import Manifest
 from .rank import process_suffix, rank
-from .recording import Recording
+from .recording import Recording, Saved
 from .schedule import Phase, Schedule, Window, span
 from .timing import StepTimes
 from .torch_schedule import FromTorch
@@ -152,10 +152,13 @@ class Profile(LikeTorch):
         if recording is None or recording.steps is None or not recording.here():
             return True
         self._times.end()
-        with suppress(CaptureError):  # `step` finds out as well
-            self._changes.make(recording.end_step)
+        self._changes.make(functools.partial(self._end_recorded_step, recording))
         window = self._plan.at(self.step_num + 1)[1]
         return window is not None and window.index == recording.window.index
+
+    def _end_recorded_step(self, recording: Recording) -> None:
+        with suppress(CaptureError):  # the step that closes the window finds out as well
+            recording.end_step()
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
@@ -479,6 +482,7 @@ class Profile(LikeTorch):
         self._change = step + 1
         with guard.contained("following the schedule"):
             if recording is not None and not recording.here():
+                recording.stepped_elsewhere()
                 return
             phase, window = self._plan.at(step)
             over = recording is not None and (window is None or window.index != recording.window.index)
@@ -521,8 +525,7 @@ class Profile(LikeTorch):
         elif cuda_graphs.capturing and self._is_due(phase, window, over):
             self._postponed = _IN_CAPTURE
             if over and recording is not None:
-                with suppress(CaptureError):  # the step that closes the window finds out as well
-                    recording.end_step()
+                self._end_recorded_step(recording)
         else:
             self._account_for_put_off(window)
             return False
@@ -580,47 +583,39 @@ class Profile(LikeTorch):
     ) -> None:
         """End the window: on time, or early because the loop ended (see `end` and `pause`)."""
         window = recording.window
-        self._times.cancel() if begun or cut else self._times.end()
+        if begun or cut:
+            self._times.cancel()
+        else:
+            self._times.end()
         if (cut and recording.holds(self.step_num)) or (recording.ended and not begun):
             recording.cut_short()
         try:
-            if recording.end_ns is not None:
-                raise CaptureError("interrupted before it was saved")
-            if recording.start_ns is None:
-                raise CaptureError(f"{self._ended}, in warm-up")
-            if begun:
-                recording.leave_out(self.step_num)
-            recording.stop()
-            folder = self.out / f"window-{window.index:04d}"
-            files = recording.capture.save(folder, f"rank{self._rank}{process_suffix()}.{recording.end_ns}")
-            held = recording.steps is not None or not self._planned
-            reasons = self._missing(recording, held, complete) + recording.incomplete
-            entry = self._entry(window, recording)
+            files, entry, reasons = self._save(recording, begun, complete)
         except BaseException as error:
             self._give_up(window, error)
             if is_interrupt(error):
                 raise
             return
         self._over, self._last = window.index, recording.capture
-        whole = not reasons
-        failure = None
+        status, failure = "partial" if reasons else "recorded", None
         self._closing = True
         try:
-            if self._on_trace_ready is not None:
+            if self._on_trace_ready is not None and not recording.announced:
+                recording.announced = True
                 self._changes.outside(self._on_trace_ready, self)
         except Exception as error:
             if is_interrupt(error):
                 raise
             failure = error
-            reasons.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
+            reasons = [*reasons, f"on_trace_ready failed: {type(error).__name__}: {error}"]
         finally:  # a KeyboardInterrupt, too, leaves the files
             self._recording, self._closing, self._postponed = None, False, ""
             if not self.keep_last:
                 self._last = None
             received = self._finalizer.received
             try:
-                entry |= {"status": "recorded" if whole else "partial", "reason": "; ".join(reasons) or None}
-                read = self._reports and held
+                entry |= {"status": status, "reason": "; ".join(reasons) or None}
+                read = self._reports and (recording.steps is not None or not self._planned)
                 self._untimed = self._finalizer.recorded(recording.capture, files, read=read, **entry)
             except BaseException:
                 if self._finalizer.received == received:  # an interrupt came before: `_end` accounts for it
@@ -629,6 +624,25 @@ class Profile(LikeTorch):
             self._times.close(self.step_num)
         if failure is not None:
             guard.failed("on_trace_ready", failure)
+
+    def _save(self, recording: Recording, begun: bool, complete: bool) -> Saved:
+        """Stop and save the window; once, also where an interrupt has the window closed again."""
+        if recording.saved is not None:
+            return recording.saved
+        if recording.end_ns is not None:
+            raise CaptureError("interrupted before it was saved")
+        if recording.start_ns is None:
+            raise CaptureError(f"{self._ended}, in warm-up")
+        if begun:
+            recording.leave_out(self.step_num)
+        recording.stop()
+        window = recording.window
+        folder = self.out / f"window-{window.index:04d}"
+        files = recording.capture.save(folder, f"rank{self._rank}{process_suffix()}.{recording.end_ns}")
+        held = recording.steps is not None or not self._planned
+        reasons = self._missing(recording, held, complete) + recording.incomplete
+        recording.saved = files, self._entry(window, recording), reasons
+        return recording.saved
 
     def _missing(self, recording: Recording, held: bool, complete: bool) -> list[str]:
         """Return why steps of the window are missing; nothing where none are."""
@@ -657,7 +671,6 @@ class Profile(LikeTorch):
     def _give_up(self, window: Window, error: BaseException) -> None:
         """Leave nothing on, take note of why a window is not recorded, and go on to the next."""
         recording = self._recording
-        self._over, self._goes_on = window.index, 0
         interrupted = is_interrupt(error)
         if isinstance(error, CaptureError):
             status, reason = "skipped", str(error)
@@ -668,6 +681,7 @@ class Profile(LikeTorch):
             if recording is not None:
                 self._abandon(recording)
         finally:  # also where a signal handler of the program raises
+            self._over, self._goes_on = window.index, 0
             self._note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
         refused = isinstance(error, OSError) and error.errno is not None and not settings.strict

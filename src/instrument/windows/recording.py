@@ -6,12 +6,18 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from .. import log
 from ..errors import CaptureError
 from ..exporters.capture import Capture
 from ..regions import live
 from .schedule import Window
+
+Saved = tuple[
+    list[Path], dict[str, Any], list[str]
+]  # the files, the line of the manifest, what is missing and why
 
 
 class Recording:
@@ -28,6 +34,8 @@ class Recording:
         end_ns: when it ended.
         elsewhere: whether another thread ended a step, at which nothing could be done.
         cut_step: the step that did not run, or was not recorded, to its end; None where there is none.
+        saved: what `Profile` saved of it; None before.
+        announced: whether on_trace_ready was called.
     """
 
     def __init__(self, window: Window, capture: Capture, opened: int) -> None:
@@ -38,22 +46,25 @@ class Recording:
         self.start_ns: int | None = None
         self.end_ns: int | None = None
         self.cut_step: int | None = None
+        self.saved: Saved | None = None
+        self.announced = False
         self._thread = threading.get_ident()
         self.elsewhere = False
         self._warming = False
         self._off = False  # whether the capture has ended
 
     def here(self) -> bool:
-        """Tell whether this is the thread that opened the window; warn the first time it is not."""
-        if self._thread == threading.get_ident():
-            return True
+        """Tell whether this is the thread that opened the window."""
+        return self._thread == threading.get_ident()
+
+    def stepped_elsewhere(self) -> None:
+        """Warn, the first time, that another thread ended a step."""
         if not self.elsewhere:
             self.elsewhere = True
             log.warning(
                 "a step ended on another thread than the one that opened the window; the window stays open",
                 window=self.window.index,
             )
-        return False
 
     @property
     def ended(self) -> bool:
@@ -106,7 +117,7 @@ class Recording:
 
     def cut_short(self) -> None:
         """Take note that the last step did not end; it counts only where no other is recorded."""
-        if self.steps is not None:
+        if self.steps is not None and self.cut_step is None:
             first, self.cut_step = self.steps
             self.steps = first, max(first, self.cut_step - 1)
 
