@@ -65,7 +65,7 @@ class CudaGraphs:
         self._patches: list[Patch] = []
 
     def add(self, follower: GraphFollower) -> None:
-        """Tell ``follower`` of captures and replays from now on."""
+        """Notify ``follower`` of captures and replays from now on."""
         self._followers = [*self._followers, follower]
         try:
             if not self._patches:
@@ -78,7 +78,7 @@ class CudaGraphs:
             raise
 
     def remove(self, follower: GraphFollower) -> None:
-        """Tell ``follower`` no more; without any, what was replaced is put back once nothing is captured."""
+        """Stop notifying ``follower``; the last one restores the patched methods once no capture runs."""
         self._followers = [other for other in self._followers if other is not follower]
         self._stop()
 
@@ -96,7 +96,7 @@ class CudaGraphs:
 
     @property
     def graph(self) -> Any:
-        """What this thread captures into; None where what it calls runs."""
+        """The graph that this thread captures into, or None."""
         if not self.captures or not gpu.current_stream_capturing():
             return None
         captures = tuple(self.captures)
@@ -105,7 +105,7 @@ class CudaGraphs:
         return found[-1].graph if found else None  # a thread of autograd captures for the one that called the pass
 
     def settle(self) -> None:
-        """Make the calls that wait for captures of this thread which ended unseen."""
+        """Run the calls deferred by captures of this thread that ended unseen."""
         if not self.captures:
             return
         for capture in tuple(self.captures):

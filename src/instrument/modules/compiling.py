@@ -1,4 +1,4 @@
-"""Know who looks at modules and methods, such as torch.compile: they must see none of our changes."""
+"""Suspends module hooks while torch.compile, TorchScript or `make_graphed_callables` inspects a module."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..guard import guard
 from ..patch import Patch, leave_no_frame, undo
 
 FEATURE = "making way for the compiler"
-Away = Callable[[], AbstractContextManager[None]]
+Suspend = Callable[[], AbstractContextManager[None]]
 
 
-class MakingWay:
-    """Takes changes away while some functions run.
+class HookSuspension:
+    """Suspends module hooks while given functions run.
 
     Args:
         functions: returns those, as owners and names of attributes.
@@ -25,15 +25,15 @@ class MakingWay:
 
     def __init__(self, functions: Callable[[], list[tuple[Any, str]]]) -> None:
         self._functions = functions
-        self._away: list[Away] = []
+        self._away: list[Suspend] = []
         self._patches: list[Patch] = []
 
-    def tell(self, away: Away, on: bool) -> None:
-        """Enter ``away()`` around each of their calls from now on, or no more."""
-        if away in self._away:
-            self._away.remove(away)
+    def set_suspended(self, suspend: Suspend, on: bool) -> None:
+        """Enter ``suspend()`` around each of their calls from now on, or no more."""
+        if suspend in self._away:
+            self._away.remove(suspend)
         if on:
-            self._away.append(away)
+            self._away.append(suspend)
         undo(self._patches)
         if self._away:
             self._patches += (Patch(owner, name, self._around) for owner, name in self._functions())
@@ -74,11 +74,11 @@ class MakingWay:
             cleared.close()
 
 
-compiling = MakingWay(compat.compilers)
-"""What Dynamo sees it checks in every later call: a hook that was there in a window would be missed after it."""
+compiling = HookSuspension(compat.compilers)
+"""Dynamo guards on the hooks that it sees: one present only in a window would cause a recompilation after it."""
 
-scripting = MakingWay(compat.scripters)
-"""TorchScript compiles what it finds on a module into its result, or fails."""
+scripting = HookSuspension(compat.scripters)
+"""TorchScript compiles hooks into its result, and fails on other attributes."""
 
-graphing = MakingWay(compat.graph_makers)
+graphing = HookSuspension(compat.graph_makers)
 """`make_graphed_callables` refuses modules with hooks."""

@@ -88,8 +88,8 @@ class Service(ABC, Generic[T]):
         with self._lock:
             on = self._on = self._wanted
             self._warmed = live.live.expected
-            for making_way in (compiling, scripting, graphing):
-                making_way.tell(self.suspended, on)
+            for suspension in (compiling, scripting, graphing):
+                suspension.set_suspended(self.suspended, on)
             self.apply(on and not self._suspended)
 
     @guard.contained(FEATURE)

@@ -1,6 +1,7 @@
-"""What of ours stands for the call of one module: torch calls it where it would call what `module.compile()` made.
+"""Replaces the call of one module without a hook.
 
-Nobody sees it who asks whether there are hooks: some refuse a module with hooks, others run it in another way.
+torch reads the attribute that `module.compile()` sets. Some callers refuse a module with hooks, others run it
+differently; neither sees this.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..patch import TRANSPARENT
 
 
 class StandIn:
-    """Stands for the call of a module, or for ``compiled``; it is no part of a copy or a pickle of the module.
+    """Replaces a module's call, or ``compiled``; copies and pickles of the module leave it out.
 
     It is not bound to the module, as a replica of that shares it: the one that is called is found in the frames of
     the callers, of which others that stand for the call may be the first ones.
@@ -42,7 +43,7 @@ def called_module(caller: FrameType | None, usual: Any) -> Any:
 
 
 def compiled_call(module: Any) -> Any:
-    """Return what `module.compile()` made; None where that was not called, whatever of ours stands there."""
+    """Return what `module.compile()` made, or None."""
     call = vars(module).get(COMPILED_CALL)
     while isinstance(call, StandIn):
         call = call.compiled

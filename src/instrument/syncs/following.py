@@ -33,9 +33,9 @@ class StepFollower:
     A step ends, in this order of preference, where the program itself says so (`instrument.steps`,
     ``prof.step()``); after the step of the first optimizer; where no optimizer was made, after each backward pass;
     and before the first backward pass, after each call of the outermost model that no backward pass can follow.
-    Passes and calls count on one thread: that of the first of them, until it has ended. What is captured in a
-    CUDA graph counts at each replay, unless that is inside a call or pass of the same kind, which counts itself:
-    so it is where `make_graphed_callables` was given the model. What it calls to warm up is no step. A graph
+    Passes and calls count on one thread: that of the first of them, until it has ended. A replay of a CUDA graph
+    counts as what it captured, unless it happens inside a call or pass of the same kind, which counts itself. So
+    a call of what `make_graphed_callables` returned is one step, and its warm-up calls are not counted. A graph
     captured before this was made may hold steps: while nothing else shows one, its replays are steps once there
     were 100 of them.
 
@@ -194,12 +194,16 @@ class StepFollower:
     def _program(self) -> None:
         self._ended("program")
 
-    def _apart(self, replayed: Callable[..., None], *args: Any) -> bool:
-        """Whether what was just called is no step; where it was captured, each replay calls ``replayed``."""
+    def _defer_or_skip(self, replayed: Callable[..., None], *args: Any) -> bool:
+        """Defer the call to the replays of the graph that is captured now.
+
+        Returns:
+            Whether the call does not count as a step now.
+        """
         return self._graphs.defer(replayed, *args) or (self._graph_making is not None and self._graph_making.here)
 
     def _function_called(self, function: str) -> None:
-        if not self._apart(self._function_replayed, function):
+        if not self._defer_or_skip(self._function_replayed, function):
             self._ended(function)
 
     def _function_replayed(self, function: str) -> None:
@@ -281,7 +285,7 @@ class StepFollower:
     @guard.contained(FEATURE)
     def _passed(self) -> None:
         """A backward pass ended."""
-        if self._apart(self._pass_replayed):
+        if self._defer_or_skip(self._pass_replayed):
             return
         if self._step_on == "backward":
             self._ended("backward")
@@ -303,7 +307,7 @@ class StepFollower:
         self._leave_model()
 
     def _model_called(self, model: Any) -> None:
-        if model is not self.model or self._apart(self._model_replayed):
+        if model is not self.model or self._defer_or_skip(self._model_replayed):
             return
         if self._step_on == "forward":
             self._ended("forward")

@@ -109,8 +109,8 @@ class OutermostModel:
         undo(self._looking)
         undo(self._following)
         undo(self._copies)
-        compiling.tell(self._compile, False)
-        scripting.tell(self._scripted, False)
+        compiling.set_suspended(self._compile, False)
+        scripting.set_suspended(self._scripted, False)
 
     def _first_call(self, another: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return what torch calls in place of a module's ``_call_impl``, or of ``another`` of these."""
@@ -132,7 +132,7 @@ class OutermostModel:
 
     @transparent
     def follow(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call ``module`` by ``call``; tell of it where it is the model."""
+        """Call ``module`` through ``call`` and, if it is the followed model, notify `called`."""
         here, model = self._here, self._model
         before = here.depth
         try:
@@ -162,7 +162,7 @@ class OutermostModel:
         if self._model is None and not self._passes_over() and next(module.parameters(), None) is not None:
             undo(self._looking)
             self._attach(module)
-            scripting.tell(self._scripted, True)
+            scripting.set_suspended(self._scripted, True)
             self._found(module)
 
     def _attach(self, module: nn.Module) -> None:
@@ -176,7 +176,7 @@ class OutermostModel:
     def _compiler_imported(self, _: Any) -> None:
         if not self._removed:
             keep(sys.modules[__name__])
-            compiling.tell(self._compile, True)
+            compiling.set_suspended(self._compile, True)
 
     @contextlib.contextmanager
     def _scripted(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ class _Here(threading.local):
 
 
 class GraphMaking:
-    """Tells whether this thread makes graphs of callables, so that their calls are none of the program's.
+    """Knows whether this thread is inside `make_graphed_callables`, whose warm-up calls are not steps.
 
     It does so from `follow` to `remove`, for those who look the function up in between.
     """
