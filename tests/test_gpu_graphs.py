@@ -124,7 +124,7 @@ from instrument import cuda_graphs
 
 cuda_graphs._CAPTURE_WAIT_S = 0
 x = torch.zeros(1000, device="cuda")
-side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+side, another, graph = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
 prof = instrument.profile(sys.argv[2], schedule="1-100")
 prof.start()
 for _ in range(3):
@@ -148,8 +148,14 @@ def wait():
     stopped.wait(60)
 
 
-if sys.argv[1] == "here":
-    capture(prof.stop)
+def stop_under_another_stream():
+    prof.stop()
+    with torch.cuda.stream(another):
+        prof.step()
+
+
+if sys.argv[1] != "on another thread":
+    capture(prof.stop if sys.argv[1] == "here" else stop_under_another_stream)
     assert torch.autograd._profiler_enabled()
     prof.step()
 else:
@@ -167,13 +173,13 @@ print(json.dumps([x.sum().item(), prof.windows]))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("where", ["here", "on another thread"])
+@pytest.mark.parametrize("where", ["here", "under another stream", "on another thread"])
 def test_a_stop_in_a_capture(tmp_path: Path, where: str) -> None:
-    """One that ends unseen delays the stop to the next step; one of another thread survives it."""
+    """One that ends unseen delays the stop to the next step after it; one of another thread survives it."""
     command = programs.python(programs.program(ENDS, tmp_path), [where, str(tmp_path / "out")])
     done = programs.run(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}))
     total, (window,) = json.loads(done.stdout.splitlines()[-1])
     assert total == 5 * 1000
     assert window["status"] == "partial"
     beside = "a CUDA graph was captured where the window ended" in window["reason"]
-    assert beside == (where != "here")
+    assert beside == (where == "on another thread")

@@ -18,7 +18,7 @@ import instrument
 from instrument.errors import SyncError
 from instrument.guard import Guard
 from instrument.identity import IdentitySet
-from instrument.patch import Patch, undo
+from instrument.patch import Patch, apply, undo
 from instrument.windows.manifest import Manifest
 
 Log = pytest.LogCaptureFixture
@@ -256,7 +256,8 @@ def test_patches_that_cannot_be_undone_stay_known() -> None:
     class Owner:
         first = second = third = 0
 
-    patches = [Patch(Owner, name, lambda _: 1) for name in ("first", "second", "third")]
+    patches: list[Patch] = []
+    apply([Patch(Owner, name, lambda _: 1) for name in ("first", "second", "third")], patches)
     patches[1].undo = raising(OSError("not now"))  # type: ignore[method-assign]
     with pytest.raises(OSError, match="not now"):
         undo(patches)

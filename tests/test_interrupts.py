@@ -21,7 +21,7 @@ import instrument
 from instrument.exporters.sessions import sessions
 from instrument.guard import Guard
 from instrument.interrupts import Suppressed, is_interrupt
-from instrument.patch import Patch, undo
+from instrument.patch import Patch, apply, undo
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals of POSIX")
 
@@ -200,7 +200,8 @@ def test_patches_are_undone_where_a_signal_handler_raises(
         first = second = 0
 
     handle(plain)
-    patches = [Patch(Owner, name, lambda _: 1) for name in ("first", "second")]
+    patches: list[Patch] = []
+    apply([Patch(Owner, name, lambda _: 1) for name in ("first", "second")], patches)
     real, calls = Patch.undo, iter([True])
 
     def late(patch: Patch) -> None:

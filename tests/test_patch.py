@@ -11,11 +11,21 @@ from typing import Any
 import pytest
 
 from instrument import patch
-from instrument.patch import Patch
+from instrument.patch import Patch, undo
 
 
 def around(name: str) -> Callable[[Any], Any]:
     return lambda original: lambda: f"{name}({original()})"
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def applied(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
+    made = Patch(owner, name, make)
+    made.apply()
+    return made
 
 
 class Owner:
@@ -28,7 +38,7 @@ class Owner:
 def test_undone_in_any_order(order: tuple[int, ...]) -> None:
     """The last one undone leaves the very object that was there, and nothing is remembered."""
     owner = SimpleNamespace(call=Owner.call)
-    patches = [Patch(owner, "call", around(name)) for name in "abc"]
+    patches = [applied(owner, "call", around(name)) for name in "abc"]
     assert owner.call() == "c(b(a(original)))"
     for number in order:
         assert owner.call is not Owner.call
@@ -41,8 +51,8 @@ def test_patched_and_undone_for_ever() -> None:
     """One that comes and goes over another that stays, or under it, does not pile up."""
     owner = SimpleNamespace(call=Owner.call)
     for _ in range(3):
-        lower = Patch(owner, "call", around("lower"))
-        upper = Patch(owner, "call", around("upper"))
+        lower = applied(owner, "call", around("lower"))
+        upper = applied(owner, "call", around("upper"))
         lower.undo()
         lower.undo()
         assert owner.call() == "upper(lower(original))"  # what the lower one made stays, as it passes calls on
@@ -53,11 +63,11 @@ def test_patched_and_undone_for_ever() -> None:
 def test_under_somebody_elses() -> None:
     """What somebody else put there stays, and a later patch is undone to it."""
     owner = SimpleNamespace(call=Owner.call)
-    first = Patch(owner, "call", around("first"))
+    first = applied(owner, "call", around("first"))
     theirs = owner.call = around("theirs")(owner.call)
     first.undo()
     assert owner.call is theirs
-    second = Patch(owner, "call", around("second"))
+    second = applied(owner, "call", around("second"))
     assert owner.call() == "second(theirs(first(original)))"
     second.undo()
     assert owner.call is theirs
@@ -67,7 +77,7 @@ def test_where_nothing_was() -> None:
     """An attribute that was not there is gone again, in an instance and in a class."""
     owner = SimpleNamespace()
     kind = type("Kind", (Owner,), {})
-    patches = [Patch(place, "call", lambda original: lambda: original) for place in (owner, kind)]
+    patches = [applied(place, "call", lambda original: lambda: original) for place in (owner, kind)]
     assert owner.call() is None
     assert "call" in vars(kind)
     for made in patches:
@@ -83,16 +93,33 @@ def test_an_owner_is_not_kept_alive() -> None:
         pass
 
     owner = Owner()
-    patch, ref = Patch(owner, "name", lambda _: print), weakref.ref(owner)
+    patch, ref = applied(owner, "name", lambda _: print), weakref.ref(owner)
     del owner
     assert ref() is None
     patch.undo()
 
 
+def test_an_interrupt_before_it_takes_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one below is undone as if the upper one had not been; one that was never applied undoes nothing."""
+    owner = SimpleNamespace(call=Owner.call)
+    lower = applied(owner, "call", around("lower"))
+    upper = Patch(owner, "call", around("upper"))
+    upper.undo()
+    assert owner.call() == "lower(original)"
+    upper = Patch(owner, "call", around("upper"))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Patch, "_set", interrupt)
+        upper.apply()
+    upper.undo()
+    assert owner.call() == "lower(original)"
+    lower.undo()
+    assert owner.call is Owner.call
+
+
 def test_undo_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that is over by the second attempt leaves nothing; one that lasts raises."""
     owner = SimpleNamespace(call=Owner.call, other=Owner.call)
-    patches = [Patch(owner, name, around(name)) for name in ("call", "other")]
+    patches = [applied(owner, name, around(name)) for name in ("call", "other")]
     failures = 1
     undo_one = Patch.undo
 
@@ -104,11 +131,11 @@ def test_undo_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None
         undo_one(one)
 
     monkeypatch.setattr(Patch, "undo", failing)
-    patch.undo(patches)
+    undo(patches)
     assert (owner.call, owner.other, patches) == (Owner.call, Owner.call, [])
-    patches = [Patch(owner, "call", around("call"))]
+    patches = [applied(owner, "call", around("call"))]
     failures = 2
     with pytest.raises(MemoryError):
-        patch.undo(patches)
-    patch.undo(patches)
+        undo(patches)
+    undo(patches)
     assert (owner.call, patches) == (Owner.call, [])

@@ -7,12 +7,13 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import repeat
 from threading import Event, get_ident
 from typing import Any
 
 from . import gpu
 from .guard import guard
-from .patch import Patch, leave_no_frame, undo
+from .patch import Patch, apply, leave_no_frame, undo
 
 FEATURE = "following CUDA graphs"
 _CAPTURE_WAIT_S = 10  # for the capture of another thread
@@ -49,7 +50,12 @@ class _Capture:
         """
         if self.graph is None:
             return True
-        return self.thread == get_ident() and self.stream is not None and not gpu.stream_capturing(self.stream)
+        if self.thread != get_ident() or self.stream is None:
+            return False
+        try:
+            return not gpu.stream_capturing(self.stream)
+        except Exception:  # it cannot be asked; a capture that is taken for over would be broken
+            return False
 
 
 class CudaGraphs:
@@ -71,8 +77,7 @@ class CudaGraphs:
             if not self._patches:
                 makes = (self._beginning, self._ending, self._replaying)
                 for kind in _kinds():
-                    for name, make in zip(_METHODS, makes, strict=True):
-                        Patch(kind, name, make, self._patches)
+                    apply(map(Patch, repeat(kind), _METHODS, makes), self._patches)
         except BaseException:
             self.remove(follower)
             raise
@@ -194,10 +199,10 @@ class CudaGraphs:
 
     @guard.contained(FEATURE)
     def _began(self, graph: Any, capture: _Capture | None) -> None:
-        if capture is not None:
-            capture.stream = gpu.current_stream()
         for follower in self._followers:
             follower.began(graph)
+        if capture is not None:
+            capture.stream = gpu.current_stream()
 
     @guard.contained(FEATURE)
     def _ended(self, graph: Any) -> None:

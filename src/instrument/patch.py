@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -22,7 +22,9 @@ F = TypeVar("F")
 
 
 class Patch:
-    """``owner.name`` is ``make(original)`` until `undo`; ``make(None)`` where there is no original.
+    """``owner.name`` is ``make(original)`` from `apply` to `undo`; ``make(None)`` where there is no original.
+
+    Store it before `apply`: wherever an interrupt comes, what was replaced can then be undone.
 
     Patches of one attribute may be undone in any order. Where somebody else replaced it in the meantime it stays
     theirs, and calls through them still reach what ``make`` returned: that must work after `undo` as well, as the
@@ -31,22 +33,27 @@ class Patch:
     Args:
         owner: a module, a class or an object, which this does not keep alive.
         name: the attribute.
-        make: called with what is there, returns what takes its place.
-        held: takes this just before the attribute is replaced: an interrupt leaves nothing that cannot be undone.
+        make: called by `apply` with what is there, returns what takes its place.
     """
 
     _under: Patch | None  # what of ours was there before
 
-    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], held: list[Patch] | None = None) -> None:
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._owner = _reference(owner)
         self._name = name
-        self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
-        self._ours = transparent(make(getattr(owner, name, None) if self._before is _MISSING else self._before))
+        self._make = make
         self._undone = False
+
+    def apply(self) -> None:
+        """Replace the attribute, once; nothing where the owner is gone."""
+        owner, name = self._owner(), self._name
+        if owner is None:
+            return
+        self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
+        original = getattr(owner, name, None) if self._before is _MISSING else self._before
+        self._ours = transparent(self._make(original))
         top = _tops.get((id(owner), name))
         self._under = top if top is not None and top._ours is self._before else None
-        if held is not None:
-            held.append(self)
         _tops[id(owner), name] = self
         self._set(owner, self._ours)
 
@@ -58,8 +65,12 @@ class Patch:
             return
         key = id(owner), self._name
         top = _tops.get(key)
-        while top is not None and top._undone and vars(owner).get(top._name) is top._ours:
-            top._set(owner, top._before)
+        while top is not None and top._undone:
+            now = vars(owner).get(top._name, _MISSING)
+            if now is top._ours:
+                top._set(owner, top._before)
+            elif now is not top._before:  # else an interrupt kept it from taking effect
+                break
             top = top._under
         if top is None or top._undone:
             _tops.pop(key, None)
@@ -81,6 +92,13 @@ def _reference(owner: Any) -> Callable[[], Any]:
         return weakref.ref(owner)
     except TypeError:  # an object without a place for references
         return lambda: owner
+
+
+def apply(patches: Iterable[Patch], held: list[Patch]) -> None:
+    """Apply ``patches``, each as soon as it is in ``held``, from which `undo` takes them."""
+    for patch in patches:
+        held.append(patch)
+        patch.apply()
 
 
 def undo(patches: list[Patch]) -> None:

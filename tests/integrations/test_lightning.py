@@ -25,7 +25,7 @@ from instrument.integrations import environment
 from instrument.integrations.lightning import InstrumentCallback, InstrumentProfiler, callbacks, install
 from instrument.integrations.lightning import callback as callback_module
 from instrument.integrations.lightning import packages as packages_module
-from instrument.integrations.lightning.everywhere import AutomaticCallback, _patched
+from instrument.integrations.lightning.everywhere import AutomaticCallback, _patches
 from instrument.integrations.loop import Loop
 
 from ..conftest import annotations
@@ -610,10 +610,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     environment.automatic.cache_clear()
     yield tmp_path / "asked"
     environment.automatic.cache_clear()
-    for package in (pl, pytorch_lightning):
-        if "__wrapped__" in vars(package.Trainer.__init__):
-            _patched(package.Trainer).undo()
-    _patched.cache_clear()
+    while _patches:
+        _patches.popitem()[1].undo()
 
 
 def automatic(trainer: Any) -> list[Any]:

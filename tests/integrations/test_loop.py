@@ -141,6 +141,7 @@ def test_patch_of_a_method_in_copies() -> None:
     patch = Patch(
         trainer, "train", lambda original: in_place_of(original, lambda: (calls.append(1), original())[1])
     )
+    patch.apply()
     assert trainer.train() is trainer
     other = copy.deepcopy(trainer)
     assert other.train() is other

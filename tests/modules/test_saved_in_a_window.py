@@ -46,6 +46,7 @@ def window(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def followed(model: nn.Module) -> Iterator[None]:
     follower = OutermostModel(lambda _: None, lambda _: None)
+    follower.follow()
     try:
         model(torch.ones(1, 2))
         assert follower.model is model

@@ -23,6 +23,7 @@ from instrument.config import settings
 from instrument.guard import guard
 from instrument.modules.parts import Switch, contexts
 from instrument.modules.step import patcher
+from instrument.patch import Patch, apply, undo
 from instrument.regions import live, region
 from tests.conftest import Events
 from tests.modules.conftest import Listening
@@ -309,13 +310,13 @@ def test_interrupted_context(listening: Listening, where: str) -> None:
 
     shown, switch = region.make("context", None, None, None, None), Switch()
     with listening() as heard:
-        patches = list(contexts(Context, lambda _: live.enter(shown), switch))
+        patches: list[Patch] = []
+        apply(contexts(Context, lambda _: live.enter(shown), switch), patches)
         for switch.on in (True, False):
             with pytest.raises(KeyboardInterrupt), Context():
                 pass
         assert heard.tree() == [["context"]]
-    for patch in reversed(patches):
-        patch.undo()
+    undo(patches)
 
 
 class Failing(Dataset[int]):

@@ -44,8 +44,10 @@ class Device:
     def stream(self, stream: object) -> Iterator[None]:
         """Make ``stream`` the current one."""
         before, self._current.stream = self.current, stream
-        yield
-        self._current.stream = before
+        try:
+            yield
+        finally:
+            self._current.stream = before
 
     def forbids(self, name: str) -> None:
         if self.capturing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import pickle
 import threading
 from collections.abc import Callable
@@ -100,6 +101,7 @@ def test_signs(program: Callable[[Any], None], step_on: str | None, events: str,
     """The strongest sign counts; where it comes late the steps begin again ("R")."""
     seen: list[str] = []
     follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), step_on)
+    follower.follow()
     program(nn.Sequential(nn.Linear(2, 2)))
     follower.remove()
     assert (events, by) == ("".join(seen), follower.by)
@@ -117,6 +119,7 @@ def test_steps_before_it_was_known(program: Callable[[Any], None], missed: list[
     """They are one call, so that nobody takes them for steps that go by now."""
     seen: list[Any] = []
     follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), missed=seen.append)
+    follower.follow()
     program(nn.Sequential(nn.Linear(2, 2)))
     follower.remove()
     assert [*missed, *steps * "s"] == seen
@@ -128,6 +131,7 @@ def test_passes_and_calls_of_another_thread(step_on: str) -> None:
     seen: list[str] = []
     model = nn.Sequential(nn.Linear(2, 2))
     follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), step_on)
+    follower.follow()
 
     def in_a_thread() -> None:
         thread = threading.Thread(target=passes, args=(model,))
@@ -150,10 +154,12 @@ def test_a_pass_counts_once(annotated_first: bool, named: bool, monkeypatch: pyt
     monkeypatch.setattr(following, "live_optimizers", lambda: [])  # those of other tests
     seen: list[list[int]] = [[], []]
     handles: list[Any] = []
-    followers = [
-        lambda: handles.append(StepFollower(lambda: seen[0].append(1), lambda: None)),
-        lambda: handles.append(StepFollower(lambda: seen[1].append(1), lambda: None)),
-    ]
+
+    def follow(steps: list[int]) -> None:
+        handles.append(StepFollower(lambda: steps.append(1), lambda: None))
+        handles[-1].follow()
+
+    followers = [functools.partial(follow, steps) for steps in seen]
     annotate = [lambda: handles.append(instrument.annotate_step("backward"))]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         for call in (*annotate, *followers) if annotated_first else (*followers, *annotate):
@@ -191,6 +197,7 @@ def test_a_step_ends_after_its_regions(step_on: str, model: nn.Module, tmp_path:
     handles = [instrument.annotate_modules(model), instrument.annotate_step()]
     prof = instrument.profile(tmp_path, schedule="2-4", activities=[torch.profiler.ProfilerActivity.CPU])
     follower = StepFollower(prof.step, lambda: None, step_on)
+    follower.follow()
     with prof:
         for _ in range(6):
             if step_on == "forward":
@@ -217,6 +224,7 @@ def test_an_interrupted_call_counts_for_no_other(still_annotated: bool) -> None:
     seen: list[int] = []
     model, other, x = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Tanh()), torch.ones(1, 2)
     follower = StepFollower(lambda: seen.append(1), lambda: None, "forward")
+    follower.follow()
     calls(model, 1)
     interrupts = iter([KeyboardInterrupt])
 
@@ -249,6 +257,7 @@ def test_the_model_can_be_copied_and_compiled() -> None:
         return graph.forward
 
     follower = StepFollower(lambda: seen.append(1), lambda: None)
+    follower.follow()
     model = nn.Sequential(nn.Linear(2, 2)).eval()
     calls(model, 1)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -267,6 +276,7 @@ def test_a_range_of_the_program_begins_no_step(name: str) -> None:
     """Step 0 begins with torch's own ranges of data loading and ``zero_grad``, whatever ranges there are."""
     begun: list[bool] = []
     follower = StepFollower(int, int, begun=lambda: begun.append(True))
+    follower.follow()
     try:
         with torch.profiler.record_function(name):
             assert not begun
@@ -284,6 +294,7 @@ def test_a_pass_runs_whatever_fails_around_it(lenient: None, monkeypatch: pytest
 
     gradients: list[torch.Tensor] = []
     follower = StepFollower(int, int)
+    follower.follow()
     try:
         monkeypatch.setattr(compat, "in_backward", fail)
         weight = torch.ones(2, requires_grad=True)

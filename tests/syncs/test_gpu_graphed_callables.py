@@ -58,6 +58,7 @@ def test_a_call_is_a_step(make: Callable[[Training], Any], step_on: str | None, 
     seen: list[int] = []
     training = Training()
     follower = StepFollower(lambda: seen.append(1), seen.clear, step_on)
+    follower.follow()
     try:
         training.steps(eager, training.model)
         call = make(training)
@@ -74,6 +75,7 @@ def test_calls_of_a_function_that_calls_the_model() -> None:
     seen: list[int] = []
     training = Training()
     follower = StepFollower(lambda: seen.append(1), seen.clear, "forward")
+    follower.follow()
     try:
         training.steps(2, training.model)
         call = torch.cuda.make_graphed_callables(
@@ -91,6 +93,7 @@ def test_evaluation_runs_as_it_was() -> None:
     seen: list[int] = []
     training = Training()
     follower = StepFollower(lambda: seen.append(1), seen.clear, "forward")
+    follower.follow()
     try:
         call = the_model(training)
         training.steps(5, call)
@@ -126,6 +129,7 @@ def test_a_pass_inside_of_a_pass() -> None:
 
     seen: list[int] = []
     follower = StepFollower(lambda: seen.append(1), seen.clear, "backward")
+    follower.follow()
     try:
         with torch.cuda.graph(graph):
             training.model(training.batch).sum().backward()

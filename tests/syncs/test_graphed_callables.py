@@ -34,6 +34,7 @@ def counting(step_on: str | None) -> Iterator[list[int]]:
     functions = torch.cuda.make_graphed_callables, torch.cuda.graphs.make_graphed_callables
     seen: list[int] = []
     follower = StepFollower(lambda: seen.append(1), seen.clear, step_on)
+    follower.follow()
     try:
         yield seen
     finally:
@@ -298,6 +299,20 @@ def test_what_stands_for_the_call_is_called_directly() -> None:
         assert model._compiled_call_impl is not None
         assert torch.equal(expected, model._compiled_call_impl(X))
         assert torch.equal(expected, Other().call(model))
+
+
+def test_a_replica_through_another_wrapper() -> None:
+    """It is the replica that is called, where another tool's wrapper is around what stands for the call."""
+    model = Plain().eval()
+    with counting("forward") as seen:
+        model(X)
+        ours = model._compiled_call_impl
+        model._compiled_call_impl = lambda *args: ours(*args)  # type: ignore[method-assign, misc]
+        replica = model._replicate_for_data_parallel()
+        replica.linear = nn.Linear(2, 2)
+        assert torch.equal(replica(X), replica.forward(X))
+        assert torch.equal(model(X), model.forward(X))
+    assert len(seen) == 2
 
 
 def test_a_followed_model_is_freed() -> None:

@@ -24,6 +24,7 @@ class Counter:
     def __init__(self, step_on: str | None = None) -> None:
         self.steps = self.restarts = 0
         self.follower = StepFollower(self._step, self._restart, step_on)
+        self.follower.follow()
 
     def _step(self) -> None:
         self.steps += 1
@@ -193,6 +194,7 @@ def test_every_optimizer(device: Device) -> None:
     """For a loop that counts the updates of an item, a replay makes those of its graph."""
     updates: list[int] = []
     steps = OptimizerSteps(lambda: updates.append(1), every=True)
+    steps.follow()
     try:
         first, second = Training(), Training()
         graph = torch.cuda.CUDAGraph()
@@ -270,6 +272,7 @@ def test_a_failing_listener(device: Device, lenient: None) -> None:
         raise ValueError("on purpose")
 
     steps = OptimizerSteps(fail)
+    steps.follow()
     try:
         training = Training(0)
         training.run(2)

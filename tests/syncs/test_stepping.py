@@ -29,6 +29,7 @@ class Counter:
     def __init__(self) -> None:
         self.steps = 0
         self.steps_of = OptimizerSteps(self.step)
+        self.steps_of.follow()
 
     def step(self) -> None:
         self.steps += 1
@@ -254,6 +255,7 @@ def test_a_recording_between_two_steps() -> None:
         running[0].start()
 
     steps = OptimizerSteps(step)
+    steps.follow()
     for _ in range(20):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
@@ -281,7 +283,7 @@ def test_one_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(parts, "contexts", failing)
     with pytest.raises(MemoryError):
-        StepFollower(int, int)
+        StepFollower(int, int).follow()
     assert {place: vars(place[0]).get(place[1]) for place in watched} == before
     assert len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks) == hooks
 
@@ -331,6 +333,7 @@ def test_every_update_of_one_thread() -> None:
         assert threading.current_thread() is threading.main_thread()
 
     steps = OptimizerSteps(step, every=True)
+    steps.follow()
     parameter = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([parameter])
     parameter.register_post_accumulate_grad_hook(lambda _: optimizer.step())

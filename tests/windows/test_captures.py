@@ -202,6 +202,23 @@ def test_another_current_stream_in_a_capture(out: Path, device: Device) -> None:
     assert device.violations == []
 
 
+def test_a_stream_that_cannot_be_asked(out: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its capture counts as one that goes on: the window ends after it, and nothing is raised."""
+    training = Training()
+    prof = instrument.profile(out, schedule=instrument.schedule("1-50"))
+    prof.start()
+    for _ in range(3):
+        training.step()
+        prof.step()
+    with torch.cuda.graph(training.graph), monkeypatch.context() as without:
+        without.delattr(torch.cuda, "stream")
+        prof.stop()
+        prof.step()
+        assert not out.exists()
+    assert [(entry["status"], entry["steps"]) for entry in manifest(out)] == [("partial", [1, 3])]
+    assert device.violations == []
+
+
 @pytest.mark.parametrize("after", ["step", "stop", "exit"])
 @pytest.mark.parametrize("phase", ["warm-up", "recorded"])
 def test_a_loop_that_ends_in_a_capture_that_is_given_up(

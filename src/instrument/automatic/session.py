@@ -64,6 +64,7 @@ class Session:
             made=self._optimizer_made,
             found=self._model_found,
         )
+        self._steps.follow()
         self._termination.install()
         atexit.register(self._over)
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from .. import compat
 from ..guard import guard
 from ..interrupts import Suppressed
-from ..patch import Patch, undo
+from ..patch import Patch, apply, undo
 
 FEATURE = "following torch's profilers"
 _ROOM = 1000  # ranges that are followed before those that are gone are dropped
@@ -157,7 +157,7 @@ class OpenRanges:
         """Begin; whoever holds this can `end` it, wherever an interrupt comes."""
         from torch.autograd.profiler import record_function
 
-        Patch(record_function, "__enter__", self._entering, self._patches)
+        apply([Patch(record_function, "__enter__", self._entering)], self._patches)
 
     def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)  # TorchScript compiles the source of what is wrapped

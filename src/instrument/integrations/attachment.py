@@ -95,7 +95,12 @@ class Attachment:
 
             return in_place_of(original, guard.around(FEATURE, original, around, when))
 
-        (self.undo if undo is None else undo).append(Patch(owner, name, make).undo)
+        self.apply(Patch(owner, name, make), undo)
+
+    def apply(self, patch: Patch, undo: list[Callable[[], None]] | None = None) -> None:
+        """Apply ``patch``; how to undo it goes to ``undo``, by default with the rest."""
+        (self.undo if undo is None else undo).append(patch.undo)
+        patch.apply()
 
     def region(self, name: str) -> Around:
         """Return what makes a call the region ``name``, for `wrap`."""

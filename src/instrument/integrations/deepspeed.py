@@ -194,9 +194,9 @@ class Ranges:
             for owner in list(_owners()):
                 for name, value in list(vars(owner).items()):
                     if value is decorate:
-                        self._attachment.undo.append(Patch(owner, name, self._decorator).undo)
+                        self._attachment.apply(Patch(owner, name, self._decorator))
                     elif getattr(value, "__code__", None) is decorated:
-                        self._attachment.undo.append(Patch(owner, name, self._decorated).undo)
+                        self._attachment.apply(Patch(owner, name, self._decorated))
         accelerator = type(sys.modules["deepspeed.accelerator"].get_accelerator())
         self._attachment.wrap(accelerator, "range_push", self._push)
         self._attachment.wrap(accelerator, "range_pop", self._pop)

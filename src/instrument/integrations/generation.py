@@ -14,7 +14,7 @@ import instrument
 
 from ..guard import guard
 from ..modules.service import Handle, Service, served
-from ..patch import Patch, undo
+from ..patch import Patch, apply, undo
 
 FEATURE = "naming a part of generate"
 
@@ -91,8 +91,7 @@ class Generation(Service[Request]):
             return
         self._patched = set()  # until it is done
         undo(self._patches)
-        for owner, name in wanted:
-            self._patches.append(Patch(owner, name, self._makers[name]))
+        apply((Patch(owner, name, self._makers[name]) for owner, name in wanted), self._patches)
         self._patched = wanted
 
     def _places(self, model: nn.Module | None) -> set[tuple[type, str]]:

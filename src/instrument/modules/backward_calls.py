@@ -35,7 +35,7 @@ def _nothing(*_: Any) -> None:
 def around(
     begin: Callable[[], T | None], end: Callable[[T], None] = _nothing, then: Callable[[], None] | None = None
 ) -> Patch:
-    """Have functions called around each call of `torch.autograd.backward`, unless torch.compile traces it.
+    """Return a patch that calls functions around `torch.autograd.backward`, unless torch.compile traces it.
 
     Args:
         begin: called before; its errors are contained.

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import compat
 from ..guard import guard
-from ..patch import Patch, leave_no_frame, undo
+from ..patch import Patch, apply, leave_no_frame, undo
 
 FEATURE = "making way for the compiler"
 Suspend = Callable[[], AbstractContextManager[None]]
@@ -36,7 +36,7 @@ class HookSuspension:
             self._away.append(suspend)
         undo(self._patches)
         if self._away:
-            self._patches += (Patch(owner, name, self._around) for owner, name in self._functions())
+            apply((Patch(owner, name, self._around) for owner, name in self._functions()), self._patches)
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @contextlib.contextmanager

@@ -102,6 +102,7 @@ class Fitting:
         if compiled or not self._hooks or not takes_hooks(module):
             layer, shapes, held = self.layer, self._shapes, self._module
             self._patch = Patch(module, COMPILED_CALL, lambda call: Around(layer, shapes, call, held))
+            self._patch.apply()
             return
         before = self._before = Before(self.layer, self._shapes, self._module)
         self._after = After(self.layer, self._module)

@@ -11,7 +11,7 @@ from torch import nn
 
 from .. import compat
 from ..guard import guard
-from ..patch import Patch, undo
+from ..patch import Patch, apply, undo
 from ..regions import live
 from .compiled import wrapped
 from .fitting import Fitting, copied
@@ -113,7 +113,7 @@ class Installer(Service[Fitter]):
     def _follow_copies(self, kind: type | None) -> None:
         if kind is not None and kind is not nn.Module and kind not in self._copying:
             self._copying.add(kind)
-            self._patches.append(Patch(kind, "__getstate__", copied))
+            apply([Patch(kind, "__getstate__", copied)], self._patches)
 
     def _take_off(self) -> None:
         for fitting in self._fittings.values():
@@ -140,11 +140,11 @@ class Installer(Service[Fitter]):
 
     def _watch(self) -> None:
         """Be told of what torch compiles, copies and pickles."""
-        self._patches.append(Patch(nn.Module, "compile", self._compile))
-        self._patches.append(Patch(nn.Module, "__getstate__", copied))
+        watched = [Patch(nn.Module, "compile", self._compile), Patch(nn.Module, "__getstate__", copied)]
         compiled = compat.compiled_module()
         if compiled is not None:
-            self._patches.append(Patch(compiled, "__call__", self._call_compiled))
+            watched.append(Patch(compiled, "__call__", self._call_compiled))
+        apply(watched, self._patches)
 
     def _compile(self, original: Callable[..., None]) -> Callable[..., None]:
         def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:

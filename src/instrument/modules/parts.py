@@ -39,7 +39,7 @@ class Switch:
 
 
 def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
-    """Have ``begin`` open a region when a context manager of class ``kind`` is entered, closed as it is left.
+    """Yield patches by which ``begin`` opens a region around each block with a context manager of class ``kind``.
 
     A with statement looks both methods up before it calls one, so that a region which is open is also closed
     when the patches are undone in between.

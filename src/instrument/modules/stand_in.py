@@ -33,13 +33,22 @@ class StandIn:
 def called_module(caller: FrameType | None, usual: Any) -> Any:
     """Return the module that torch calls in ``caller`` or, past wrappers of this package, in what called that.
 
-    Where something else called what stands for the call, that is ``usual``, the module that it was put on.
+    Where something else called what stands for the call, that is ``usual``, the module that it was put on; or its
+    replica, where the innermost call of a module around is of one that shares what stands for its call.
     """
     while caller is not None and caller.f_code.co_filename == TRANSPARENT:
         caller = caller.f_back
-    if caller is None or caller.f_code.co_name != "_wrapped_call_impl":
-        return usual
-    return caller.f_locals.get("self", usual)
+    if caller is not None and caller.f_code.co_name == "_wrapped_call_impl":
+        return caller.f_locals.get("self", usual)
+    while caller is not None and caller.f_code.co_name != "_wrapped_call_impl":
+        caller = caller.f_back
+    around = caller.f_locals.get("self") if caller is not None else None
+    call = _own_call(usual)
+    return around if call is not None and _own_call(around) is call else usual
+
+
+def _own_call(module: Any) -> Any:
+    return getattr(module, "__dict__", {}).get(COMPILED_CALL)
 
 
 def compiled_call(module: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..patch import Patch, undo
+from ..patch import Patch, apply, undo
 from .parts import PARTS, Switch
 from .service import Handle, Service, served
 
@@ -36,7 +36,7 @@ class Patcher(Service[Request]):
         self._switch, self._parts = Switch(), parts
         for part in PARTS:
             if part in parts:
-                self._patches += PARTS[part](self._switch)
+                apply(PARTS[part](self._switch), self._patches)
 
 
 patcher = Patcher()

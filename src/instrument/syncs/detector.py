@@ -83,6 +83,7 @@ class SyncDetector(Listener):
             from .following import StepFollower  # which imports torch
 
             self._follower = StepFollower(self._follower_stepped, self._restarted)
+            self._follower.follow()
         self._arm()
 
     def stop(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import get_ident
-from typing import Any
+from typing import Any, Protocol
 
 from .. import compat
 from ..cuda_graphs import GraphFollower
@@ -14,7 +14,7 @@ from ..guard import guard
 from ..identity import IdentitySet
 from ..modules import backward_calls, parts
 from ..modules.optimizers import live_optimizers, share_parameters
-from ..patch import Patch, leave_no_frame, undo
+from ..patch import Patch, apply, leave_no_frame, undo
 from .forward import OutermostModel
 from .function import SIGNS, FunctionCalls, check
 from .graphed import GraphMaking
@@ -27,8 +27,18 @@ _ALONE = 100
 _BEGINNING = (parts.DATA, "Optimizer.zero_grad#", "Optimizer.step#")
 
 
+class Source(Protocol):
+    """What tells of steps, from `follow` to `remove`."""
+
+    def follow(self) -> None:
+        """Begin."""
+
+    def remove(self) -> None:
+        """End, and put back what was replaced."""
+
+
 class StepFollower:
-    """Calls ``stepped()`` at the end of each step until `remove`.
+    """Calls ``stepped()`` at the end of each step, from `follow` to `remove`.
 
     A step ends, in this order of preference, where the program itself says so (`instrument.steps`,
     ``prof.step()``); after the step of the first optimizer; where no optimizer was made, after each backward pass;
@@ -85,16 +95,30 @@ class StepFollower:
         self._passes = 0  # backward passes that did not count so far
         self._calls = 0  # calls of the model that did not count so far
         self._replays: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of graphs not known
-        self._steps: OptimizerSteps | None = None
-        self._model: OutermostModel | None = None
-        self._function: FunctionCalls | None = None
         self._replayed: weakref.ref[Any] | None = None  # the one of them whose replays are steps
         self._patches: list[Patch] = []
         self._graphs = GraphFollower(self._unknown_replayed)
-        self._graph_making: GraphMaking | None = None
+        self._graph_making = making = GraphMaking()
+        self._steps: OptimizerSteps | None = None
+        if step_on in (None, "optimizer"):
+            self._steps = OptimizerSteps(lambda: self._ended("optimizer"))
+        self._model: OutermostModel | None = None
+        if step_on != "optimizer" or begun is not None:
+            self._model = OutermostModel(self._model_found, self._model_called, lambda: making.here)
+        self._function: FunctionCalls | None = None
+        if step_on not in (None, *SIGNS):
+            self._function = FunctionCalls(step_on, lambda: self._function_called(step_on))
+        sources = (self._graphs, making, self._steps, self._model, self._function)
+        self._sources: list[Source] = [source for source in sources if source is not None]
+
+    def follow(self) -> None:
+        """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
         try:
-            self._graphs.follow()
-            self._follow(step_on)
+            for source in self._sources:
+                source.follow()
+            if self._step_on is None:
+                program_steps.listen(self._program)
+            apply(self._patched(), self._patches)
         except BaseException:
             self.remove()
             raise
@@ -145,28 +169,16 @@ class StepFollower:
         program_steps.remove(self._program)
         self._stepped = self._restarted = _nothing
         self._missed = None
-        self._graphs.remove()
-        for source in (self._steps, self._model, self._function, self._graph_making):
-            if source is not None:
-                source.remove()
+        for source in self._sources:
+            source.remove()
         undo(self._patches)
 
-    def _follow(self, step_on: str | None) -> None:
+    def _patched(self) -> Iterator[Patch]:
         import torch
 
-        making = self._graph_making = GraphMaking()
-        making.follow()
-        if step_on is None:
-            program_steps.listen(self._program)
-        if step_on in (None, "optimizer"):
-            self._steps = OptimizerSteps(lambda: self._ended("optimizer"))
-        if step_on != "optimizer" or self._begun is not None:
-            self._model = OutermostModel(self._model_found, self._model_called, lambda: making.here)
-        if step_on not in (None, *SIGNS):
-            self._function = FunctionCalls(step_on, lambda: self._function_called(step_on))
-        self._patches.append(backward_calls.around(self._begins, then=self._passed))
-        Patch(torch.optim.Optimizer, "__init__", self._making, self._patches)
-        self._patches += parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
+        yield backward_calls.around(self._begins, then=self._passed)
+        yield Patch(torch.optim.Optimizer, "__init__", self._making)
+        yield from parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
     # What the sources call
 
@@ -200,7 +212,7 @@ class StepFollower:
         Returns:
             Whether the call does not count as a step now.
         """
-        return self._graphs.defer(replayed, *args) or (self._graph_making is not None and self._graph_making.here)
+        return self._graphs.defer(replayed, *args) or self._graph_making.here
 
     def _function_called(self, function: str) -> None:
         if not self._defer_or_skip(self._function_replayed, function):

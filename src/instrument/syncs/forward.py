@@ -20,7 +20,7 @@ from ..modules.compiling import compiling, scripting
 from ..modules.fitting import copied, copier
 from ..modules.stack import when_closed
 from ..modules.stand_in import StandIn, called_module
-from ..patch import Patch, leave_no_frame, transparent, undo
+from ..patch import Patch, apply, leave_no_frame, transparent, undo
 from ..regions import live
 from .uncompiled import keep
 
@@ -54,14 +54,14 @@ class _Followed(StandIn):
         if live.tracing():
             return call(*args, **kwargs)
         try:
-            return self._outermost.follow(module, call, args, kwargs)
+            return self._outermost.call(module, call, args, kwargs)
         except BaseException as error:
             leave_no_frame(error)
             raise
 
 
 class OutermostModel:
-    """Finds the outermost model and follows its calls, until `remove`.
+    """Finds the outermost model and follows its calls, from `follow` to `remove`.
 
     The model is found by a class attribute that torch reads at each call of a module; it is reset at once, so that
     neither other modules nor compiled code ever see it. From then on something stands for the call of that model:
@@ -89,8 +89,11 @@ class OutermostModel:
         self._looking: list[Patch] = []
         self._following: list[Patch] = []
         self._copies: list[Patch] = []
+
+    def follow(self) -> None:
+        """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
         if compat.has_compiled_call():
-            Patch(nn.Module, COMPILED_CALL, self._first_call, self._looking)
+            apply([Patch(nn.Module, COMPILED_CALL, self._first_call)], self._looking)
             compat.when_imported("torch._dynamo", self._compiler_imported)
 
     @property
@@ -123,7 +126,7 @@ class OutermostModel:
             with guard.contained("finding the outermost model"):
                 outermost._look_at(module)
             try:
-                return outermost.follow(module, own, args, kwargs)
+                return outermost.call(module, own, args, kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
@@ -131,7 +134,7 @@ class OutermostModel:
         return call
 
     @transparent
-    def follow(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def call(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call ``module`` through ``call`` and, if it is the followed model, notify `called`."""
         here, model = self._here, self._model
         before = here.depth
@@ -168,9 +171,10 @@ class OutermostModel:
     def _attach(self, module: nn.Module) -> None:
         if not isinstance(module, torch.jit.ScriptModule):
             self._model = weakref.ref(module)
-            self._copies = self._copies or [Patch(copier(module), "__getstate__", copied)]
+            if not self._copies:
+                apply([Patch(copier(module), "__getstate__", copied)], self._copies)
             compiled = vars(module).get(COMPILED_CALL)
-            Patch(module, COMPILED_CALL, lambda _: _Followed(compiled, self), self._following)
+            apply([Patch(module, COMPILED_CALL, lambda _: _Followed(compiled, self))], self._following)
 
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: Any) -> None:

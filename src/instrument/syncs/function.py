@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,9 +15,12 @@ from typing import Any
 
 from .. import compat
 from ..guard import guard
-from ..patch import Patch, leave_no_frame
+from ..patch import Patch, apply, leave_no_frame, undo
 
 FEATURE = "following the function whose calls are steps"
+_inside: ContextVar[tuple[int, ...]] = ContextVar("inside", default=())
+"""In this thread or task: the numbers of the `FunctionCalls` whose functions run, the innermost last."""
+_NUMBERS = itertools.count()
 SIGNS = ("forward", "backward", "optimizer", "program")
 """What may end a step, from the weakest sign to the strongest."""
 
@@ -55,42 +59,43 @@ def parse(name: str) -> tuple[str, str]:
 
 
 class FunctionCalls:
-    """Calls ``called()`` at the end of each call of a function that returns, until `remove`.
+    """Calls ``called()`` at the end of each call of a function that returns, from `follow` to `remove`.
 
     A function of an imported module is replaced when the import is over. One of the script itself is not there yet
     when the program begins: `look` finds it, and is called at events that a training step has.
+
+    Attributes:
+        found: whether the function was found.
     """
 
     def __init__(self, name: str, called: Callable[[], None]) -> None:
         self._place, self._function = parse(name)
         self._called = called
-        self._patch: Patch | None = None
+        self._patches: list[Patch] = []
         self._removed = False
-        self._depth: ContextVar[int] = ContextVar("depth", default=0)
+        self.found = False
+        self._number = next(_NUMBERS)
         self.running = False  # it was found during a call, whose end is not seen
         self.is_file = self._place.endswith(".py")
+
+    def follow(self) -> None:
+        """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
         if not self.is_file:
             compat.when_imported(self._place, self._imported)
 
     @property
-    def found(self) -> bool:
-        """Whether the function was found."""
-        return self._patch is not None
-
-    @property
     def inside(self) -> bool:
         """Whether a call of the function runs here, in this thread or task."""
-        return self._depth.get() > 0
+        return self._number in _inside.get()
 
     def remove(self) -> None:
         """Put the function back."""
         self._removed = True
-        if self._patch is not None:
-            self._patch.undo()
+        undo(self._patches)
 
     def look(self) -> None:
         """Look for the function in the script and, where a file is named, in the modules that came from it."""
-        if self._patch is None and not self._removed:
+        if not self.found and not self._removed:
             with guard.contained(FEATURE):
                 for module in self._modules():
                     self._imported(module)
@@ -117,12 +122,15 @@ class FunctionCalls:
             owner = getattr(owner, part, None)
         function = inspect.getattr_static(owner, name, None)
         plain = getattr(function, "__func__", function)  # of a static method or a class method
-        if self._patch is not None or self._removed or not callable(plain):
+        if self.found or self._removed or not callable(plain):
             return
         kind = type(function) if plain is not function else None
-        self._patch = Patch(
-            owner, name, lambda _: kind(self._following(plain)) if kind else self._following(plain)
-        )
+
+        def make(_: Any) -> Any:
+            return kind(self._following(plain)) if kind else self._following(plain)
+
+        apply([Patch(owner, name, make)], self._patches)
+        self.found = True
         code, frame = getattr(inspect.unwrap(plain), "__code__", None), sys._getframe()
         while frame is not None:
             self.running = self.running or frame.f_code is code
@@ -132,30 +140,30 @@ class FunctionCalls:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             self._previous()
-            before = self._depth.get()
-            self._depth.set(before + 1)
+            before = _inside.get()
+            _inside.set((*before, self._number))
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
             finally:
-                self._depth.set(before)
+                _inside.set(before)
             self._ended()
             return result
 
         @functools.wraps(original)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             self._previous()
-            before = self._depth.get()
-            self._depth.set(before + 1)
+            before = _inside.get()
+            _inside.set((*before, self._number))
             try:
                 result = await original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
             finally:
-                self._depth.set(before)
+                _inside.set(before)
             self._ended()
             return result
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import compat
-from ..patch import Patch, leave_no_frame, undo
+from ..patch import Patch, apply, leave_no_frame, undo
 
 
 class _Here(threading.local):
@@ -29,8 +29,7 @@ class GraphMaking:
 
     def follow(self) -> None:
         """Begin."""
-        for owner, name in compat.graph_makers():
-            Patch(owner, name, self._following, self._patches)
+        apply((Patch(owner, name, self._following) for owner, name in compat.graph_makers()), self._patches)
 
     @property
     def here(self) -> bool:

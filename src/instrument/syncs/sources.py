@@ -82,6 +82,7 @@ class Sources:
             self._warning.install()
             for patch in explicit.patches(self):
                 stack.callback(patch.undo)
+                patch.apply()
             self._installed = stack.pop_all()
 
     def _remove(self) -> None:

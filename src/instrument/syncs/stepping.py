@@ -15,7 +15,7 @@ from ..guard import guard
 from ..identity import IdentitySet
 from ..modules import backward_calls
 from ..modules.optimizers import parameters, share_parameters
-from ..patch import Patch, leave_no_frame, undo
+from ..patch import Patch, apply, leave_no_frame, undo
 from ..regions import live
 
 FEATURE = "following optimizers"
@@ -33,7 +33,7 @@ class _Here(threading.local):
 
 
 class OptimizerSteps:
-    """Calls ``stepped()`` after each step of the first optimizer that steps, until `remove`.
+    """Calls ``stepped()`` after each step of the first optimizer that steps, from `follow` to `remove`.
 
     With ``every``, it does so after the steps of all optimizers, as far as the thread that makes this calls them.
 
@@ -53,10 +53,7 @@ class OptimizerSteps:
     """
 
     def __init__(self, stepped: Callable[[], None], *, every: bool = False) -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
         self._graphs = GraphFollower()
-        self._graphs.follow()
         self._stepped = stepped
         self._every = every
         self._first: weakref.ref[Any] | None = None
@@ -70,10 +67,17 @@ class OptimizerSteps:
         self._thread = get_ident() if every else None  # whose steps count; None before the first
         self._passes: set[int] = set()  # the threads that called a backward pass which runs
         self._due: set[int] = set()  # those of them in whose pass a step was made
-        self._handle = register_optimizer_step_post_hook(self._after)
+        self._handle: Any = None
         self._patches: list[Patch] = []
+
+    def follow(self) -> None:
+        """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
         try:
-            self._patches += self._patched()
+            self._graphs.follow()
+            self._handle = register_optimizer_step_post_hook(self._after)
+            apply(self._patched(), self._patches)
         except BaseException:
             self.remove()
             raise
@@ -93,7 +97,8 @@ class OptimizerSteps:
         """End."""
         self._stepped = _nothing
         try:
-            self._handle.remove()
+            if self._handle is not None:
+                self._handle.remove()
             self._graphs.remove()
         finally:
             undo(self._patches)

@@ -115,6 +115,7 @@ class SyncWarning:
         """Hear of torch's warnings, which it is told to give once the program has initialized CUDA."""
         name = "_showwarnmsg" if hasattr(warnings, "_showwarnmsg") else "showwarning"
         self._shown = Patch(warnings, name, self._hook)
+        self._shown.apply()
         self._let_through()
         self._forget = compat.when_initialized(self._warn)
 

@@ -84,6 +84,7 @@ class Count:
             from ..syncs.stepping import OptimizerSteps  # which imports torch
 
             self._follower = OptimizerSteps(self._updated, every=True)
+            self._follower.follow()
         elif not near:
             self.leave()
 

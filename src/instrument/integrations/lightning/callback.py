@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...config import settings
 from ...errors import SyncError
 from ...guard import guard
-from ...patch import Patch, undo
+from ...patch import Patch, apply, undo
 from .packages import OfLightning, packages
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class InstrumentCallback(OfLightning):
 
             return in_place_of(original, guard.around(FEATURE, original, named))
 
-        self._patches.append(Patch(owner, method, make))
+        apply([Patch(owner, method, make)], self._patches)
 
     @guard.contained(FEATURE)
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:

@@ -13,6 +13,8 @@ from ...patch import Patch
 from .callback import FEATURE, InstrumentCallback
 from .packages import loaded
 
+_patches: dict[type, Patch] = {}  # of each kind of Trainer, one
+
 
 class AutomaticCallback(InstrumentCallback):
     """Drives the loop that the environment asks for, and does nothing beside one that somebody wrote."""
@@ -42,12 +44,10 @@ def install() -> None:
     """Give a callback to each Trainer made from now on, of the packages imported by now, unless it has one."""
     if callbacks():
         for package in loaded():
-            _patched(package.Trainer)
-
-
-@functools.cache
-def _patched(trainer: type) -> Patch:
-    return Patch(trainer, "__init__", _with_callback)
+            trainer = package.Trainer
+            if trainer not in _patches:
+                _patches[trainer] = Patch(trainer, "__init__", _with_callback)
+                _patches[trainer].apply()
 
 
 def _with_callback(original: Callable[..., None]) -> Callable[..., None]:

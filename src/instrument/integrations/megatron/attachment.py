@@ -11,10 +11,10 @@ from ... import compat
 from ...config import settings
 from ...guard import guard
 from . import core, nvtx, training
-from .calls import FEATURE, Undo
+from .calls import FEATURE, Change
 from .driver import Driver
 
-PATCHES: dict[str, Callable[[Driver, ModuleType], Iterator[Undo]]] = {
+PATCHES: dict[str, Callable[[Driver, ModuleType], Iterator[Change]]] = {
     "megatron.core.utils": nvtx.patches,
     "megatron.core.pipeline_parallel.schedules": core.schedules,
     "megatron.core.optimizer": core.optimizers,
@@ -56,9 +56,9 @@ class Attachment(Driver):
             Attachment._current = None
         self.end()
         self.forget_optimizers()
-        while self.patches:
+        while self.changes:
             with guard.contained("detaching from Megatron"):
-                self.patches.pop().undo()
+                self.changes.pop().undo()
 
     def __enter__(self) -> Attachment:
         return self
@@ -68,9 +68,8 @@ class Attachment(Driver):
         self.remove()
 
     @guard.contained(FEATURE)
-    def _patch(self, patches: Callable[[Driver, ModuleType], Iterator[Undo]], module: ModuleType) -> None:
+    def _patch(self, patches: Callable[[Driver, ModuleType], Iterator[Change]], module: ModuleType) -> None:
         if not self.switch.on:
             return
         with guard.contained(f"attaching to {module.__name__}"):
-            for patch in patches(self, module):
-                self.patches.append(patch)
+            self.change(patches(self, module))

@@ -18,15 +18,18 @@ from .pushes import Pushes
 FEATURE = "following Megatron"
 
 
-class Undo(Protocol):
-    """What can be put back."""
+class Change(Protocol):
+    """What can be applied and put back."""
+
+    def apply(self) -> None:
+        """Replace it."""
 
     def undo(self) -> None:
         """Put back what was there."""
 
 
 class Everywhere:
-    """Functions of ``module`` are ``makers[name](original)``, also where others imported them by name.
+    """Functions of ``module`` are ``makers[name](original)`` from `apply` to `undo`, also where imported by name.
 
     Looks at all names of all modules: 50 ms for three thousand modules.
     """
@@ -34,6 +37,9 @@ class Everywhere:
     def __init__(self, module: ModuleType, makers: dict[str, Callable[[Any], Any]]) -> None:
         known = {name: vars(module)[name] for name in makers if name in vars(module)}
         self._ours = [(original, makers[name](original)) for name, original in known.items()]
+
+    def apply(self) -> None:
+        """Replace the functions."""
         _swap({id(original): ours for original, ours in self._ours})
 
     def undo(self) -> None:

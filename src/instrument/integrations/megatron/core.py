@@ -13,7 +13,7 @@ from ...guard import guard
 from ...patch import Patch
 from ...regions import live, region
 from ...regions.region import DOMAIN, Region, by_name
-from .calls import FEATURE, Arguments, Everywhere, Undo, named
+from .calls import FEATURE, Arguments, Change, Everywhere, named
 from .driver import Driver
 
 Label = tuple[int | None, str]  # the number of a micro-batch, and the stage
@@ -63,7 +63,7 @@ def _stage() -> int:
     return int(state.get_pipeline_model_parallel_rank())
 
 
-def schedules(driver: Driver, module: ModuleType) -> Iterator[Undo]:
+def schedules(driver: Driver, module: ModuleType) -> Iterator[Change]:
     """Show each micro-batch of ``megatron.core.pipeline_parallel.schedules``."""
     driver.loop.parts = tuple(part for part in driver.loop.parts if part != "backward")
     microbatches = Microbatches()
@@ -73,7 +73,7 @@ def schedules(driver: Driver, module: ModuleType) -> Iterator[Undo]:
         driver.forward(model)
         if id(function) not in seen:
             seen.add(id(function))
-            driver.patches += get_batch(driver, function)
+            driver.change(get_batch(driver, function))
 
     def forward_step(original: Callable[..., Any]) -> Callable[..., Any]:
         given = Arguments(original)
@@ -118,7 +118,7 @@ def get_batch(driver: Driver, function: Any) -> list[Patch]:
     return [Patch(module, "get_batch", functools.partial(_named, driver, "data"))]
 
 
-def optimizers(driver: Driver, module: ModuleType) -> Iterator[Undo]:
+def optimizers(driver: Driver, module: ModuleType) -> Iterator[Change]:
     """Show the step of each optimizer class of ``megatron.core.optimizer``, which ends a step of the loop."""
     base = getattr(module, "MegatronOptimizer", None)
     shown = region.make("optimizer", None, None, None, None)
@@ -151,7 +151,7 @@ def _subclasses(kind: type) -> list[type]:
     return list(dict.fromkeys([*own, *(inner for child in own for inner in _subclasses(child))]))
 
 
-def distributed(driver: Driver, module: ModuleType) -> Iterator[Undo]:
+def distributed(driver: Driver, module: ModuleType) -> Iterator[Change]:
     """Show when ``megatron.core.distributed`` reduces gradients and gathers parameters, under its own names."""
     final = sys.modules.get(f"{module.__name__}.finalize_model_grads", module)
     yield Everywhere(final, {"finalize_model_grads": functools.partial(_named, driver, "finalize_model_grads")})

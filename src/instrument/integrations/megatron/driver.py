@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from ...guard import guard
 from ...modules.parts import Switch
 from ...syncs.stepping import OptimizerSteps
 from ..loop import Loop
-from .calls import FEATURE, Undo
+from .calls import FEATURE, Change
 from .pushes import Pushes
 
 
@@ -28,7 +28,7 @@ class Driver:
         self.loop = loop
         self.switch = Switch()
         self.pushes = Pushes()
-        self.patches: list[Undo] = []
+        self.changes: list[Change] = []
         self.updating = False  # a step of megatron.core's optimizer runs
         self.training = False  # ``megatron.training`` runs its loop
         self._first_step = first_step
@@ -46,6 +46,12 @@ class Driver:
         self._teller = "step"
         if not counted:
             self._advance()
+
+    def change(self, changes: Iterable[Change]) -> None:
+        """Apply ``changes``, each as soon as it is known what to put back."""
+        for change in changes:
+            self.changes.append(change)
+            change.apply()
 
     @guard.contained(FEATURE)
     def end(self) -> None:
@@ -93,6 +99,7 @@ class Driver:
         """Hear of the steps of torch's optimizers, until `forget_optimizers`."""
         if self._steps is None:
             self._steps = OptimizerSteps(lambda: self.updated("torch"))
+            self._steps.follow()
 
     def forget_optimizers(self) -> None:
         """Hear of them no more."""

@@ -18,14 +18,14 @@ from ...guard import guard
 from ...modules.parts import Switch
 from ...patch import Patch
 from ...regions import live, region
-from .calls import FEATURE, Everywhere, Undo, named
+from .calls import FEATURE, Change, Everywhere, named
 from .driver import Driver
 from .pushes import Pushes
 
 DECORATOR = "nvtx_decorator"
 
 
-def patches(driver: Driver, utils: ModuleType) -> Iterator[Undo]:
+def patches(driver: Driver, utils: ModuleType) -> Iterator[Change]:
     """Replace the functions of ``megatron.core.utils``, and what the third has decorated so far."""
     switch, pushes = driver.switch, driver.pushes
     before = vars(utils).get(DECORATOR)

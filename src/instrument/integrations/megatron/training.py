@@ -13,13 +13,13 @@ from ...guard import guard
 from ...patch import Patch
 from ...regions import region
 from ...windows.schedule import schedule
-from .calls import FEATURE, Arguments, Undo, named
+from .calls import FEATURE, Arguments, Change, named
 from .driver import Driver
 
 REGIONS = {"evaluate": "evaluation", "save_checkpoint_and_time": "checkpoint"}
 
 
-def patches(driver: Driver, module: ModuleType) -> Iterator[Undo]:
+def patches(driver: Driver, module: ModuleType) -> Iterator[Change]:
     """Follow ``megatron.training.training``."""
 
     def train_step(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...patch import Patch
+from ...patch import Patch, apply, undo
 from . import caches, legacy, libraries
 from .devices import Devices, Properties
 from .generators import DefaultGenerator, Generator
@@ -53,8 +53,7 @@ class PretendedCuda:
         if self._patches:
             return
         try:
-            for owner, name, make in self._changes():
-                self._patches.append(Patch(owner, name, make))
+            apply((Patch(*change) for change in self._changes()), self._patches)
         except BaseException:
             self.undo()
             raise
@@ -64,9 +63,7 @@ class PretendedCuda:
         """Put back what was there; more than once does no harm."""
         if not self._patches:
             return
-        while self._patches:
-            self._patches[-1].undo()
-            self._patches.pop()
+        undo(self._patches)
         caches.forget()
 
     def _changes(self) -> Iterator[_Change]:

@@ -24,7 +24,9 @@ def patched(state: State) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, make in _changes(state):
             if hasattr(owner, name):
-                stack.callback(Patch(owner, name, make).undo)
+                patch = Patch(owner, name, make)
+                stack.callback(patch.undo)
+                patch.apply()
         if state.fake is not None:
             # It logs 40 lines for each operator that is given what cannot be
             log = logging.getLogger("torch._subclasses.fake_tensor")

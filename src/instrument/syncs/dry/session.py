@@ -249,7 +249,10 @@ def _set_up(
     # Without an optimizer a function that is called once is one step, and a script has as many as it shows.
     run.follower = StepFollower(run.stepped, run.restarted, step_on, weakest="forward" if script else "optimizer")
     stack.callback(run.follower.remove)
-    stack.callback(Patch(torch.optim.Optimizer, "__init__", lambda original: _noting(original, run)).undo)
+    run.follower.follow()
+    built = Patch(torch.optim.Optimizer, "__init__", lambda original: _noting(original, run))
+    stack.callback(built.undo)
+    built.apply()
     stack.enter_context(modes(run.state))
     return run
 
