@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import instrument
 from instrument import compat
+from instrument.modules.stand_in import compiled_call
 from instrument.syncs import following
 from instrument.syncs.following import StepFollower
 from instrument.traces.read import read_trace
@@ -269,6 +271,39 @@ def test_the_model_can_be_copied_and_compiled() -> None:
     calls(fast)
     assert len(graphs) == 1
     assert not model._forward_hooks
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((1,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * x
+
+
+@pytest.mark.parametrize("followed", [True, False])
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("step_on", ["forward", None])
+def test_a_model_that_is_compiled_in_place(step_on: str | None, at: int, followed: bool) -> None:
+    """``model.compile()`` before the first call, and between two: each call is a step, and it is compiled once."""
+    backend, seen = CompileCounter(), []  # type: ignore[no-untyped-call]
+    torch.compiler.reset()
+    model = Scaled()
+    follower = StepFollower(lambda: seen.append(1), lambda: None, step_on)
+    if followed:
+        follower.follow()
+    try:
+        for number in range(6):
+            if number == at:
+                model.compile(backend=backend)
+                theirs = compiled_call(model)
+            with torch.no_grad():
+                assert model(torch.ones(1)) == 2
+    finally:
+        follower.remove()
+    assert (len(seen), backend.frame_count) == (6 * followed, 1)
+    assert vars(model)["_compiled_call_impl"] is theirs
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "data"])

@@ -19,7 +19,7 @@ from ..guard import guard
 from ..modules.compiling import compiling, scripting
 from ..modules.fitting import copied, copier
 from ..modules.stack import when_closed
-from ..modules.stand_in import StandIn, called_module
+from ..modules.stand_in import StandIn, called_module, compiled_call
 from ..patch import Patch, apply, leave_no_frame, transparent, undo
 from ..regions import live
 from .uncompiled import keep
@@ -34,7 +34,7 @@ class _Here(threading.local):
 
 
 class _Followed(StandIn):
-    """Stands for the call of the outermost model."""
+    """Stands for the call of the outermost model, or of one compiled in place that may be it."""
 
     __slots__ = ("_outermost",)
 
@@ -65,7 +65,8 @@ class OutermostModel:
 
     The model is found by a class attribute that torch reads at each call of a module; it is reset at once, so that
     neither other modules nor compiled code ever see it. From then on something stands for the call of that model:
-    no hook, as some refuse models with hooks, or run them in another way.
+    no hook, as some refuse models with hooks, or run them in another way. What ``model.compile()`` makes hides the
+    class attribute, so that something stands for that until the model is found.
 
     Args:
         found: called with the model before its first call.
@@ -88,12 +89,14 @@ class OutermostModel:
         self._removed = False
         self._looking: list[Patch] = []
         self._following: list[Patch] = []
-        self._copies: list[Patch] = []
+        self._always: list[Patch] = []  # until the end
+        self._copiers: set[type] = set()  # classes whose copies leave out what stands for a call
 
     def follow(self) -> None:
         """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
         if compat.has_compiled_call():
             apply([Patch(nn.Module, COMPILED_CALL, self._first_call)], self._looking)
+            apply([Patch(nn.Module, "compile", self._in_place)], self._always)
             compat.when_imported("torch._dynamo", self._compiler_imported)
 
     @property
@@ -111,7 +114,7 @@ class OutermostModel:
         self._removed = True
         undo(self._looking)
         undo(self._following)
-        undo(self._copies)
+        undo(self._always)
         compiling.set_suspended(self._compile, False)
         scripting.set_suspended(self._scripted, False)
 
@@ -123,8 +126,6 @@ class OutermostModel:
             own = module._call_impl if another is None else functools.partial(another, module)
             if live.tracing():
                 return own(*args, **kwargs)
-            with guard.contained("finding the outermost model"):
-                outermost._look_at(module)
             try:
                 return outermost.call(module, own, args, kwargs)
             except BaseException as error:
@@ -136,6 +137,8 @@ class OutermostModel:
     @transparent
     def call(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call ``module`` through ``call`` and, if it is the followed model, notify `called`."""
+        if self._looking:
+            self._look_at(module)
         here, model = self._here, self._model
         before = here.depth
         try:
@@ -161,6 +164,7 @@ class OutermostModel:
         if model is not None and not self._removed:
             self._called(model)
 
+    @guard.contained("finding the outermost model")
     def _look_at(self, module: nn.Module) -> None:
         if self._model is None and not self._passes_over() and next(module.parameters(), None) is not None:
             undo(self._looking)
@@ -171,15 +175,40 @@ class OutermostModel:
     def _attach(self, module: nn.Module) -> None:
         if not isinstance(module, torch.jit.ScriptModule):
             self._model = weakref.ref(module)
-            if not self._copies:
-                apply([Patch(copier(module), "__getstate__", copied)], self._copies)
-            compiled = vars(module).get(COMPILED_CALL)
-            apply([Patch(module, COMPILED_CALL, lambda _: _Followed(compiled, self))], self._following)
+            self._put_on(module, self._following)
+
+    def _put_on(self, module: nn.Module, held: list[Patch]) -> None:
+        """Stand for the call of ``module``, also in copies of it."""
+        if copier(module) not in self._copiers:
+            self._copiers.add(copier(module))
+            apply([Patch(copier(module), "__getstate__", copied)], self._always)
+        compiled = vars(module).get(COMPILED_CALL)
+        apply([Patch(module, COMPILED_CALL, lambda _: _Followed(compiled, self))], held)
+
+    def _in_place(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            try:
+                original(module, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            self._compiled_in_place(module)
+
+        return compile
+
+    @guard.contained(FEATURE)
+    def _compiled_in_place(self, module: nn.Module) -> None:
+        if self._looking:
+            self._put_on(module, self._looking)
+        elif self._following and module is self.model:
+            undo(self._following)
+            self._attach(module)
 
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: Any) -> None:
         if not self._removed:
-            keep(sys.modules[__name__])
+            keep(sys.modules[__name__], sys.modules[Patch.__module__])
             compiling.set_suspended(self._compile, True)
 
     @contextlib.contextmanager
@@ -194,7 +223,10 @@ class OutermostModel:
 
     @contextlib.contextmanager
     def _compile(self) -> Iterator[None]:
-        """Leave what is compiled alone: follow the module that ``torch.compile`` returned, if there is one."""
+        """Leave what is compiled alone: follow the module that ``torch.compile`` returned, if there is one.
+
+        One that is compiled in place is called through what stands for its call, which is not compiled.
+        """
         self._follow_compiled()
         yield
 
@@ -202,7 +234,9 @@ class OutermostModel:
     def _follow_compiled(self) -> None:
         undo(self._looking)
         kind, model = compat.compiled_module(), self.model
-        if self._following and model is not None and not (kind and isinstance(model, kind)):
+        if not self._following or model is None or compiled_call(model) is not None:
+            return
+        if not (kind and isinstance(model, kind)):
             undo(self._following)
             compiled = compat.compiled_from(model)
             if compiled is not None:
