@@ -271,6 +271,7 @@ class Profile(LikeTorch):
             return False
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return False
+        self._leave_left_on()
         recording = self._recording
         if recording is not None and not self._closing:
             self._close(recording, begun=begun, complete=complete, cut=not (begun or complete))
@@ -472,10 +473,7 @@ class Profile(LikeTorch):
             return
         if self._closing:  # on_trace_ready calls `step`, which counts and no more
             return
-        if self._left_on is not None and self._left_on.here() and not cuda_graphs.capturing:
-            with guard.contained("leaving a window"):
-                self._left_on.abandon()
-            self._left_on = None
+        self._leave_left_on()
         if not self._started:
             self._change = NEVER if self._left_on is None else step + 1
             return
@@ -681,6 +679,8 @@ class Profile(LikeTorch):
             if recording is not None:
                 self._abandon(recording)
         finally:  # also where a signal handler of the program raises
+            if self._recording is not None:  # before anything was done
+                self._left_on, self._recording = self._recording, None
             self._over, self._goes_on = window.index, 0
             self._note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
@@ -696,6 +696,13 @@ class Profile(LikeTorch):
             with guard.contained("leaving a window"):
                 recording.abandon()
             self._left_on, self._change = None, change
+
+    def _leave_left_on(self) -> None:
+        """End what an interrupt, or another thread's `stop`, left on, if that can be done here and now."""
+        if self._left_on is not None and self._left_on.here() and not cuda_graphs.capturing:
+            with guard.contained("leaving a window"):
+                self._left_on.abandon()
+            self._left_on = None
 
     def _unreached(self) -> Iterable[Window]:
         following = self._plan.window(self._over + 1)
