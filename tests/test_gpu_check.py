@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -10,10 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from scripts.gpu_check import __main__ as command
@@ -52,7 +52,7 @@ def test_rehearsal(tmp_path: Path, check: Run, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rehearsal_of_forks(tmp_path: Path) -> None:
-    """In a process of its own: a child of one that computed on several threads may hang in OpenMP."""
+    """It runs in a new process, as a child forked after computing on several threads may hang in OpenMP."""
     out = tmp_path / "results.json"
     arguments = ["-m", "scripts.gpu_check", "fork", "--rehearse", "--out", str(out)]
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
@@ -64,7 +64,7 @@ def test_rehearsal_of_forks(tmp_path: Path) -> None:
 
 
 def test_all_are_rehearsed() -> None:
-    """But for those that run tests for a GPU or a vendor's tool, which have tests of their own below."""
+    """All but the checks that run GPU tests or a vendor's tool, which have tests of their own below."""
     others = {"fork", "nsys", "ncu", "tests-alone", "tests"}
     assert {check.name for check in command.CHECKS if check.run not in REHEARSED} == others
 
@@ -77,7 +77,7 @@ def test_a_broken_promise_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_driver_that_is_initialized_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the forked children say that they trained."""
+    """It fails even if the forked children say that they trained."""
     monkeypatch.setattr(driver, "_forked", lambda _: "trained")
     monkeypatch.setattr(CheckContext, "cuda", SimpleNamespace(is_initialized=lambda: True))
     with pytest.raises(FailedError, match="CUDA is initialized"):
@@ -85,20 +85,20 @@ def test_a_driver_that_is_initialized_fails(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_child_that_cannot_train_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error is shown, with when it was forked."""
+    """The text has its error, and when it was forked."""
     monkeypatch.setattr(driver, "_forked", lambda _: "RuntimeError: initialization error")
     with pytest.raises(FailedError, match="'made': 'RuntimeError: initialization error', 'entered'"):
         driver.fork(CheckContext(tmp_path, "cpu"))
 
 
 class Measured(CheckContext):
-    """Takes times of the CPU for those of a GPU."""
+    """A context in which times of the CPU count as those of a GPU."""
 
     rehearsal = False
 
 
 def test_what_costs_too_much_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its ratio; the times are in the figures all the same."""
+    """The text has its ratio, and the figures have all times and what was expected."""
     context = Measured(tmp_path, "cpu")
     of_one = costs._Costs(context, rounds=1)
     took = iter([2.0, 2.1, 3.0])
@@ -106,9 +106,10 @@ def test_what_costs_too_much_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name, at_most in {"before": None, "cheap": 1.1, "after a_window": 1.1}.items():
         now = next(took)
         of_one.measure(name, lambda now=now: now, at_most)
-    with pytest.raises(FailedError, match=r"^after a window 1\.50 x, at most 1\.1 x expected$"):
+    with pytest.raises(FailedError, match=r'^after a_window 1\.50 x, expected at most 1\.1 x "before"$'):
         of_one.verdict()
-    assert context.figures["cheap_ratio"] == 1.05
+    assert context.figures["cheap ratio"] == 1.05
+    assert context.expected == dict.fromkeys(("cheap ratio", "after a_window ratio"), 'at most 1.1 x "before"')
 
 
 def test_a_graph_without_kernels_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,13 +127,13 @@ FULL = "CUDA error: out of memory"
 
 @pytest.mark.parametrize(
     ("status", "sentence", "wrong"),
-    [("note", f"H100; the first cannot be used now: {FULL}", ""), ("ok", "H100", "GPU is no note"),
+    [("note", f"H100; the first cannot be used now: {FULL}", ""), ("ok", "H100", "GPU: expected a note"),
      ("note", "H100; hidden", "GPU does not say why")],
 )  # fmt: skip
 def test_what_the_doctor_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, sentence: str, wrong: str
 ) -> None:
-    """With a GPU that is full it must be a note that says why."""
+    """Of a full GPU it must give a note that says why."""
     proof = f"regions arrive (proved); GPU work is not proved, as no GPU can be used now: {FULL}"
     said = [
         {"name": "GPU", "status": status, "sentence": sentence},
@@ -152,6 +153,7 @@ def test_what_the_doctor_says(
 
 # The tests that a check runs
 
+# One that passes, one that passes or fails, and one that skips: the check counts them and gives the reason.
 TESTS = """
 import pytest
 pytestmark = pytest.mark.gpu
@@ -198,7 +200,7 @@ def test_the_tests_that_a_check_runs(
 
 
 def test_every_test_for_a_gpu_is_run() -> None:
-    """Those that run alone, and the others, all of which exist."""
+    """Every test marked `gpu` is in one of the two lists, and what they name exists."""
     tools_alone = [ROOT / name for name in tools._ALONE]
     assert all("mark.gpu" in path.read_text() for path in tools_alone)
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()}
@@ -208,7 +210,7 @@ def test_every_test_for_a_gpu_is_run() -> None:
 
 
 def test_a_tool_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check is skipped, and says which."""
+    """The check is skipped, and names the tool."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SkippedError, match="nsys is not on the PATH"):
         tools.nsys(CheckContext(tmp_path, "cpu"))
@@ -216,7 +218,7 @@ def test_a_tool_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.nsys
 def test_nsys_rehearsed(tmp_path: Path) -> None:
-    """The real one, where it is, writes a report that is read."""
+    """nsys, where it is installed, writes a report that the check reads."""
     from tests.support import nsys
 
     nsys.nsys()
@@ -230,7 +232,10 @@ def test_nsys_rehearsed(tmp_path: Path) -> None:
 
 
 def passing(context: CheckContext) -> None:
-    context.figures.update({"threads": 3, "step_ms": 1.25, "step_ratio": 1.5, "of": "a day"})
+    context.note("threads", 3)
+    context.note("a_step ms", 1.25)
+    context.note("a_step ratio", 1.5, "at most 2 x")
+    context.note("of", "a day", "a week")
 
 
 def failing(context: CheckContext) -> None:
@@ -254,8 +259,8 @@ def dying(context: CheckContext) -> None:
 def hanging(context: CheckContext) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     print(f"started {child.pid}", flush=True)
-    if "TOLD" in os.environ:
-        Path(os.environ["TOLD"]).write_text(f"{child.pid}\n")
+    if "STARTED" in os.environ:
+        Path(os.environ["STARTED"]).write_text(f"{child.pid}\n")
     time.sleep(600)
 
 
@@ -280,7 +285,7 @@ def main() -> None:
 
 def prepare(program: str = sys.argv[0]) -> None:
     command.CHECKS[:] = CHECKS
-    command.machine = lambda _: HERE  # type: ignore[assignment]
+    command.machine = lambda device: HERE
     runner.MODULE[:] = [program]
     runner.LEAST_S = 1
 
@@ -309,9 +314,12 @@ def ended(process: int) -> bool:
         os.close(watched)
 
 
-def test_how_checks_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], made: Path) -> None:
+def test_how_checks_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, made: Path
+) -> None:
     """Each is in the table and in the file, also one that crashed or did not end; then the exit code is 1."""
     out = tmp_path / "build" / "results.json"
+    monkeypatch.setenv("COLUMNS", "160")
     before = [signal.getsignal(number) for number in runner.Stop._SIGNALS]
     assert command.main(["--rehearse", "--out", str(out)]) == 1
     assert before == [signal.getsignal(number) for number in runner.Stop._SIGNALS]
@@ -325,43 +333,51 @@ def test_how_checks_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], made
         "hanging": "failed",
         "last": "passed",
     }
-    assert checks["passing"]["figures"] == {"threads": 3, "step_ms": 1.25, "step_ratio": 1.5, "of": "a day"}
+    assert checks["passing"]["figures"] == {"threads": 3, "a_step ms": 1.25, "a_step ratio": 1.5, "of": "a day"}
+    assert checks["passing"]["expected"] == {"a_step ratio": "at most 2 x", "of": "a week"}
     assert checks["wrong"]["reason"] == "ZeroDivisionError: a mistake"
     assert checks["dying"]["reason"] == "ended with code 3: last words\n"
     how, _, log = checks["hanging"]["reason"].partition(": started ")
     assert how == "did not end in 5 s"
     assert ended(int(log))  # what left the group too
     lines = capsys.readouterr().out.splitlines()
-    lines = lines[lines.index("") + 1 :]
-    assert [text.split()[0] for text in lines[: len(CHECKS)]] == [check.name for check in CHECKS]
-    passed, failed, skipped = lines[:3]
-    assert passed.endswith("s  3 threads, step 1.250 ms (1.50 x), of: a day")
+    said, (_, *rows, summary, place) = lines[: lines.index("")], lines[lines.index("") + 1 :]
+    assert said[1] == "traces are not kept: this is a rehearsal"
+    assert [text.split()[0] for text in said[2:]] == [f"{number}/7" for number in range(1, 8)]
+    assert {text.split()[1] for text in said[2:]} == set(checks)
+    assert [text.split()[0] for text in rows if text[0] != " "] == [check.name for check in CHECKS]
+    passed, failed, skipped = rows[:3]
+    figures = "3 threads; a_step 1.250 ms (1.50 x, expected at most 2 x); of: a day (expected a week)"
+    assert passed.endswith(f"s  {figures}")
     assert failed.startswith("failing        FAILED ")
     assert failed.endswith("s  3 is not 4; 3 kernels")
     assert skipped.endswith("s  no tool")
+    assert summary.startswith("This was a rehearsal")
+    assert place.startswith("2 passed, 4 failed, 1 skipped in ")
+    assert place.endswith(f" s; results in {out}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal(tmp_path: Path, made: Path, number: signal.Signals) -> None:
     """What runs is ended, the rest is named, and the results so far are kept."""
     out = tmp_path / "results.json"
-    os.mkfifo(tmp_path / "told")
-    told = os.open(tmp_path / "told", os.O_RDWR)
+    os.mkfifo(tmp_path / "started")
+    started = os.open(tmp_path / "started", os.O_RDWR)
     arguments = ["passing", "hanging", "last", "--rehearse", "--limit", "600", "--out", str(out)]
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    env = {"PYTHONPATH": path, "TMPDIR": str(tmp_path), "TOLD": str(tmp_path / "told")}
+    env = {"PYTHONPATH": path, "TMPDIR": str(tmp_path), "STARTED": str(tmp_path / "started")}
     with (tmp_path / "output").open("w") as output:
         process = subprocess.Popen(
             [sys.executable, str(made), *arguments], stdout=output, stderr=output, env=os.environ | env
         )
         try:
-            assert select.select([told], [], [], 60)[0]
-            child = int(os.read(told, 100))
+            assert select.select([started], [], [], 60)[0]
+            child = int(os.read(started, 100))
             process.send_signal(number)
             assert process.wait(30) == 128 + number
         finally:
             process.kill()
-            os.close(told)
+            os.close(started)
     assert ended(child)
     assert not list(tmp_path.glob("gpu-check-*"))
     checks = json.loads(out.read_text())["checks"]
@@ -376,29 +392,49 @@ def test_a_signal(tmp_path: Path, made: Path, number: signal.Signals) -> None:
 # The time
 
 
-def simulated(checks: Sequence[Check], left_s: float, at_once: int) -> tuple[float, list[str]]:
-    """When the last check ends where each takes all it may, and which are not run."""
-    waiting = [*(check for check in checks if not check.alone), *(check for check in checks if check.alone)]
-    now, ends, missed = 0.0, list[float](), list[str]()
-    while waiting:
-        if len(ends) >= (1 if waiting[0].alone else at_once):
-            now = ends.pop(ends.index(min(ends)))
-            continue
-        share = runner.share_s(waiting, left_s - now, at_once)
-        check = waiting.pop(0)
-        if share < runner.LEAST_S:
-            missed.append(check.name)
-        else:
-            ends.append(now + share)
-    return max([now, *ends]), missed
+class SimulatedClock:
+    """A clock that waiting moves on at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class SlowChild:
+    """A check that takes all the time that it may."""
+
+    running: ClassVar[list[Check]] = []
+
+    def __init__(self, clock: SimulatedClock, check: Check, device: str, limit_s: float) -> None:
+        assert not self.running or not (check.alone or any(other.alone for other in self.running))
+        self.check, self._clock, self._end = check, clock, clock.now + limit_s
+        self.running.append(check)
+
+    def over(self) -> bool:
+        return self._clock.now >= self._end
+
+    def result(self, stopped: str = "") -> runner.Result:
+        self.running.remove(self.check)
+        return {"status": "failed", "reason": stopped, "seconds": 0.0}
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4])
-def test_all_is_over_in_time(at_once: int) -> None:
-    """Also where every check takes all that it may, and then each is run."""
-    end_s, missed = simulated(command.CHECKS, command.TOTAL_S - command._LAST_S, at_once)
-    assert missed == []
-    assert end_s <= command.TOTAL_S - command._LAST_S + 1e-6
+def test_all_is_over_in_time(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Every check runs, and the last ends in time, even if each takes all of its time."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2 * at_once)
+    clock, results = SimulatedClock(), dict[str, runner.Result]()
+    deadline = command.TOTAL_S - command._LAST_S
+    start: Any = functools.partial(SlowChild, clock)
+    runner.run(command.CHECKS, "cpu", deadline, runner.Stop(), results.__setitem__, clock=clock, start=start)
+    assert results.keys() == {check.name for check in command.CHECKS}
+    assert [name for name, result in results.items() if result["status"] == "not run"] == []
+    assert SlowChild.running == []
+    assert clock.now <= deadline + 2 * runner._POLL_S
 
 
 def test_the_last_gets_what_is_left() -> None:
@@ -410,9 +446,11 @@ def test_the_last_gets_what_is_left() -> None:
 def test_what_the_time_is_over_for_is_not_run(tmp_path: Path, made: Path) -> None:
     """It is said, and counts as not passed."""
     out = tmp_path / "results.json"
-    assert command.main(["passing", "--rehearse", "--limit", "1", "--out", str(out)]) == 1
+    least = str(command._LAST_S + runner.LEAST_S)
+    assert command.main(["passing", "--rehearse", "--limit", least, "--out", str(out)]) == 1
     passing = json.loads(out.read_text())["checks"]["passing"]
-    assert (passing["status"], passing["reason"]) == ("not run", "the time was over")
+    assert passing["status"] == "not run"
+    assert passing["reason"].endswith(" s were left for it, at least 1 are needed")
 
 
 # The command line
@@ -423,6 +461,21 @@ def test_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setattr(command, "machine", lambda _: HERE)
     assert command.main([]) == 2
     assert "--rehearse" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["", "kept"])
+def test_whether_traces_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    """A line before the first check says whether, and in which folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INSTRUMENT_KEEP_TRACES", folder)
+    monkeypatch.setattr(command, "machine", lambda _: HERE | {"gpu": "H100"})
+    monkeypatch.setattr(command, "CHECKS", [])
+    assert command.main(["--out", str(tmp_path / "results.json")]) == 0
+    kept = f"small traces are kept in {tmp_path / folder}"
+    unset = "traces are not kept: INSTRUMENT_KEEP_TRACES names no folder"
+    assert (kept if folder else unset) in capsys.readouterr().out.splitlines()
 
 
 def test_without_a_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,6 +503,7 @@ def test_a_torch_that_cannot_be_used(capsys: pytest.CaptureFixture[str], monkeyp
         (["nothing"], "unknown checks nothing; known are graph, fork"),
         (["--child", "folder"], "--child runs one check: none is named"),
         (["graph", "fork", "--child", "folder"], "--child runs one check: graph fork"),
+        (["--limit", "5"], "--limit must be at least 20, so that a check can run: 5"),
     ],
 )
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
@@ -482,10 +536,13 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_long_reason() -> None:
     """Its beginning and its end are in the line."""
-    shown = table.line("name", {"status": "failed", "seconds": 1, "reason": "begin\n" + "x" * 5000 + "\nend"})
-    assert "begin x" in shown
-    assert shown.endswith("x end")
-    assert len(shown) < 500
+    reason = "begin\n" + "x y " * 2000 + "\nend"
+    lines = table.row("name", {"status": "failed", "seconds": 1, "reason": reason}, 100).splitlines()
+    assert "begin x" in lines[0]
+    assert lines[-1].endswith("y end")
+    assert {line[:34].strip() for line in lines[1:]} == {""}
+    assert max(map(len, lines)) <= 100
+    assert sum(map(len, lines)) < 800
 
 
 def test_small_traces_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

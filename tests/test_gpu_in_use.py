@@ -39,18 +39,20 @@ def test_what_is_in_use_is_synchronized(monkeypatch: pytest.MonkeyPatch) -> None
     module = SimpleNamespace(is_initialized=lambda: False, synchronize=lambda: calls.append("xpu"))
     monkeypatch.setattr(torch, "xpu", module, raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("cuda"))
-    assert ("", []) == (gpu.synchronize(), calls)
+    assert ([], []) == (gpu.synchronize(), calls)
     module.is_initialized = lambda: True
-    assert ("", ["xpu"]) == (gpu.synchronize(), calls)
+    assert ([], ["xpu"]) == (gpu.synchronize(), calls)
     module.is_current_stream_capturing = lambda: True
-    assert gpu.synchronize().startswith("a CUDA graph was captured")
+    (reason,) = gpu.synchronize()
+    assert reason.startswith("a CUDA graph was captured")
     assert ["xpu"] == calls
 
     def fail(error: BaseException) -> None:
         raise error
 
     module.is_current_stream_capturing = lambda: fail(RuntimeError("one\ntwo"))
-    assert gpu.synchronize().endswith(": RuntimeError: one")
+    (reason,) = gpu.synchronize()
+    assert reason.endswith(": RuntimeError: one")
     module.is_current_stream_capturing = lambda: fail(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         gpu.synchronize()
@@ -90,8 +92,8 @@ def test_a_capture_is_not_synchronized_on_a_gpu() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = x * 2
-        reason = gpu.synchronize()
+        (reason,) = gpu.synchronize()
     graph.replay()
     assert reason.startswith("a CUDA graph was captured")
-    assert "" == gpu.synchronize()
+    assert [] == gpu.synchronize()
     assert [2.0] * 8 == y.tolist()

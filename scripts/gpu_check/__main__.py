@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import costs, driver, edges, lengths, regions, table, tools
+from . import costs, driver, edges, lengths, regions, runner, table, tools
 from .check import KEEP, ROOT, Check, CheckContext
 from .runner import Result, Stop, in_child, run
 
@@ -51,9 +52,15 @@ It takes at most nine and a half minutes: each check runs in a process of its ow
 time did not suffice for is named. Ctrl-C and SIGTERM end it with the results so far. Exit code: 0 where no check
 failed, 1 where one did or was not run, 2 without a GPU or a package, 128 + N after signal N.
 
-It writes the results to build/gpu-check.json (--out), and small traces, gzipped, to the folder that
-INSTRUMENT_KEEP_TRACES names. It needs torch, numpy, msgspec, wrapt, rich and typer; nvtx, pytest, hypothesis,
-pytest-xdist, Nsight Systems and Nsight Compute where they are. Nothing has to be installed from this folder.
+With a smaller --limit each check gets a smaller part of the time that it may take; one for which less than 10 s
+are left is not run. Of the limit, 10 s are for ending what still runs and for writing the results.
+
+The table at the end has what each check found and, in brackets, what is expected: in "after a window 1.224 ms
+(1.02 x, expected at most 1.05 x "before")" the ratio is to the time called "before". The results are written to
+build/gpu-check.json (--out) as well, and small traces, gzipped, to the folder that INSTRUMENT_KEEP_TRACES names.
+
+It needs torch, numpy, msgspec, wrapt, rich and typer; nvtx, pytest, hypothesis, pytest-xdist, Nsight Systems and
+Nsight Compute where they are. Nothing has to be installed from this folder.
 
 examples:
   python -m scripts.gpu_check                        all checks
@@ -76,7 +83,7 @@ def machine(device: str) -> dict[str, str]:
 
 
 def arguments_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what was asked for; end with an error where that cannot be."""
+    """Return the arguments of the command line; exit with an error if one is wrong."""
     names = [check.name for check in CHECKS]
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"some of {', '.join(names)}; default: all")
     parser.add_argument("--rehearse", action="store_true", help="run on the CPU; figures mean nothing")
@@ -85,8 +92,9 @@ def arguments_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | Non
         help="the results as JSON (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--limit", type=float, default=TOTAL_S, metavar="S", help="seconds for everything (default: %(default)s)"
-    )
+        "--limit", type=float, default=TOTAL_S, metavar="S",
+        help=f"seconds for everything, at least {_LAST_S + runner.LEAST_S} (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -95,16 +103,19 @@ def arguments_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | Non
         parser.error(f"unknown checks {', '.join(unknown)}; known are {', '.join(names)}")
     if args.child is not None and len(args.checks) != 1:
         parser.error(f"--child runs one check: {' '.join(args.checks) or 'none is named'}")
+    least_s = _LAST_S + runner.LEAST_S
+    if args.child is None and args.limit < least_s:
+        parser.error(f"--limit must be at least {least_s}, so that a check can run: {args.limit:g}")
     if args.out.exists() and not args.out.is_file():
         parser.error(f"--out must be a regular file: {args.out}")
     return args
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks and print the table; return the exit code that ``--help`` explains."""
+    """Run the checks, say how each ended, and print the table; return the exit code that ``--help`` explains."""
     parser = argparse.ArgumentParser(
         prog="python -m scripts.gpu_check", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Checks what only a GPU can show of this library, and prints one line for each check.",
+        description="Checks what only a GPU can show of this library, and prints a table of what it found.",
     )  # fmt: skip
     began = time.monotonic()
     args = arguments_of(parser, arguments)
@@ -131,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, use in USED.items():
         if importlib.util.find_spec(name) is None:
             print(f"not installed: {name} ({use})", flush=True)
+    print(_traces(args.rehearse), flush=True)
     chosen = [check for check in CHECKS if not args.checks or check.name in args.checks]
     results: dict[str, Result] = {}
     about: dict[str, Any] = found | {"rehearsal": args.rehearse, "checks": results}
@@ -143,23 +155,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def note(name: str, result: Result) -> None:
         results[name] = result
         table.write(args.out, about)
-        _say(table.line(name, result))
+        _say(f"{len(results):2}/{len(chosen)} {table.heading(name, result)}")
 
     with Stop() as stop:
         run(chosen, device, began + args.limit - _LAST_S, stop, note)
-    _say("")
+    width = shutil.get_terminal_size((120, 24)).columns
+    _say(f"\n{table.HEADER}")
     for check in chosen:
-        _say(table.line(check.name, results[check.name]))
+        _say(table.row(check.name, results[check.name], width))
     if args.rehearse:
-        _say("A rehearsal: of a GPU nothing is proved, and figures mean nothing.")
-    _say(f"{time.monotonic() - began:.0f} s; results in {args.out}")
+        _say("This was a rehearsal on the CPU: it proves nothing about a GPU, and its figures mean nothing.")
+    _say(f"{table.counts(results)} in {time.monotonic() - began:.0f} s; results in {args.out}")
     if stop.number:
         return 128 + stop.number
     return int(any(result["status"] not in ("passed", "skipped") for result in results.values()))
 
 
+def _traces(rehearsal: bool) -> str:
+    """Return whether traces are kept, and where."""
+    if rehearsal:
+        return "traces are not kept: this is a rehearsal"
+    folder = os.environ.get(KEEP)
+    return f"small traces are kept in {folder}" if folder else f"traces are not kept: {KEEP} names no folder"
+
+
 def _say(text: str) -> None:
-    """Print, wherever that goes: the results are in the file, also where nobody reads them here any more."""
+    """Print; if nobody reads the output any more, as after a hang-up, the file still has the results."""
     with suppress(OSError):
         print(text, flush=True)
 

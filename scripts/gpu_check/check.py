@@ -36,14 +36,22 @@ class CheckContext:
         folder: an empty folder for what it writes.
         device: "cuda", or "cpu" in a rehearsal, where `cuda` stands for `torch.cuda`.
         limit_s: after how long it is ended.
-        figures: what it measured, which is shown however it ends. A name ends with the unit, "_ms", or "_ratio"
-            for that of the time beside it to another one; a whole number counts what its name says.
+        figures: what it measured, which is shown however it ends. A name ends with the unit, " ms", or with
+            " ratio" for that of the time beside it to another one; a whole number counts what its name says.
+        expected: by the names of figures, what each should be, in words.
     """
 
     folder: Path
     device: str
     limit_s: float = 60
     figures: Figures = field(default_factory=dict)
+    expected: dict[str, str] = field(default_factory=dict)
+
+    def note(self, name: str, value: float | str, expected: object = "") -> None:
+        """Take a figure, and what it should be if that is known."""
+        self.figures[name] = value
+        if expected != "":
+            self.expected[name] = str(expected)
 
     @property
     def rehearsal(self) -> bool:

@@ -17,34 +17,35 @@ _SERIES = 3  # the least of so many medians: other programs only make it longer
 
 
 class _Costs:
-    """Times, each with its ratio to the first one and the most that may be."""
+    """Times, each with its ratio to another one, as a rule the first, and the most that it may be."""
 
     def __init__(self, context: CheckContext, rounds: int = _ROUNDS) -> None:
         self._context, self._rounds = context, 2 if context.rehearsal else rounds
         self.calls = self._rounds * _SERIES  # of what is measured
         self._too_slow: list[str] = []
-        self._first_ms = 0.0
+        self._first = ""
 
     def measure(
-        self, name: str, call: Callable[[], Any], at_most: float | None = None, *, of_ms: float | None = None
-    ) -> float:
-        """Return the time of ``call`` and the work that it launches, the least of three medians.
+        self, name: str, call: Callable[[], Any], at_most: float | None = None, *, of: str | None = None
+    ) -> None:
+        """Take the time of ``call`` and the work that it launches, the least of three medians.
 
         Args:
             name: of the figure.
             call: what is timed.
-            at_most: how many times as long as the first one, or ``of_ms``, it may take.
-            of_ms: what it is compared with.
+            at_most: how many times as long as the one called ``of`` it may take.
+            of: what it is compared with; by default the first one.
         """
         took_ms = min(self._median_ms(call) for _ in range(_SERIES))
-        self._context.figures[f"{name}_ms"] = took_ms
-        compared_ms = of_ms or self._first_ms
-        if compared_ms:
-            ratio = self._context.figures[f"{name}_ratio"] = round(took_ms / compared_ms, 3)
+        self._context.note(f"{name} ms", took_ms)
+        of = of or self._first
+        if of:
+            ratio = round(took_ms / float(self._context.figures[f"{of} ms"]), 3)
+            expected = f'at most {at_most:g} x "{of}"' if at_most is not None else ""
+            self._context.note(f"{name} ratio", ratio, expected)
             if at_most is not None and ratio > at_most:
-                self._too_slow.append(f"{name.replace('_', ' ')} {ratio:.2f} x, at most {at_most:g} x expected")
-        self._first_ms = self._first_ms or took_ms
-        return took_ms
+                self._too_slow.append(f"{name} {ratio:.2f} x, expected {expected}")
+        self._first = self._first or name
 
     def _median_ms(self, call: Callable[[], Any]) -> float:
         cuda, times = self._context.cuda, []
@@ -105,14 +106,16 @@ def checkpointing(context: CheckContext) -> None:
     costs = _Costs(context, rounds=5)
     costs.measure("off", plain.step)
     with _recording(context, "plain", costs.calls) as step:
-        alone_ms = costs.measure("recorded_without_modules", lambda: (plain.step(), step()))
+        costs.measure("recorded without modules", lambda: (plain.step(), step()))
     with instrument.annotate_modules(training.model):
         expect([training.step().item() for _ in range(3)] == losses, "other losses with modules as regions")
         costs.measure("annotated", training.step, 1.1)
         with _listening():
             costs.measure("listening", training.step, 2.5)
         with _recording(context, "modules", costs.calls) as step:
-            costs.measure("recorded_with_modules", lambda: (training.step(), step()), 2.5, of_ms=alone_ms)
+            costs.measure(
+                "recorded with modules", lambda: (training.step(), step()), 2.5, of="recorded without modules"
+            )
     costs.verdict()
 
 
@@ -158,12 +161,12 @@ def launches(context: CheckContext) -> None:
         costs.measure("listening", loop, 1.1)
     with instrument.detect_syncs():
         loop()
-    costs.measure("after_a_detector", loop, 1.05)
+    costs.measure("after a detector", loop, 1.05)
     window("first")
-    costs.measure("after_a_window", loop, 1.05)
+    costs.measure("after a window", loop, 1.05)
     with mock.patch.dict(os.environ, TEARDOWN_CUPTI="1"):
         window("second")
-    costs.measure("after_a_window_with_TEARDOWN_CUPTI", loop, 1.05)
+    costs.measure("after a window with TEARDOWN_CUPTI", loop, 1.05)
     costs.verdict()
 
 
@@ -188,7 +191,7 @@ def compiled(context: CheckContext) -> None:
                 same = torch.equal(forward(training.batch), expected)
                 expect(same, f"another result in step {prof.step_num}")
                 prof.step()
-        costs.measure("after_two_windows", lambda: forward(training.batch), 1.05)
+        costs.measure("after two windows", lambda: forward(training.batch), 1.05)
     statuses = [window["status"] for window in prof.windows]
     expect(statuses == ["recorded"] * 2, f"windows: {statuses}")
     costs.verdict()

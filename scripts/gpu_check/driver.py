@@ -15,10 +15,11 @@ def environment(context: CheckContext) -> None:
     plain = python("-m", PROGRAM).stdout
     run = ("-m", "instrument", "run", "--steps", "2-3", "--out", context.folder / "run", "--", "-m", PROGRAM)
     under = python(*run).stdout
+    alike = sum(line == other for line, other in zip(plain.splitlines(), under.splitlines(), strict=False))
+    context.note("lines printed alike", alike, len(plain.splitlines()))
     expect(under == plain, f"printed {under!r} instead of {plain!r}")
     expect("no GPU" in plain, f"without instrument the program has a GPU that it hid: {plain!r}")
     recorded(context.folder / "run", [2, 3])
-    context.figures["losses printed alike"] = plain.count("loss ")
 
 
 def fork(context: CheckContext) -> None:
@@ -48,10 +49,10 @@ def fork(context: CheckContext) -> None:
             prof.step()
     del loop, detector
     recorded(context.folder / "run", [2, 3])
+    context.note("children that used the GPU", [*answers.values()].count("trained"), len(answers))
     failed = {when: answer for when, answer in answers.items() if answer != "trained"}
     expect(not failed, f"children that could not train: {failed}")
     Training(context.device).step().item()
-    context.figures["children that used the GPU"] = len(answers)
 
 
 def _forked(context: CheckContext) -> str:
@@ -96,6 +97,6 @@ def untouched(context: CheckContext) -> None:
             prof.step()
     expect(not context.cuda.is_initialized(), "CUDA is initialized")
     made = not context.rehearsal and torch._C._cuda_hasPrimaryContext(0)
+    context.note("contexts on the first GPU", int(made), 0)
     expect(not made, "there is a context on the first GPU")
     recorded(context.folder / "run", [2, 3])
-    context.figures["contexts on the first GPU"] = 0

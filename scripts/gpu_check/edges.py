@@ -24,6 +24,7 @@ def detector(context: CheckContext) -> None:
     training = Training(context.device)
     training.step().item()
     ways: dict[str, dict[str, Any]] = {"error": {"level": "error"}, "budget": {"level": "error", "budget": 0}}
+    found = 0
     for name, options in ways.items():
         plan = instrument.schedule(at="2-3")
         with (
@@ -34,10 +35,12 @@ def detector(context: CheckContext) -> None:
                 training.step()
                 prof.step()
                 syncs.step()
+        found += len(syncs.findings)
+        context.note("findings", found, 0)
         expect(not syncs.findings, f"{name}: {syncs.report}")
         expect(not torch.autograd._profiler_enabled(), f"{name}: torch's profiler is still on")
         recorded(context.folder / name, [2, 3])
-    context.figures.update({"windows recorded": len(ways), "findings": 0})
+    context.note("windows recorded", len(ways), len(ways))
 
 
 def graph(context: CheckContext) -> None:
@@ -56,6 +59,7 @@ def graph(context: CheckContext) -> None:
             recorded(out, [first, last])
             trace = read_file(context.trace(out, f"graph_{out.name}".replace("-", "_")))
             kernels = len(trace.kernels)
-            context.figures[f"kernels in steps {first}-{last} after {warm_ups} warm-ups"] = kernels
             least = (last - first + 1) * _LEAST_KERNELS
+            name = f"kernels in steps {first}-{last} after {warm_ups} warm-ups"
+            context.note(name, kernels, f"at least {least}")
             expect(kernels >= least, f"{kernels} kernels in steps {first}-{last}, expected at least {least}")

@@ -39,16 +39,18 @@ def tree(context: CheckContext) -> None:
     summary = summarize(read_file(_window(context, "regions")))
     outermost = {region.path[0]: region for region in summary.regions if len(region.path) == 1}
     cpu_ns = sum(region.cpu_ns for region in outermost.values())
-    context.figures.update({"steps_ms": summary.step_ns / 1e6, "outermost_regions_on_the_CPU_ms": cpu_ns / 1e6})
+    context.note("steps ms", summary.step_ns / 1e6)
+    context.note("outermost regions on the CPU ms", cpu_ns / 1e6, "at most the steps")
     expect(cpu_ns <= summary.step_ns, f"outermost regions take {cpu_ns} ns of {summary.step_ns}")
     outside = [region.path for region in summary.regions if "(backward)" in region.path[-1]]
     outside = [path for path in outside if path[0] != "backward"]
     expect(not outside, f'not in "backward": {outside[:3]}')
     gpu_ns = {name: region.gpu_ns or 0 for name, region in outermost.items()}
-    context.figures.update({f"{name}_on_the_GPU_ms": ns / 1e6 for name, ns in gpu_ns.items()})
+    for name, ns in gpu_ns.items():
+        context.note(f"{name} on the GPU ms", ns / 1e6, "more than 0" if name == "backward" else "")
     expect(gpu_ns.get("backward"), f'"backward" holds no GPU time: {gpu_ns}')
     modules_ns = sum(r.gpu_ns or 0 for r in summary.regions if r.path[0] == "backward" and len(r.path) == 2)
-    context.figures["modules_in_backward_on_the_GPU_ms"] = modules_ns / 1e6
+    context.note("modules in backward on the GPU ms", modules_ns / 1e6, "more than 0, at most backward's")
     expect(modules_ns, "the modules in backward hold no GPU time")
     expect(modules_ns <= gpu_ns["backward"], f"modules {modules_ns} ns of backward's {gpu_ns['backward']} ns")
 
@@ -66,9 +68,9 @@ def lanes(context: CheckContext) -> None:
     added = [event for event in _events(out) if event.get("cat") == "gpu_region"]
     backward = [event for event in added if event["name"] == "backward"]
     shown = ", ".join(f"{name} {count}" for name, count in of_torch.items())
-    context.figures.update(
-        {"ranges on the lanes that were added": len(added), "on torch's lane": shown or "nothing"}
-    )
+    context.note("ranges on the lanes that were added", len(added))
+    context.note("of these backward", len(backward), "at least 3")
+    context.note("on torch's lane", shown or "nothing", "names of regions")
     expect(len(backward) >= 3, f"backward is on the lanes that were added {len(backward)} times, expected 3")
 
 
@@ -100,12 +102,14 @@ def handles(context: CheckContext) -> None:
         prof.step()
     events = _events(context.trace(context.folder / "handles", "handles"))
     kernels = [event for event in events if event.get("cat") == "kernel"]
+    context.note("kernels", len(kernels), "more than 0")
     expect(kernels, "the window has no kernels")
     last = max(kernels, key=lambda event: event["ts"])
     over = [event for event in events if event.get("cat") == "gpu_user_annotation"]
     over = [event for event in over if event["ts"] <= last["ts"] < event["ts"] + event["dur"]]
+    under = ", ".join(event["name"] for event in over) or "no region"
+    context.note("the last kernel is under", under, "neither first nor second")
     stale = sorted({event["name"] for event in over} & {"first", "second"})
     expect(not stale, f"the last kernel, in no region, is under {stale}")
     shown = {event["name"] for event in events if event.get("cat") == "gpu_user_annotation"}
     expect(context.rehearsal or shown & {"first", "second"}, f"the matmul's region is not on the lane: {shown}")
-    context.figures["the last kernel is under"] = ", ".join(event["name"] for event in over) or "no region"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from .check import LOG, Check, CheckContext, FailedError, SkippedError, search_path
 
@@ -37,7 +37,8 @@ def in_child(check: Check, context: CheckContext) -> None:
     except Exception as error:
         result = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
     part = context.folder / "part"  # a process that is killed leaves all of it or none
-    part.write_text(json.dumps(result | {"figures": context.figures}, default=str))
+    found = {"figures": context.figures, "expected": context.expected}
+    part.write_text(json.dumps(result | found, default=str))
     part.replace(context.folder / _RESULT)
 
 
@@ -89,7 +90,7 @@ class Child:
         return ended | {"seconds": seconds}
 
     def _end(self) -> None:
-        """Kill its process group, and what has left that for a session of its own, as vendors' tools do."""
+        """Kill its process group, and what left it for a session of its own, as vendors' tools do."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         mark = f"{_MARK}={self._folder}".encode()
@@ -101,8 +102,18 @@ class Child:
             self._process.wait(2)
 
 
+class Clock(Protocol):
+    """What `run` uses of `time`."""
+
+    def monotonic(self) -> float:
+        """Return the time in s."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
 class Stop:
-    """Notes the signals that end a run, in the place of their handlers; `number` is that of the first."""
+    """Handles the signals that end a run: it notes the `number` of the first."""
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -114,7 +125,7 @@ class Stop:
         self.number = self.number or number
 
     def __enter__(self) -> Stop:
-        """Take the signals over, but for those that are ignored, as a hang-up is under nohup."""
+        """Handle the signals, except those that are ignored, as SIGHUP is under nohup."""
         taken = [number for number in self._SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         self._before = [(number, signal.signal(number, self)) for number in taken]
         return self
@@ -126,9 +137,16 @@ class Stop:
 
 
 def run(
-    checks: Sequence[Check], device: str, deadline: float, stop: Stop, note: Callable[[str, Result], None]
+    checks: Sequence[Check],
+    device: str,
+    deadline: float,
+    stop: Stop,
+    note: Callable[[str, Result], None],
+    *,
+    clock: Clock = time,
+    start: Callable[[Check, str, float], Child] = Child,
 ) -> None:
-    """Run ``checks`` until ``deadline``, by the monotonic clock, or a signal.
+    """Run ``checks`` until ``deadline`` or a signal.
 
     Those that may, run beside one another, before those that run alone. Where the time cannot suffice for all that
     the checks may take, each gets its share of what is left.
@@ -136,9 +154,11 @@ def run(
     Args:
         checks: in the order of their worth.
         device: "cuda" or "cpu".
-        deadline: when the last is ended.
+        deadline: when the last is ended, by ``clock``.
         stop: which signals came.
         note: called with the name and the result of each check, also of those that were not run.
+        clock: tells the time, and waits.
+        start: starts a check on a device, with a time limit.
     """
     waiting = [*(check for check in checks if not check.alone), *(check for check in checks if check.alone)]
     at_once = max(1, min(4, (os.cpu_count() or 1) // 2))
@@ -146,13 +166,14 @@ def run(
     try:
         while (waiting or running) and not stop.number:
             while waiting and len(running) < (1 if waiting[0].alone else at_once):
-                limit_s = share_s(waiting, deadline - time.monotonic(), at_once)
+                limit_s = share_s(waiting, deadline - clock.monotonic(), at_once)
                 check = waiting.pop(0)
                 if limit_s < LEAST_S:
-                    note(check.name, {"status": "not run", "reason": "the time was over", "seconds": 0.0})
+                    reason = f"{max(0, limit_s):.0f} s were left for it, at least {LEAST_S} are needed"
+                    note(check.name, {"status": "not run", "reason": reason, "seconds": 0.0})
                 else:
-                    running.append(Child(check, device, limit_s))
-            time.sleep(_POLL_S)
+                    running.append(start(check, device, limit_s))
+            clock.sleep(_POLL_S)
             for child in [child for child in running if child.over()]:
                 running.remove(child)
                 note(child.check.name, child.result())

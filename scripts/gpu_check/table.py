@@ -1,34 +1,58 @@
-"""The results as a person reads them, one line a check, and as JSON."""
+"""The results as a person reads them, a paragraph for each check, and as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+HEADER = f"{'check':14} {'result':8} {'time':>8}  what was found, and what is expected"
 _SHOWN = {"passed": "ok", "failed": "FAILED"}
 _LONGEST = 400  # of a reason, all of which is in the JSON
 
 
-def line(name: str, result: dict[str, Any]) -> str:
-    """Return the line of a check: its name, how it ended, for how long it ran, why, and its figures."""
+def heading(name: str, result: Mapping[str, Any]) -> str:
+    """Return the name of a check, how it ended and for how long it ran."""
     status = _SHOWN.get(result["status"], result["status"])
+    return f"{name:14} {status:8} {result['seconds']:6.1f} s"
+
+
+def row(name: str, result: Mapping[str, Any], width: int) -> str:
+    """Return a check's heading, its reason and its figures, wrapped to ``width``."""
     reason = " ".join(result.get("reason", "").split())
     reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST // 2]} ... {reason[-_LONGEST // 2 :]}"
-    said = "; ".join(filter(None, [reason, ", ".join(said_of(result.get("figures", {})))]))
-    return f"{name:14} {status:8} {result['seconds']:6.1f} s  {said}".rstrip()
+    said = "; ".join(filter(None, [reason, *figures_of(result.get("figures", {}), result.get("expected", {}))]))
+    first = f"{heading(name, result)}  "
+    lines = textwrap.wrap(
+        said, max(width, 2 * len(first)), initial_indent=first, subsequent_indent=" " * len(first),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return "\n".join(lines) or first.rstrip()
 
 
-def said_of(figures: dict[str, float | str]) -> Iterator[str]:
-    """Yield each figure in words: "before 1.200 ms", "after a window 1.224 ms (1.02 x)", "12 kernels"."""
+def figures_of(figures: Mapping[str, float | str], expected: Mapping[str, str]) -> Iterator[str]:
+    """Yield each figure in words: "before 1.200 ms", "after 1.224 ms (1.02 x, expected at most 1.05 x)"."""
     for name, value in figures.items():
-        words = name.replace("_", " ")
-        if name.endswith("_ms"):
-            ratio = figures.get(f"{name.removesuffix('ms')}ratio")
-            yield f"{words.removesuffix(' ms')} {value:.3f} ms" + (f" ({ratio:.2f} x)" if ratio else "")
-        elif not name.endswith("_ratio"):
-            yield f"{value} {words}" if isinstance(value, int) else f"{words}: {value}"
+        if name.endswith(" ratio"):
+            continue
+        said = f"{value} {name}" if isinstance(value, int) else f"{name}: {value}"
+        aside = [f"expected {expected[name]}"] if name in expected else []
+        if name.endswith(" ms"):
+            said, ratio = f"{name.removesuffix(' ms')} {value:.3f} ms", f"{name.removesuffix('ms')}ratio"
+            if ratio in figures:
+                aside.append(f"{figures[ratio]:.2f} x")
+            if ratio in expected:
+                aside.append(f"expected {expected[ratio]}")
+        yield said + (f" ({', '.join(aside)})" if aside else "")
+
+
+def counts(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return how many checks ended in which way: "15 passed, 1 skipped"."""
+    ways = Counter(result["status"] for result in results.values())
+    return ", ".join(f"{count} {status}" for status, count in ways.items())
 
 
 def write(path: Path, results: dict[str, Any]) -> None:

@@ -36,7 +36,8 @@ def nsys(context: CheckContext) -> None:
     expect(len(reports) == 1, f"one report expected: {len(reports)}: {done.stderr[-500:]}")
     trace = read_file(reports[0])
     launched = sum("LaunchKernel" in name for name in trace.runtime.text("name"))
-    context.figures.update({"kernels": len(trace.kernels), "launches": launched})
+    context.note("kernels", len(trace.kernels), "as many as launches, more than 0")
+    context.note("launches", launched)
     holds = len(trace.kernels) == launched > 0
     expect(context.rehearsal or holds, f"{len(trace.kernels)} kernels of {launched} launches")
 
@@ -52,11 +53,11 @@ def doctor(context: CheckContext) -> None:
     done = python(
         "-m", "instrument", "doctor", "--json", "--out", context.folder, limit_s=context.limit_s, code=None
     )
-    context.figures["pieces of memory held"] = len(held)
+    context.note("pieces of memory held", len(held))
     expect(done.returncode in (0, 1), f"code {done.returncode}: {done.stderr[-500:]}")
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     for name in ("GPU", "torch.profiler"):
-        context.figures[name] = f"{checks[name]['status']}: {checks[name]['sentence']}"
+        context.note(name, f"{checks[name]['status']}: {checks[name]['sentence']}", "a note that says why")
     proved = "regions arrive (proved)"
     expect(proved in checks["torch.profiler"]["sentence"], f"torch.profiler: {checks['torch.profiler']}")
     if not context.rehearsal:
@@ -65,7 +66,7 @@ def doctor(context: CheckContext) -> None:
             "torch.profiler": "no GPU can be used now",
         }.items():
             sentence = checks[name]["sentence"]
-            expect(checks[name]["status"] == "note", f"{name} is no note: {checks[name]}")
+            expect(checks[name]["status"] == "note", f"{name}: expected a note: {checks[name]}")
             expect(words in sentence and "memory" in sentence, f"{name} does not say why: {sentence}")
 
 
@@ -127,12 +128,14 @@ def pytest(context: CheckContext, *arguments: str) -> None:
     log = (context.folder / LOG).read_text(errors="replace")
     ended = {word: len(re.findall(rf"\b{word}\b.*\[ *\d+%\]|\[ *\d+%\] {word}\b", log)) for word in
              ("PASSED", "FAILED", "ERROR", "SKIPPED")}  # fmt: skip
-    context.figures.update({word.lower(): count for word, count in ended.items() if count})
+    for word, count in ended.items():
+        if count:
+            context.note(word.lower(), count, 0 if word in ("FAILED", "ERROR") else "")
     skipped = sorted(set(re.findall(r"^SKIPPED \[\d+\] \S+ (.*)", log, re.MULTILINE)))
-    if skipped:
-        context.figures["skipped as"] = "; ".join(skipped)
     failed = sorted(set(re.findall(r"\b(?:FAILED|ERROR)\b (tests/\S+)|(tests/\S+) (?:FAILED|ERROR)", log)))
     names = ", ".join(name for pair in failed for name in pair if name)
+    if skipped and (ended["PASSED"] or names):
+        context.note("skipped as", "; ".join(skipped))
     expect(not late, "; ".join(filter(None, [late, names and f"failed before: {names}"])))
     expect(not names, f"failed: {names}")
     expect(ended["PASSED"] or ended["SKIPPED"], log[-1500:])

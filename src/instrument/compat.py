@@ -194,16 +194,16 @@ def _cpu() -> list[Any]:
     return [ProfilerActivity.CPU]
 
 
-# What Kineto writes only where it was set up for GPUs: their lanes, which are there without any work and come
-# before all events, and what CUPTI and roctracer see.
+# Kineto writes these only if it was set up for GPUs: the labels of their lanes, which come before all events and
+# need no GPU work, and the events that CUPTI and roctracer report.
 _OF_GPUS = (b'"labels": "GPU ', *(b'"cat": "%b"' % kind for kind in (b"cuda_runtime", b"cuda_driver", b"kernel")))
 
 
 def is_set_up_for_gpu(trace: Path) -> bool:
-    """Tell whether Kineto was set up for GPUs in the process that wrote ``trace``, be there work of theirs or not.
+    """Tell whether Kineto was set up for GPUs in the process that wrote ``trace``, even if no GPU work ran.
 
     It is set up once in a process: from torch 2.13 on for the activities of the first recording. True as well
-    where the trace cannot be read.
+    if the trace cannot be read.
     """
     with (
         Suppressed(OSError, ValueError),
@@ -493,12 +493,11 @@ class _OneCall:
 def when_initialized(call: Callable[[], None]) -> Callable[[], None]:
     """Call ``call`` as the program initializes CUDA, on that thread; at once where it has.
 
-    Neither this nor what it returns waits for a thread that initializes CUDA now. In the moment in which that has
-    called all else and is not yet done, it is too late: ``call`` is not called. Nor is it where this version of
-    torch has no place for it.
+    Neither this nor the returned function waits for a thread that is initializing CUDA. ``call`` is not called if
+    that thread has already run its queue, or if this version of torch has no queue.
 
     Returns:
-        What takes that back: ``call`` is not called after it.
+        A function that cancels it: ``call`` is not called after that.
     """
     import torch
 
@@ -513,7 +512,7 @@ def when_initialized(call: Callable[[], None]) -> Callable[[], None]:
     def forget() -> None:
         once.cancel()
         if queued is None or lock is None or not lock.acquire(blocking=False):
-            return  # torch goes through the list now, as a rule for the one time
+            return  # torch runs the queue now, which it does once
         try:
             for number in reversed(range(len(queued))):  # others append meanwhile
                 entry = queued[number][0]

@@ -27,12 +27,12 @@ def initialized(kind: str) -> Any:
 
 
 def built_for_cuda() -> bool:
-    """Tell whether this build of torch is for CUDA or ROCm, be there a GPU or not: both are `torch.cuda`."""
+    """Tell whether this build of torch is for CUDA or ROCm, both of which are `torch.cuda`; no GPU is needed."""
     return _built_for("cuda", "hip")
 
 
 def supported() -> bool:
-    """Tell whether this build of torch, or an extension of it, can use a GPU, be there one or not."""
+    """Tell whether this build of torch, or an extension of it, can use a GPU; none is needed."""
     torch = sys.modules.get("torch")
     extended = torch is not None and any(kind in vars(torch) for kind in ("hpu", "npu"))
     return extended or _built_for("cuda", "hip", "xpu")
@@ -65,8 +65,8 @@ def stream_capturing(stream: Any) -> bool:
         return current_stream_capturing()
 
 
-def synchronize(*, captured: bool = False) -> str:
-    """Wait for all work of the current GPU, if one is in use; return why that was not possible, else "".
+def synchronize(*, captured: bool = False) -> list[str]:
+    """Wait for all work of the current GPU, if one is in use; return why that was not possible, if it was not.
 
     Not in the capture of a CUDA graph. An error of the GPU's is the program's to see, at its next call.
 
@@ -75,14 +75,14 @@ def synchronize(*, captured: bool = False) -> str:
     """
     module = in_use()
     if module is None:
-        return ""
+        return []
     try:
         if captured or current_stream_capturing():
-            return "a CUDA graph was captured where the window ended: kernels that still ran may be missing"
+            return ["a CUDA graph was captured where the window ended: kernels that still ran may be missing"]
         module.synchronize()
     except Exception as error:
         if is_interrupt(error):
             raise
         what = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return f"the GPU could not be synchronized where the window ended, so kernels may be missing: {what}"
-    return ""
+        return [f"the GPU could not be synchronized where the window ended, so kernels may be missing: {what}"]
+    return []

@@ -259,7 +259,8 @@ def after_own_recordings(script: str, folder: Path, *words: str) -> tuple[str | 
 def test_the_first_recording_of_a_process_decides(tmp_path: Path, own: list[str]) -> None:
     """It may be the program's own, and over before the library follows torch's profilers."""
     if own[:1] != ["cpu"] and torch.__version__ < "2.13" and not torch.cuda.is_available():
-        pytest.skip("this version of torch decides by the devices of the machine")
+        # Kineto's C++ asks the driver there, which PRETEND cannot replace; the test on a GPU below covers it.
+        pytest.skip("up to torch 2.12 a machine without a GPU cannot pretend to have one")
     reason, _ = after_own_recordings(PRETEND + RECORDINGS, tmp_path, "busy", *own)
     if own[:1] == ["cpu"]:
         assert reason is not None

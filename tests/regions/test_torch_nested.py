@@ -64,7 +64,7 @@ class Ids:
         self._exit(opened)
 
     def top(self, thread: int | None = None) -> str | None:
-        """What a kernel shows under that is launched on a thread now, by default this one."""
+        """The name that a kernel shows under if it is launched now on ``thread``, by default this one."""
         stack = self.stacks.get(thread or get_ident())
         return stack[-1] if stack else None
 
@@ -148,7 +148,7 @@ step = st.tuples(st.sampled_from(["open", "close", "close any"]), st.integers(0,
 
 
 class Run:
-    """Regions that threads open and close, and the ids that this leaves."""
+    """The regions that threads open and close, and the ids that torch and CUPTI have after each change."""
 
     def __init__(self, threads: list[Callable[..., Any]]) -> None:
         self.ids = Ids()
@@ -301,7 +301,7 @@ def tasks() -> None:
 @pytest.mark.usefixtures("nested")
 @pytest.mark.parametrize("run", [overlapping, generators, tasks])
 def test_a_recording(recorded: Callable[..., list[dict[str, Any]]], run: Callable[[], None]) -> None:
-    """Each region is one range, as long as it was, and a filler is in the place of the one that ended first."""
+    """Each region is one range of its own length, and a filler replaces the range that ended first."""
     outer, inner, filler = recorded(run)
     assert [outer["name"], inner["name"], filler["name"]] == ["outer", "inner", OVERLAPPING]
     ends = [event["ts"] + event["dur"] for event in (outer, inner, filler)]
@@ -336,7 +336,7 @@ def test_many_tasks(ids: Ids, recorded: Callable[..., list[dict[str, Any]]]) -> 
 
 @pytest.mark.usefixtures("nested")
 def test_a_region_across_steps(ids: Ids, tmp_path: Path) -> None:
-    """It is one range, and so is each step, under whose name kernels show that are launched in no other region."""
+    """The region is one range, and so is each step; a kernel launched in no other region shows under its step."""
     shown = []
     schedule = instrument.schedule(wait=0, warmup=0, active=5, repeat=1)
     with instrument.profile(tmp_path, schedule=schedule) as prof, contextlib.ExitStack() as stack:
@@ -368,7 +368,7 @@ def test_a_region_across_steps(ids: Ids, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nested")
 def test_a_region_that_a_window_ends_in(ids: Ids, tmp_path: Path) -> None:
-    """The last step ends before the region that it is around: nothing stands for it, and nothing is left open."""
+    """The last step ends before the region that is open in it, without a filler; no range is left open."""
     schedule = instrument.schedule(wait=0, warmup=0, active=2, repeat=1)
     with instrument.profile(tmp_path, schedule=schedule) as prof:
         with annotate("epoch"):
@@ -381,7 +381,7 @@ def test_a_region_that_a_window_ends_in(ids: Ids, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nested")
 def test_a_step_that_no_other_follows(ids: Ids) -> None:
-    """It ends where it is said to, without a filler for what is no part of any step."""
+    """The step ends at ``step(None)``, and no filler stands for the time after it, which is part of no step."""
     capture = TorchProfilerExporter({}).capture()
     capture.start()
     capture.step(1)
@@ -428,7 +428,7 @@ def prepared() -> list[Callable[[], torch.Tensor]]:
 
 @pytest.mark.gpu
 def test_the_lane_of_a_gpu(tmp_path: Path) -> None:
-    """A kernel shows under the region that is open, and under the filler where that has lost its name."""
+    """A kernel shows under the open region, or under the filler if that region's id was popped."""
     first, *work = prepared()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
         for _ in range(20):
@@ -451,7 +451,7 @@ def test_the_lane_of_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_steps_on_the_lane_of_a_gpu(tmp_path: Path) -> None:
-    """A kernel shows under its step where it is in no other region, also amid a region across steps."""
+    """A kernel in no region of its step shows under the step, even while a region across steps is open."""
     first, *work = prepared()
     schedule = instrument.schedule(wait=0, warmup=0, active=3, repeat=1)
     with instrument.profile(tmp_path, schedule=schedule) as prof:

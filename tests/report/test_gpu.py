@@ -1,4 +1,4 @@
-"""What is said of the GPU's time, and of graphs in whose kernels no operator is."""
+"""What the report says of the GPU's time, and of graphs, whose kernels belong to no operator."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def graph_trace(call: str = "cudaGraphLaunch", format: str = "kineto") -> Trace:
     ],
 )
 def test_launched_graphs(trace: Trace, expected: Graphs) -> None:
-    """Their kernels count where no operator is around the launch; nsys may lack them."""
+    """The kernels of a launch count if it is in no operator; a report of nsys may lack them."""
     assert launched_graphs(trace) == expected
 
 
@@ -55,7 +55,7 @@ def printed(graphs: Graphs) -> str:
 
 
 def test_what_is_said_of_graphs() -> None:
-    """Why there is no operator, and how to have them; nothing without graphs."""
+    """The text says why kernels are in no operator, and how to see their operators; none without graphs."""
     said = printed(Graphs(0, 1, 421))
     assert said.startswith("421 kernels from 1 launch of graphs are in no operator, as a graph runs its kernels")
     assert said.endswith("for their operators, record a run without graphs.")
@@ -65,7 +65,7 @@ def test_what_is_said_of_graphs() -> None:
 
 
 def test_the_parts_of_the_time_fit_the_page() -> None:
-    """The sentence says which time they are of, and is no wider than the console."""
+    """The sentence names the time that its shares add up to, and fits the width of the console."""
     out = StringIO()
     render_gpu(metrics(graph_trace()), console=Console(file=out, width=80))
     lines = out.getvalue().splitlines()
@@ -74,7 +74,7 @@ def test_the_parts_of_the_time_fit_the_page() -> None:
 
 
 def test_step_lengths_are_measured_once_for_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU's numbers take those that the summary of the window has."""
+    """The GPU report uses the step lengths that the window's summary has measured."""
     measured: list[Trace] = []
 
     def counted_lengths(trace: Trace) -> Lengths | None:
@@ -92,6 +92,6 @@ def test_step_lengths_are_measured_once_for_each_window(monkeypatch: pytest.Monk
     ("number", "said"), [(1, "1 launch"), (0, "0 launches"), (1.5, "1.5 launches"), (1200, "1,200 launches")]
 )
 def test_counted(number: float, said: str) -> None:
-    """One has no plural."""
+    """The noun is singular after 1 alone."""
     assert counted(number, "launch", "launches") == said
     assert counted(number, "step") == said.replace("launches", "steps").replace("launch", "step")

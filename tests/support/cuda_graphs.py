@@ -152,3 +152,17 @@ class Training:
         for _ in range(replays):
             self.graph.replay()
             step()
+
+
+class Replays(torch.autograd.Function):
+    """Copies a tensor, and replays a graph in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, graph: torch.cuda.CUDAGraph) -> torch.Tensor:
+        ctx.graph = graph
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.graph.replay()
+        return gradients[0], None

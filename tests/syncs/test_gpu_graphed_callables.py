@@ -11,6 +11,8 @@ from torch import nn
 
 from instrument.syncs.following import StepFollower
 
+from ..support.cuda_graphs import Replays
+
 pytestmark = pytest.mark.gpu
 
 
@@ -117,16 +119,6 @@ def test_a_pass_inside_of_a_pass() -> None:
     torch.cuda.current_stream().wait_stream(side)
     training.optimizer.zero_grad(set_to_none=True)
 
-    class Replays(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-            graph.replay()
-            return gradients[0]
-
     seen: list[int] = []
     follower = StepFollower(lambda: seen.append(1), seen.clear, "backward")
     follower.follow()
@@ -134,7 +126,7 @@ def test_a_pass_inside_of_a_pass() -> None:
         with torch.cuda.graph(graph):
             training.model(training.batch).sum().backward()
         for _ in range(10):
-            Replays.apply(training.batch.clone().requires_grad_()).sum().backward()
+            Replays.apply(training.batch.clone().requires_grad_(), graph).sum().backward()
         torch.cuda.synchronize()
         assert len(seen) == 10
         graph.replay()

@@ -17,7 +17,7 @@ from torch.cuda import make_graphed_callables as imported_before
 import instrument
 from instrument.syncs.following import StepFollower
 
-from ..support.cuda_graphs import Device, emulate
+from ..support.cuda_graphs import Device, Replays, emulate
 
 X = torch.ones(1, 2)
 SIGNS = ["forward", "backward", "optimizer", None]
@@ -189,21 +189,11 @@ def test_a_pass_inside_of_a_pass(device: Device) -> None:
     """A graph of a backward pass that a node of autograd replays belongs to the pass around it."""
     training, graph = Training(), torch.cuda.CUDAGraph()
 
-    class Replays(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-            graph.replay()
-            return gradients[0]
-
     with counting("backward") as seen:
         with torch.cuda.graph(graph):
             training.model(X).sum().backward()
         for _ in range(10):
-            Replays.apply(X.clone().requires_grad_()).sum().backward()
+            Replays.apply(X.clone().requires_grad_(), graph).sum().backward()
         assert len(seen) == 10
         graph.replay()
     assert len(seen) == 11
@@ -289,7 +279,7 @@ def test_what_stands_for_the_call_is_called_directly() -> None:
 
     class Other(Plain):
         def call(self, model: nn.Module) -> torch.Tensor:
-            made: torch.Tensor = (model._compiled_call_impl or model._call_impl)(X)  # type: ignore[operator]
+            made: torch.Tensor = (model._compiled_call_impl or model._call_impl)(X)
             return made
 
     model = Plain().eval()

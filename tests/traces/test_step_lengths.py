@@ -177,6 +177,13 @@ def held_ns(loop: Loop, lengths: Lengths) -> int:
     return sum(max(min(end * US, until) - max(start * US, since), 0) for start, end in loop.held)
 
 
+def waits_us(trace: Trace) -> list[tuple[float, float]]:
+    """From when to when launches waited for the queue, on the clock of the loop."""
+    found, base_ns = queue_waits(trace), BASE_US * US - trace.epoch_ns
+    starts, ends = (found.start_ns - base_ns) / US, (found.end_ns - base_ns) / US
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
 def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
     """A launch returns once the GPU is done with another one: the CPU waits for it, without a synchronization."""
     loop = Loop(queue=300)
@@ -241,11 +248,9 @@ def test_a_queue_that_is_full_of_graphs(tmp_path: Path) -> None:
         loop.launch(20, cost=5)
         loop.launch(600, call="cudaGraphLaunch", cost=60, kernels=3)
     trace = loop.trace(tmp_path)
-    found, base = queue_waits(trace), BASE_US * US - trace.epoch_ns
-    waited = list(zip((found.start_ns - base).tolist(), (found.end_ns - base).tolist(), strict=True))
-    graphs = [(start * US, end * US) for start, end in loop.held if end - start > 3 * 60]
+    graphs = [(start, end) for start, end in loop.held if end - start > 3 * 60]
     assert len(graphs) > 200
-    assert [span for span in waited if span[1] - span[0] > 3 * 60 * US] == graphs
+    assert [(start, end) for start, end in waits_us(trace) if end - start > 3 * 60] == graphs
 
 
 def test_a_queue_that_was_full_before_the_recording(tmp_path: Path) -> None:
@@ -262,10 +267,7 @@ def test_a_queue_that_was_full_before_the_recording(tmp_path: Path) -> None:
     for _ in range(20):
         loop.launch(100)
     trace = loop.trace(tmp_path)
-    found = queue_waits(trace)
-    base = BASE_US * US - trace.epoch_ns
-    waited = zip((found.start_ns - base).tolist(), (found.end_ns - base).tolist(), strict=True)
-    assert list(waited) == [(start * US, end * US) for start, end in loop.held]
+    assert waits_us(trace) == loop.held
 
 
 def test_one_step(tmp_path: Path) -> None:

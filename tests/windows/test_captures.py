@@ -13,6 +13,9 @@ import torch
 
 import instrument
 from instrument import cuda_graphs
+from instrument.exporters.torch_profiler import TorchProfilerCapture
+from instrument.windows.loop import Profile
+from instrument.windows.schedule import Schedule
 
 from ..support.cuda_graphs import Device, Training, emulate
 from .training import Recorder, manifest, recorded, statuses
@@ -41,6 +44,16 @@ def beside(capture: Callable[[Callable[[], None]], None], during: Callable[[], o
     finally:
         over.set()
         thread.join()
+
+
+def trained(training: Training, out: Path, schedule: Schedule) -> Profile:
+    """A profile of a loop that has trained three steps."""
+    prof = instrument.profile(out, schedule=schedule)
+    prof.start()
+    for _ in range(3):
+        training.step()
+        prof.step()
+    return prof
 
 
 class Strict(Recorder):
@@ -128,11 +141,7 @@ def test_another_thread_captures(out: Path, device: Device) -> None:
 def test_a_loop_that_ends_in_a_capture(out: Path, device: Device) -> None:
     """The window is saved when the capture is over."""
     training = Training()
-    prof = instrument.profile(out, schedule=instrument.schedule("1-5"))
-    prof.start()
-    for _ in range(3):
-        training.step()
-        prof.step()
+    prof = trained(training, out, instrument.schedule("1-5"))
     training.capture(prof.stop)
     assert [(entry["status"], entry["steps"]) for entry in manifest(out)] == [("partial", [1, 2])]
     assert device.violations == []
@@ -147,11 +156,7 @@ def test_a_loop_that_ends_while_another_thread_captures(out: Path, device: Devic
             waiting.set()
             return super().wait(timeout)
 
-    prof = instrument.profile(out, schedule=instrument.schedule("1-5"))
-    prof.start()
-    for _ in range(3):
-        training.step()
-        prof.step()
+    prof = trained(training, out, instrument.schedule("1-5"))
     begun = threading.Event()
 
     def inside() -> None:
@@ -186,11 +191,7 @@ def test_a_capture_that_is_given_up(out: Path, device: Device) -> None:
 def test_another_current_stream_in_a_capture(out: Path, device: Device) -> None:
     """A capture goes on while its thread has another stream as the current one: nothing stops or starts then."""
     training = Training()
-    prof = instrument.profile(out, schedule=instrument.schedule("1-50"))
-    prof.start()
-    for _ in range(3):
-        training.step()
-        prof.step()
+    prof = trained(training, out, instrument.schedule("1-50"))
     with torch.cuda.graph(training.graph):
         prof.stop()
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -228,13 +229,8 @@ def test_a_loop_that_ends_in_a_capture_that_is_given_up(
     at_exit: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", lambda call: at_exit.append(call))
     training = Training()
-    prof = instrument.profile(out, schedule=instrument.schedule(at=1, active=50, warmup=1))
-    if phase == "warm-up":
-        prof = instrument.profile(out, schedule=instrument.schedule(at=50, warmup=50))
-    prof.start()
-    for _ in range(3):
-        training.step()
-        prof.step()
+    at, active, warmup = (50, 1, 50) if phase == "warm-up" else (1, 50, 1)
+    prof = trained(training, out, instrument.schedule(at=at, active=active, warmup=warmup))
     training.graph.capture_begin()
     prof.stop()
     assert not out.exists()
@@ -268,12 +264,11 @@ def test_a_loop_that_ends_beside_a_very_long_capture(
     """It is waited for a while; the window then ends without a synchronization, which would end the capture."""
     monkeypatch.setattr(cuda_graphs, "_CAPTURE_WAIT_S", 0)
     training = Training()
-    prof = instrument.profile(out, schedule=instrument.schedule("1-5"))
-    prof.start()
-    for _ in range(3):
-        training.step()
-        prof.step()
-    prof._recording.capture.profiler.profiler.use_device = "cuda"  # type: ignore[union-attr]
+    prof = trained(training, out, instrument.schedule("1-5"))
+    assert prof._recording is not None
+    capture = prof._recording.capture
+    assert isinstance(capture, TorchProfilerCapture)
+    capture.profiler.profiler.use_device = "cuda"
     beside(Training().capture, prof.stop)
     assert [(entry["status"], entry["steps"]) for entry in manifest(out)] == [("partial", [1, 2])]
     assert "a CUDA graph was captured where the window ended" in manifest(out)[0]["reason"]

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+import torch
+
+import instrument
+from instrument.exporters.sessions import sessions
+from instrument.exporters.torch_profiler import TorchProfilerCapture
+from instrument.windows.loop import Profile
 
 from ..support import programs
 from .training import manifest, statuses
@@ -15,6 +25,7 @@ from .training import manifest, statuses
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signals")
 # Of some 700: a signal is handled where a function begins, and after each call of one in C.
 MOMENTS = 700 if os.environ.get("INSTRUMENT_FUZZ") == "all" else 24
+SEED = os.environ.get("INSTRUMENT_FUZZ_SEED") or str(random.randrange(1 << 32))  # of the moments that are drawn
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -66,10 +77,11 @@ CLOSING = """
 def test_a_handler_at_any_moment(tmp_path: Path, what: str) -> None:
     """From the profile's start to its end, whatever function is entered or left, of torch's as of the library.
 
-    Nothing stays on or patched, each window has one line, and a later profile records.
+    Nothing stays on or patched, each window has one line, whose files exist, and a later profile records.
     """
+    print(f"INSTRUMENT_FUZZ_SEED={SEED} draws the same moments again")
     script = programs.program(SWEPT, tmp_path)
-    arguments = [str(tmp_path / "out"), what, str(MOMENTS)]
+    arguments = [str(tmp_path / "out"), what, str(MOMENTS), SEED]
     environment = programs.environment({"INSTRUMENT_SUMMARY": "0"})
     done = programs.run(programs.python(script, arguments), environment, timeout=300 + 5 * MOMENTS)
     swept, wrong, later = json.loads(done.stdout.splitlines()[-1])
@@ -79,7 +91,7 @@ def test_a_handler_at_any_moment(tmp_path: Path, what: str) -> None:
 
 
 SWEPT = """
-    import json, signal, sys
+    import json, random, signal, sys
     from collections import Counter
     from pathlib import Path
 
@@ -89,6 +101,7 @@ SWEPT = """
     from instrument.windows.loop import Profile
 
     out, what, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    draw = random.Random(int(sys.argv[4]))
     NAMES = ("capture_begin", "capture_end", "replay")
 
     class Limit(Exception):
@@ -143,7 +156,8 @@ SWEPT = """
         if lines or prof._process:  # else it was interrupted before it started
             assert {1: 1, 2: 1} == Counter(line["window"] for line in lines), lines
         assert sorted(prof.windows, key=str) == sorted(lines, key=str)
-        assert all((prof.out / file["path"]).exists() for line in lines for file in line["files"])
+        missing = [file for line in lines for file in line["files"] if not (prof.out / file["path"]).exists()]
+        assert not missing, missing
         assert not torch.autograd._profiler_enabled()
         assert before == patched()
         assert not prof._started and not Profile._running and sessions.owner is None
@@ -152,7 +166,7 @@ SWEPT = """
     before, seen = patched(), {}
     run(out / "first")  # imports what is needed
     run(out / "second", seen=seen)
-    moments = list(seen)[:: max(1, len(seen) // count)]
+    moments = draw.sample(list(seen), min(count, len(seen)))
     swept, wrong = 0, []
     for number, moment in enumerate(moments):
         prof, fired = run(out / str(number), moment)
@@ -163,3 +177,64 @@ SWEPT = """
             wrong.append([moment, repr(error)])
     print(json.dumps([swept, wrong, run(out / "later")[0].windows]))
 """
+
+
+Place = tuple[str, str]  # a file and a function in it
+
+
+def test_an_interrupt_while_a_window_is_given_up(
+    tmp_path: Path, lenient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stop failed; then Ctrl-C comes where any function begins that takes the window off."""
+    for name in ("first", "second"):  # the first one imports what is needed
+        places = list(give_up_a_window(instrument.profile(tmp_path / name, schedule="1,3"), monkeypatch))
+    assert len(places) > 20
+    for number, place in enumerate(places):
+        prof = instrument.profile(tmp_path / str(number), schedule="1,3")
+        with pytest.raises(KeyboardInterrupt):
+            give_up_a_window(prof, monkeypatch, place)
+        assert not torch.autograd._profiler_enabled(), place
+        assert (sessions.owner, list(Profile._running)) == (None, []), place
+        numbers = [window["window"] for window in prof.windows]
+        assert len(set(numbers)) == len(numbers), (place, numbers)
+        with instrument.profile(tmp_path / str(number) / "later", schedule="1") as later:
+            for _ in range(3):
+                later.step()
+        assert statuses(later.windows) == [(1, "recorded")], place
+
+
+def give_up_a_window(
+    prof: Profile, monkeypatch: pytest.MonkeyPatch, place: Place | None = None
+) -> dict[Place, None]:
+    """Train with a window that cannot be stopped, and is interrupted at ``place`` then; return all such places."""
+    stop, give_up, failed, places = TorchProfilerCapture.stop, Profile._give_up, list[bool](), dict[Place, None]()
+
+    def fail_once(capture: TorchProfilerCapture) -> None:
+        if not failed:
+            failed.append(True)
+            raise ValueError("cannot stop")
+        stop(capture)
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            here = frame.f_code.co_filename, frame.f_code.co_name
+            if any(folder in here[0] for folder in ("instrument", "torch")):
+                places.setdefault(here)
+            if here == place:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    def watched(prof: Profile, *arguments: Any) -> None:
+        sys.setprofile(look)
+        try:
+            give_up(prof, *arguments)
+        finally:
+            sys.setprofile(None)
+
+    with monkeypatch.context() as patch, prof:
+        patch.setattr(TorchProfilerCapture, "stop", fail_once)
+        patch.setattr(Profile, "_give_up", watched)
+        for _ in range(5):
+            torch.ones(3) + 1
+            prof.step()
+    return places

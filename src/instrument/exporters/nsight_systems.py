@@ -66,8 +66,7 @@ class NsightSystemsCapture:
     def stop(self) -> None:
         """Close the capture range once the GPU has done what was launched in it."""
         try:
-            why = gpu.synchronize(captured=cuda_graphs.capturing)
-            self.incomplete = [why] if why else []
+            self.incomplete = gpu.synchronize(captured=cuda_graphs.capturing)
         finally:
             window, self._window = self._window, None  # `stop` is called once more after an interrupt
             try:

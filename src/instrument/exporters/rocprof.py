@@ -72,8 +72,7 @@ class RocprofCapture:
     def stop(self) -> None:
         """Record no more, once the GPU has done what was launched so far."""
         try:
-            why = gpu.synchronize(captured=cuda_graphs.capturing)
-            self.incomplete = [why] if why else []
+            self.incomplete = gpu.synchronize(captured=cuda_graphs.capturing)
         finally:
             self._pause(_ALL_THREADS)
 

@@ -260,7 +260,7 @@ class TorchProfilerCapture:
         return None
 
     def _leave_out_last(self) -> None:
-        """Have the trace say which steps are whole: all but the last, which goes on, unless there is no other."""
+        """Put the range of the complete steps into the trace: without the last one, unless it is the only one."""
         if self._steps is not None:
             first, last = self._steps
             self.add_metadata("instrument_steps", f"{first}-{max(first, last - 1)}")
@@ -294,9 +294,8 @@ class TorchProfilerCapture:
         if profiler is None or not profiler.use_device:
             self.profiler.stop_trace()
             return
-        why = gpu.synchronize(captured=cuda_graphs.capturing)
-        self.incomplete = [why] if why else []
-        if gpu.in_use() is not None and not why:
+        self.incomplete = gpu.synchronize(captured=cuda_graphs.capturing)
+        if gpu.in_use() is not None and not self.incomplete:
             self.profiler.stop_trace()
         else:
             with _unsynchronized(profiler):

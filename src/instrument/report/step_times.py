@@ -19,7 +19,7 @@ _ALIKE = 1.25  # times slower or faster, up to which steps count as equally long
 
 
 def headline(summary: Summary) -> str:
-    """Return the mean length of a step on the CPU and on the GPU, and which steps it is of."""
+    """Return the mean length of a step on the CPU and on the GPU, and the steps that it is the mean of."""
     steps = max(summary.steps, 1)
     time = duration(summary.step_ns / steps)
     on_gpu = [ns for _, ns in _on_gpu(summary)]
@@ -34,7 +34,7 @@ def headline(summary: Summary) -> str:
 
 
 def _cut_short(summary: Summary) -> str:
-    """Name the steps that did not end, which the mean is without unless there is no other."""
+    """Name the steps that were cut short; the mean leaves them out, unless no other step was recorded."""
     cut = summary.cut_steps
     if summary.only_cut:
         return ", cut short"
@@ -67,7 +67,7 @@ def step_times(summary: Summary) -> Iterator[str]:
 
 
 def _on_gpu(summary: Summary) -> list[tuple[int, int]]:
-    """The number of each step that launched GPU work, and how long that is from first start to last end."""
+    """The number of each step that launched GPU work, and how long that took, from first start to last end."""
     if summary.lengths is None:
         return []
     steps = zip(summary.step_numbers, summary.lengths.steps, strict=True)
@@ -97,7 +97,7 @@ def _far(summary: Summary) -> Iterator[str]:
 
 
 def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> Iterator[str]:
-    """Say it by one clock; with ``whole_ns`` also which share of the table they are."""
+    """Say it by one clock; with ``whole_ns`` also what share of that time these steps took."""
     if len(steps) < 2:
         return
     times = [ns for _, ns in steps]
@@ -124,7 +124,7 @@ def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> 
 
 
 def _not_launched_here(summary: Summary) -> Iterator[str]:
-    """Say where GPU work counts whose launch is not in the trace."""
+    """Say how much GPU work has no launch in the trace, and where it counts."""
     if summary.before_gpu_ns and summary.steps:
         earlier = f"{duration(summary.before_gpu_ns)} of GPU work"
         yield f"{earlier} was launched before the recording: it is outside of these steps."

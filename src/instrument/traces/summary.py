@@ -73,9 +73,8 @@ class Summary:
 
     The content of a step is what starts in its range, on the threads of its process. GPU work belongs to the step
     that launched it, and to the regions it was launched in; what was launched before the recording is outside of
-    the steps. Its time is the sum of the durations of kernels, copies and fills, those that run at the same time
-    included. That of the outermost regions and the unattributed make the
-    total.
+    the steps. GPU time is the sum of the durations of kernels, copies and fills, also of those that run at once.
+    The total is the time of the outermost regions and the unattributed time.
 
     Attributes:
         steps: How many steps were recorded; 0 where the trace marks none.
@@ -86,13 +85,13 @@ class Summary:
         gpu_unattributed_ns: The part of it that was launched in no region, or whose launch is unknown.
         step_times_ns: The duration of each step.
         step_numbers: As many numbers of steps; -1 where the trace does not say.
-        no_region_ns: The part of the steps at which no region was open.
+        no_region_ns: The part of the steps in which no region was open.
         outside_ns: The time recorded outside of the steps.
         outside_gpu_ns: The GPU work that was launched there, or before the recording.
         before_gpu_ns: All GPU work that was launched before the recording.
         by_time_gpu_ns: GPU work without a known launch time; it counts in the step in which it ran.
-        overlap_ns: How long regions of one thread were open that are neither in one another nor apart: added up,
-            what each has in common with those before it.
+        overlap_ns: How long regions of one thread overlapped without one being inside the other: for each region,
+            the time that it shares with the region before it, added up.
         unplaced: How many regions of autograd's threads are in no other, since it is unclear which thread called
             that backward pass.
         timing: What the manifest says of the run; None if nothing.
@@ -119,12 +118,12 @@ class Summary:
 
     @property
     def cut_steps(self) -> list[int]:
-        """The steps that did not end and that no window has whole; they count only where there is no other."""
+        """The steps that no window has whole; they count only if no other step is recorded."""
         return sorted(set(self.timing.cut_steps)) if self.timing else []
 
     @property
     def only_cut(self) -> bool:
-        """Whether no other steps are recorded."""
+        """Whether every recorded step was cut short."""
         return bool(self.step_numbers) and set(self.step_numbers) <= set(self.cut_steps)
 
 
@@ -228,7 +227,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
 
 
 def _timing(summaries: Sequence[Summary], recorded: set[int]) -> Timing | None:
-    """What is known of the run; a step that was cut short may be ``recorded`` in another window."""
+    """What is known of the run; a step that was cut short in one window may be ``recorded`` whole in another."""
     timings = [s.timing for s in summaries if s.timing is not None]
     if not timings:
         return None

@@ -104,14 +104,14 @@ class Profile(LikeTorch):
         self.yields = self.late = False
         self._first = first_step
         self._started = False
-        self._ending = False  # it ended, but for what an interrupt cut off
+        self._end_unfinished = False  # it ended, but for what an interrupt cut off
         self._unaccounted: list[Window] | None = None  # those that were not reached, once it ended
         self._paused = False
         self._closing = False  # on_trace_ready is called
         self._postponed = ""  # why what was due at a step could not be done; of the current window, or before it
         self._put_off: list[Window] = []  # those that were to open then
         self._graphs: GraphFollower | None = None  # so that captures are seen while it runs
-        self._ended = "the plan changed"  # how the loop ended, in words
+        self._end_reason = "the plan changed"  # how the loop ended, in words
         self._process = 0
         self._rank = 0
         self._left_out = False  # by `ranks`: it counts steps, and no more
@@ -208,7 +208,7 @@ class Profile(LikeTorch):
         for profile in others:
             if profile.yields:
                 profile.stop()
-        self._started, self._ending, self._unaccounted = True, False, None
+        self._started, self._end_unfinished, self._unaccounted = True, False, None
         Profile._running.add(self)
         self._first = self.step_num
         self._process = os.getpid()
@@ -271,6 +271,7 @@ class Profile(LikeTorch):
             return False
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return False
+        self._leave_left_on()
         recording = self._recording
         if recording is not None and not self._closing:
             self._close(recording, begun=begun, complete=complete, cut=not (begun or complete))
@@ -279,7 +280,7 @@ class Profile(LikeTorch):
             if self._unaccounted is None:
                 self._unaccounted = [] if self._left_out else list(islice(self._unreached(), 1000))
             while self._unaccounted:
-                self._note(self._unaccounted[0], "not reached", self._ended)
+                self._note(self._unaccounted[0], "not reached", self._end_reason)
                 del self._unaccounted[0]
         return True
 
@@ -291,7 +292,7 @@ class Profile(LikeTorch):
                 self._warn_of_nothing()
         self._tell_idle()
         if not self._closing:
-            self._ending = False
+            self._end_unfinished = False
             atexit.unregister(self._exit)
 
     @guard.contained(FEATURE)
@@ -315,7 +316,7 @@ class Profile(LikeTorch):
         if not self._started or self._paused or self._process != os.getpid() or self._closing:
             return
         self._paused = True
-        self._ended = f"the loop ended {_where(begun)} step {self.step_num}"
+        self._end_reason = f"the loop ended {_where(begun)} step {self.step_num}"
         empty = recording is not None and (
             recording.steps is None or (begun and recording.steps[0] == self.step_num)
         )
@@ -326,7 +327,7 @@ class Profile(LikeTorch):
             try:
                 self._close(recording, begun=begun, cut=cut)
             finally:
-                if self._ending:  # on_trace_ready called `stop`
+                if self._end_unfinished:  # on_trace_ready called `stop`
                     self._end(begun)
         self._times.cancel()
         self._hand_over(self.step_num)
@@ -356,7 +357,7 @@ class Profile(LikeTorch):
         self._hand_over(self.step_num)
         self._finalizer.finish()
         self._tell_idle()
-        self._ending = False
+        self._end_unfinished = False
         atexit.unregister(self._exit)
 
     @classmethod
@@ -381,11 +382,11 @@ class Profile(LikeTorch):
         started = self._started
         if started:
             if not self._paused:
-                self._ended = f"the loop ended {_where(begun, complete)} step {self.step_num}"
+                self._end_reason = f"the loop ended {_where(begun, complete)} step {self.step_num}"
             if self._postponed:
-                self._ended += f"; {self._postponed}"
-            self._started, self._paused, self._ending, self._change = False, False, True, NEVER
-        elif not self._ending or self._closing:
+                self._end_reason += f"; {self._postponed}"
+            self._started, self._paused, self._end_unfinished, self._change = False, False, True, NEVER
+        elif not self._end_unfinished or self._closing:
             return False
         if self._graphs is not None:
             with guard.contained(FEATURE):
@@ -464,7 +465,7 @@ class Profile(LikeTorch):
     def _follow_plan(self) -> None:
         """Do what is due at this step and set the step at which to come back."""
         step, recording = self.step_num, self._recording
-        self._times.cancel() if recording is not None and recording.ended else self._times.end()
+        self._times.cancel() if recording is not None and recording.ended_early else self._times.end()
         if self._paused:
             return
         if self._left_out or self._process != os.getpid():
@@ -472,10 +473,7 @@ class Profile(LikeTorch):
             return
         if self._closing:  # on_trace_ready calls `step`, which counts and no more
             return
-        if self._left_on is not None and self._left_on.here() and not cuda_graphs.capturing:
-            with guard.contained("leaving a window"):
-                self._left_on.abandon()
-            self._left_on = None
+        self._leave_left_on()
         if not self._started:
             self._change = NEVER if self._left_on is None else step + 1
             return
@@ -488,11 +486,11 @@ class Profile(LikeTorch):
             over = recording is not None and (window is None or window.index != recording.window.index)
             if self._postpones(phase, window, over):
                 return
-            if recording is not None and (over or recording.ended):
+            if recording is not None and (over or recording.ended_early):
                 try:
                     self._close(recording)
                 finally:
-                    if self._ending:  # on_trace_ready called `stop`
+                    if self._end_unfinished:  # on_trace_ready called `stop`
                         self._end(begun=True)
                 if self._change == NEVER:
                     return
@@ -537,7 +535,7 @@ class Profile(LikeTorch):
         """Tell whether a recording opens, starts or ends at this step."""
         if self._recording is None:
             return window is not None and (window.index > self._over or window.index == self._goes_on)
-        return over or self._recording.ended or (phase is Phase.ACTIVE and self._recording.start_ns is None)
+        return over or self._recording.ended_early or (phase is Phase.ACTIVE and self._recording.start_ns is None)
 
     def _account_for_put_off(self, window: Window | None) -> None:
         """Note the windows that were over before they could open; ``window`` is the one that can."""
@@ -587,7 +585,7 @@ class Profile(LikeTorch):
             self._times.cancel()
         else:
             self._times.end()
-        if (cut and recording.holds(self.step_num)) or (recording.ended and not begun):
+        if (cut and recording.holds(self.step_num)) or (recording.ended_early and not begun):
             recording.cut_short()
         try:
             files, entry, reasons = self._save(recording, begun, complete)
@@ -632,7 +630,7 @@ class Profile(LikeTorch):
         if recording.end_ns is not None:
             raise CaptureError("interrupted before it was saved")
         if recording.start_ns is None:
-            raise CaptureError(f"{self._ended}, in warm-up")
+            raise CaptureError(f"{self._end_reason}, in warm-up")
         if begun:
             recording.leave_out(self.step_num)
         recording.stop()
@@ -647,10 +645,10 @@ class Profile(LikeTorch):
     def _missing(self, recording: Recording, held: bool, complete: bool) -> list[str]:
         """Return why steps of the window are missing; nothing where none are."""
         stop = recording.window.stop
-        if recording.ended:  # which `Recording.incomplete` explains
+        if recording.ended_early:  # which `Recording.incomplete` explains
             return []
         if self.step_num + complete < stop < NEVER or not held:
-            return [self._ended]
+            return [self._end_reason]
         if recording.steps is not None and recording.steps[1] + 1 < stop < NEVER:
             return [_ELSEWHERE if recording.elsewhere else self._postponed or _UNSEEN]
         if recording.steps is not None and recording.steps[0] > recording.window.active and self._postponed:
@@ -681,6 +679,8 @@ class Profile(LikeTorch):
             if recording is not None:
                 self._abandon(recording)
         finally:  # also where a signal handler of the program raises
+            if self._recording is not None:  # before anything was done
+                self._left_on, self._recording = self._recording, None
             self._over, self._goes_on = window.index, 0
             self._note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
@@ -696,6 +696,13 @@ class Profile(LikeTorch):
             with guard.contained("leaving a window"):
                 recording.abandon()
             self._left_on, self._change = None, change
+
+    def _leave_left_on(self) -> None:
+        """End what an interrupt, or another thread's `stop`, left on, if that can be done here and now."""
+        if self._left_on is not None and self._left_on.here() and not cuda_graphs.capturing:
+            with guard.contained("leaving a window"):
+                self._left_on.abandon()
+            self._left_on = None
 
     def _unreached(self) -> Iterable[Window]:
         following = self._plan.window(self._over + 1)
@@ -718,7 +725,7 @@ class Profile(LikeTorch):
         elif self._plan.count is not None:
             reason = f"all steps asked for come before the first step, {self._first}"
         else:
-            reason = f"the schedule asked for none, and {self._ended}"
+            reason = f"the schedule asked for none, and {self._end_reason}"
         if steps > 0:
             low = self._first + 2 if steps > 4 else self._first
             cure = f"choose steps the run reaches, such as {self.how.format(span(low, low + min(steps, 3)))}"

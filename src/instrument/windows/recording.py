@@ -51,7 +51,7 @@ class Recording:
         self._thread = threading.get_ident()
         self.elsewhere = False
         self._warming = False
-        self._off = False  # whether the capture has ended
+        self._stopped = False
 
     def here(self) -> bool:
         """Tell whether this is the thread that opened the window."""
@@ -67,7 +67,7 @@ class Recording:
             )
 
     @property
-    def ended(self) -> bool:
+    def ended_early(self) -> bool:
         """Whether the capture ended before the window did."""
         return getattr(self.capture, "ended", False)
 
@@ -134,11 +134,11 @@ class Recording:
         self.capture.add_metadata("instrument_steps", f"{first}-{last}")
         self.capture.add_metadata("instrument_warmup", str(first - self.opened if self.steps else 0))
         self.capture.stop()
-        self.end_ns, self._off = time.time_ns(), True
+        self.end_ns, self._stopped = time.time_ns(), True
 
     def abandon(self) -> None:
         """Leave nothing on after a failure, or a warm-up that led to nothing; again after an interrupt."""
-        if self._off:
+        if self._stopped:
             return
         self.end_ns = self.end_ns or time.time_ns()
         try:
@@ -148,6 +148,6 @@ class Recording:
                     self.capture.discard()
                 else:
                     self.capture.stop()
-            self._off = True
+            self._stopped = True
         finally:
             live.live.check()
