@@ -14,7 +14,8 @@ from .support.programs import environment, program, python, run
 LEAVING = """
     import subprocess, sys
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    print(child.pid, "\\udcff\\r", end="\\n", file=open(1, "w", errors="surrogateescape", closefd=False), flush=True)
+    sys.stdout.reconfigure(errors="surrogateescape")
+    print(child.pid, "\\udcff\\r", flush=True)
     print("warned", file=sys.stderr)
     sys.exit(int(sys.argv[1]))
 """
