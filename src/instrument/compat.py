@@ -220,8 +220,11 @@ class SessionObserver(Protocol):
     def coming(self) -> None:
         """Some profiler of torch is about to begin."""
 
-    def prepared(self, profiler: Any) -> None:
-        """A `torch.autograd.profiler.profile`, or None, is about to take the process's one Kineto session."""
+    def prepared(self, profiler: Any) -> Any:
+        """A `torch.autograd.profiler.profile`, or None, is about to take the process's one Kineto session.
+
+        Returns whether that is free: what may still be on there was left, and is nobody's any more.
+        """
 
     def left(self) -> None:
         """The Kineto session is over."""
@@ -249,8 +252,13 @@ def on_session(observer: SessionObserver) -> bool:
 
     @transparent
     def prepare_trace(profiler: Any) -> None:
-        observer.prepared(profiler)
-        prepare(profiler)
+        free = observer.prepared(profiler)
+        try:
+            prepare(profiler)
+        except RuntimeError as error:
+            if not (free and end_left_session(error)):
+                raise
+            prepare(profiler)
 
     @transparent
     def leave_trace(profiler: Any, *exception: Any) -> Any:
@@ -282,6 +290,33 @@ def on_session(observer: SessionObserver) -> bool:
     return True
 
 
+def end_left_session(error: RuntimeError) -> bool:
+    """End a Kineto session that was left without its stop, if ``error`` says that one is in the way of the next.
+
+    Torch 2.13 discards such a session when the next profiler prepares. Torch 2.11 first disables the profiler of
+    this thread, and raises where that one is gone, again for every later profiler of the process. A profiler that
+    is enabled and disabled takes the session over and ends it; where there is no session, that would crash.
+
+    Returns:
+        Whether it was ended: preparing again succeeds.
+    """
+    import torch
+    from torch.autograd import profiler
+
+    if "Can't disable Kineto profiler when it's not running" not in str(error):
+        return False
+    functions: Any = torch._C._autograd  # others have torch's names for them replaced
+    with Suppressed(Exception):
+        empty = profiler.profile(use_cpu=True)  # of the CPU alone: asks for no GPU
+        try:
+            functions._enable_profiler(empty.config(), empty.kineto_activities)
+        finally:
+            if profiler_running():
+                functions._disable_profiler()
+        return True
+    return False
+
+
 def _before(original: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
     @transparent
     @functools.wraps(original)
@@ -290,6 +325,18 @@ def _before(original: Callable[..., Any], first: Callable[[], None]) -> Callable
         return original(*args, **kwargs)
 
     return call
+
+
+def note_stop() -> None:
+    """Have torch, and who follows it by `on_profiler`, take this thread's profiler as off where it is.
+
+    Torch notes the start just before it enables a profiler, and the stop just after it disabled it: an error or an
+    interrupt in between leaves it noted as on.
+    """
+    if profiler_enabled_somewhere() and not profiler_running():
+        from torch.autograd import profiler
+
+        profiler._run_on_profiler_stop()
 
 
 def profiler_enabled_somewhere() -> bool:

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a profiler around the tests would set; a program gets only the tool that its test gives it.
@@ -50,27 +52,35 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `command`; with `check`, a failure is an `AssertionError` that shows what it printed.
 
-    After `timeout` seconds it is killed, and whatever it started.
+    After `timeout` seconds it is killed, and whatever it started. It prints into files: a pipe ends only with the
+    last process that has it, such as an agent of nsys, which lives on for minutes.
     """
     mark = f"{os.getpid()}-{next(_NUMBERS)}"
-    try:
-        done = subprocess.run(
-            [str(part) for part in command],
-            env={**env, "STARTED_BY_TESTS": mark},
-            capture_output=True,
-            encoding="utf-8",
-            errors="backslashreplace",
-            timeout=timeout,
-        )
-    except subprocess.TimeoutExpired:
-        _kill(f"STARTED_BY_TESTS={mark}".encode())
-        raise
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        try:
+            ended = subprocess.run(
+                [str(part) for part in command],
+                env={**env, "STARTED_BY_TESTS": mark},
+                stdout=stdout,
+                stderr=stderr,
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired:
+            _kill(f"STARTED_BY_TESTS={mark}".encode())
+            raise
+        done = subprocess.CompletedProcess(ended.args, ended.returncode, _text(stdout), _text(stderr))
     shown = f"stdout:\n{done.stdout}\nstderr:\n{done.stderr}"
     if any(text in shown for text in NSYS_FAILED):
         raise ToolFailed(shown)
     if check and done.returncode:
         raise AssertionError(f"{Path(command[0]).name} ended with {done.returncode}\n{shown}")
     return done
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    text = file.read().decode("utf-8", "backslashreplace")
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # as subprocess reads a pipe
 
 
 def _kill(variable: bytes) -> None:

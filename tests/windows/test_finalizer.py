@@ -309,6 +309,24 @@ def test_a_process_that_is_no_python(out: Path, lenient: None, monkeypatch: pyte
     assert [".json"] == [path.suffix for path in traces(out)]
 
 
+def test_a_job_that_comes_as_the_process_ends(lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection closes after the process, and that is not taken for the program's doing."""
+    made = threading.Event()
+    close = OwnSocket.close
+
+    def closing(own: OwnSocket) -> None:
+        made.wait(10)
+        close(own)
+        process.send({"kind": "line", "job": 1})
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(OwnSocket, "close", closing)
+    process = FinalizerProcess(lambda answer: None, lambda process: None)
+    made.set()
+    process.end(10)
+    assert "ended with exit code 1" == process.ended
+
+
 def test_a_process_that_hangs(out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop waits for it at no time, however many windows there are, and the end does not for ever."""
     count = 300

@@ -42,7 +42,7 @@ if __name__ == "__main__":
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
 API = """
-import sys
+import inspect, sys
 import instrument
 from instrument.integrations.loop import Loop
 from instrument.integrations.server import Server
@@ -71,7 +71,8 @@ if __name__ == "__main__":
     server.close()
     instrument.profile(out + "/shapes", record_shapes=True, with_stack=True)
     activity = torch.profiler.ProfilerActivity
-    instrument.profile(out + "/named", activities=[activity.CPU, {activity.CUDA: ["GPU_MEMCPY"]}])
+    if "activity_filters" in inspect.signature(torch.autograd.profiler.profile).parameters:  # since torch 2.12
+        instrument.profile(out + "/named", activities=[activity.CPU, {activity.CUDA: ["GPU_MEMCPY"]}])
 """
 
 

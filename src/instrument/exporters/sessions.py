@@ -83,11 +83,17 @@ class Sessions:
             self.drop()
 
     @guard.contained(FEATURE)
-    def prepared(self, profiler: Any) -> None:
-        """Take note that torch records for ``profiler``, which is about to prepare."""
+    def prepared(self, profiler: Any) -> bool:
+        """Take note that torch records for ``profiler``, which is about to prepare.
+
+        Returns:
+            Whether no recording is ended by that but one of this library.
+        """
+        free = self.capture is not None or (self.owner is None and not compat.profiler_enabled_somewhere())
         if self._claiming != get_ident():
             self.drop()
         self._owner, self._thread = profiler and weakref.ref(profiler), get_ident()
+        return free
 
     @guard.contained(FEATURE)
     def disabled(self) -> Any:

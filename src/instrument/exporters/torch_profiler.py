@@ -23,6 +23,7 @@ from ..compat import (
     accumulate_events,
     in_operator,
     leave_recording,
+    note_stop,
     profiler_running,
     refuse_late,
     suppress_cycle_warning,
@@ -197,10 +198,17 @@ class TorchProfilerCapture:
         self._ranges = OpenRanges()
         self._ranges.follow()
         self._emitter = torch_emitter(self.profiler.profiler)
-        self.profiler.start_trace()
+        self._start_trace()
         job = _job()
         if job is not None:
             self.profiler.add_metadata_json("distributedInfo", json.dumps(job))
+
+    def _start_trace(self) -> None:
+        try:
+            self.profiler.start_trace()
+        except BaseException:
+            note_stop()
+            raise
 
     def step(self, number: int | None) -> None:
         """End the step that is recorded, and begin ``number`` under the name that trace viewers know."""
@@ -313,6 +321,7 @@ class TorchProfilerCapture:
             if profiler_running() and self.profiler.profiler is not None:
                 with _unsynchronized(self.profiler.profiler):
                     self.profiler.profiler.__exit__(None, None, None)
+        note_stop()
         if profiler_running():
             sessions.stuck = f"the recording of an earlier window could not be stopped: {error!r}"
             sessions.release(self)
@@ -350,7 +359,7 @@ class TorchProfilerCapture:
                     self._stop()
             elif self._prepared:
                 self._thread = get_ident()
-                self.profiler.start_trace()
+                self._start_trace()
                 self._stop()
         finally:
             if not profiler_running():  # else it was interrupted, and is tried again

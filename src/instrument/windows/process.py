@@ -207,9 +207,9 @@ class FinalizerProcess:
         else:
             self._kill(_TOO_LONG)
         ended = self._process.wait()
+        self.ended = self._failed or ended  # before the connection closes: a job may come now
         self._socket.close()
         _running.discard(self)
-        self.ended = self._failed or ended
         self._gone(self)
 
     def _read(self) -> None:

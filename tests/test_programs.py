@@ -1,0 +1,37 @@
+"""The runner of programs that other tests rely on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from .support.programs import environment, program, python, run
+
+LEAVING = """
+    import subprocess, sys
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    sys.stdout.reconfigure(errors="surrogateescape")
+    print(child.pid, "\\udcff\\r", flush=True)
+    print("warned", file=sys.stderr)
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals a process")
+def test_a_program_that_leaves_a_process_with_its_output(tmp_path: Path) -> None:
+    """What it printed is there when it ends, while that process lives."""
+    done = run(python(program(LEAVING, tmp_path), ["3"]), environment(), check=False, timeout=30)
+    os.kill(int(done.stdout.split()[0]), signal.SIGKILL)  # raises where it is gone
+    assert (3, "warned\n") == (done.returncode, done.stderr)
+    assert done.stdout.endswith(" \\xff\n")
+
+
+def test_a_program_that_fails(tmp_path: Path) -> None:
+    """The error shows its exit code and both of its outputs."""
+    with pytest.raises(AssertionError, match="ended with 4\nstdout:\nout\n\nstderr:\nerr\n"):
+        run(python(program("import sys; print('out'); print('err', file=sys.stderr); sys.exit(4)", tmp_path)),
+            environment())  # fmt: skip
