@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 
 import pytest
@@ -65,12 +66,15 @@ def test_what_is_said_of_graphs() -> None:
 
 
 def test_the_parts_of_the_time_fit_the_page() -> None:
-    """The sentence names the time that its shares add up to, and fits the width of the console."""
-    out = StringIO()
-    render_gpu(metrics(graph_trace()), console=Console(file=out, width=80))
-    lines = out.getvalue().splitlines()
-    assert lines[1].startswith("GPU, 210 ns from the first start to the last end of all its work: compute ")
-    assert max(map(len, lines)) <= 80
+    """The sentence names the time that its shares add up to, fits the width, and parts no number from its unit."""
+    for width in range(40, 120):
+        out = StringIO()
+        render_gpu(metrics(graph_trace()), console=Console(file=out, width=width))
+        said = out.getvalue().partition("kernel ")[0].splitlines()[1:]
+        start = "GPU, 210 ns from the first start to the last end of all its work: compute "
+        assert " ".join(said).startswith(start)
+        assert max(map(len, said)) <= width
+        assert not any(re.match(r"(%|ns\b)", text) for text in said)
 
 
 def test_step_lengths_are_measured_once_for_each_window(monkeypatch: pytest.MonkeyPatch) -> None:

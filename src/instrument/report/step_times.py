@@ -178,12 +178,16 @@ def _typical(summary: Summary, timing: Timing) -> Iterator[str]:
     elif lengths and _alike((lengths.gpu_step_ns or 0) / (around or 1)):
         said = "the recorded ones took about as long on the GPU (within 25 %), so they are typical"
     elif lengths:
-        said = f"the recorded ones took {ratio:.1f} times as long there, which says little of the loop"
+        said = f"the recorded ones took {_factor(ratio)} times as long there, which says little of the loop"
     elif ratio > 1:
-        said = f"the recorded ones took {ratio:.1f} times as long, which may be due to the recording"
+        said = f"the recorded ones took {_factor(ratio)} times as long, which may be due to the recording"
     else:
         said = f"the recorded ones took {100 * ratio:.0f} % of that, so they are not typical"
     yield f"The {steps} steps around them took {duration(around)} (median{clock}); {said}."
+
+
+def _factor(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
 
 
 def _alike(ratio: float) -> bool:
