@@ -88,8 +88,8 @@ def launched(
 
 def reports(script: Path) -> list[str]:
     """The names of the reports, without their time."""
-    found = sorted((script.parent / "out").glob("*.nsys-rep"), key=lambda path: path.name)
-    return [re.sub(r"\d{8}T\d{6}-\d+", "TIME", path.name) for path in found]
+    found = (script.parent / "out").glob("*.nsys-rep")
+    return sorted(re.sub(r"\d{8}T\d{6}-\d+", "TIME", path.name) for path in found)
 
 
 BOTH = ["nsys-TIME.1.nsys-rep", "nsys-TIME.2.nsys-rep"]
