@@ -103,6 +103,7 @@ def test_wrong_options_are_refused_all_the_same(pretended: Pretended, options: d
     assert 0 == pretended.asked
 
 
+@NAMED
 def test_names_of_activities_are_tried_where_that_leaves_nothing(pretended: Pretended) -> None:
     """Torch's C++ alone knows them, and the first recording of a process decides on the GPU."""
     wrong = {"activities": [{CPU: ["NONE"]}]}
