@@ -242,21 +242,21 @@ def test_what_bounds_other_loops() -> None:
     )
     assert said(synchronized) == (
         "The loop synchronizes, so that CPU and GPU take turns: a step took 13.0 ms of wall time between "
-        "synchronizations; the GPU waited for launches 25.0 %, the CPU for the GPU 50.0 % of the time after the "
-        "first step."
+        "synchronizations; the GPU waited for launches 25.0 %, the CPU for the GPU 48.0 % of their time after "
+        "the first step."
     )
     assert said(ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6, cpu_waits_ns=12, queue_waits_ns=10)) == (
         "CPU and GPU bound the loop by turns, as launches at times fill the queue of the GPU: on the GPU a step "
-        "ended every 12.0 ms; the GPU waited for launches 25.0 %, the CPU for the GPU 50.0 % of the time after "
+        "ended every 12.0 ms; the GPU waited for launches 25.0 %, the CPU for the GPU 48.0 % of their time after "
         "the first step."
     )
     assert said(ms(gpu_ns=14, cpu_ns=14, cpu_waits_ns=7)) == (
         "The GPU bounds the loop: on the GPU a step ended every 7.00 ms (their work overlaps). "
-        "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of the time after the first step."
+        "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of its time after the first step."
     )
     full = ms(gpu_ns=20, cpu_ns=20, cpu_waits_ns=10, queue_waits_ns=9)
     assert said(full).endswith(
-        "50.0 % of the time after the first step (in launches, because the GPU's queue was full)."
+        "50.0 % of its time after the first step (in launches, because the GPU's queue was full)."
     )
     assert said(Pace()) == (
         "Whether the CPU or the GPU bounds the loop is not known: it takes two successive steps with GPU work to "

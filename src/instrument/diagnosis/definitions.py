@@ -132,8 +132,9 @@ DEFINITIONS: dict[str, Definition] = {
     "loop": _D(
         'What bounds the loop: "gpu" if the GPU waits for launches (it idles, and its next work was launched '
         'after it had run out) at most 10 % of the window; else "both" if the CPU waits for the GPU more than '
-        '10 % of it; else "cpu"; null if that is unknown, see `unknown`. `queue_waits_share` is the part of '
-        "`cpu_waits_share` in launches that waited for room in the queue of the GPU. `gpu_step_ns` is the "
+        '10 % of the same steps on the CPU; else "cpu"; null if that is unknown, see `unknown`. `cpu_waits_share` is '
+        "of the time from the end of the first step on the CPU to that of the last, and `queue_waits_share` the "
+        "part of it in launches that waited for room in the queue of the GPU. `gpu_step_ns` is the "
         "window / `steps`, `cpu_step_ns` that between the ends of the same steps on the CPU, "
         "`synchronized_step_ns` the wall time between waits at one place of the step that left the GPU without "
         "work, and `step_ns` the one of them that `clock` names.",

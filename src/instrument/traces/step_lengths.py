@@ -43,17 +43,20 @@ class StepLength(NamedTuple):
 
 @dataclass(frozen=True)
 class Pace:
-    """Sums over successive steps, from the last end of the first one's GPU work to that of the last one's.
+    """Sums over successive steps: on the GPU from the last end of the first one's work to that of the last one's.
+
+    On the CPU they are from the end of the first to the end of the last, which a CPU that runs ahead reaches before
+    the GPU does.
 
     Attributes:
         steps: How many steps that is: all but the first.
         gpu_ns: How long it is: their periods on the GPU, added up.
-        cpu_ns: How long they took on the CPU, from the end of the first to the end of the last.
+        cpu_ns: How long the same steps took on the CPU.
         gpu_waits_ns: The part of ``gpu_ns`` at which the GPU had nothing to do, and what it did next was launched
             after it had run out of work.
-        cpu_waits_ns: The part at which a thread of the loop waited for the GPU in a call within a step, and the
-            GPU worked: in synchronizations, copies, and launches that found its queue full.
-        busy_ns: The part at which the GPU worked.
+        cpu_waits_ns: The part of ``cpu_ns`` at which a thread of the loop waited for the GPU in a call within a step,
+            and the GPU worked: in synchronizations, copies, and launches that found its queue full.
+        busy_ns: The part of ``gpu_ns`` at which the GPU worked.
         known_ns: The part at which it did what the steps launched.
         synchronized_steps: The steps between the first and the last wait at the same place of a step that left
             the GPU without work.
@@ -103,12 +106,12 @@ class Lengths:
             return None
         if self.pace.gpu_waits_ns <= _LITTLE * self.pace.gpu_ns:
             return "gpu"
-        return "both" if self.pace.cpu_waits_ns > _LITTLE * self.pace.gpu_ns else "cpu"
+        return "both" if self.pace.cpu_waits_ns > _LITTLE * self.pace.cpu_ns else "cpu"
 
     @property
     def synchronizes(self) -> bool:
-        """Whether the CPU waits for the GPU more than 10 % of the time in other calls than launches."""
-        return self.pace.cpu_waits_ns - self.pace.queue_waits_ns > _LITTLE * self.pace.gpu_ns
+        """Whether the CPU waits for the GPU more than 10 % of its time in other calls than launches."""
+        return self.pace.cpu_waits_ns - self.pace.queue_waits_ns > _LITTLE * self.pace.cpu_ns
 
     @property
     def unknown(self) -> str:

@@ -210,7 +210,9 @@ def _pace(
         device: What the GPU did.
         waits: Starts and ends of calls that wait for the GPU, and of launches that wait for room in the queue.
     """
-    spans: list[tuple[int, int, int, int]] = []
+    spans: list[tuple[int, int]] = []
+    on_cpu: list[tuple[int, int]] = []
+    count = 0
     for stretch in stretches:
         some = np.flatnonzero(work.last_ns[stretch] != _UNKNOWN)
         if len(some) < 2 or work.missing[stretch].any():
@@ -218,17 +220,19 @@ def _pace(
         first, last = stretch[some[0]], stretch[some[-1]]
         since, until = int(work.last_ns[first]), int(work.last_ns[stretch].max())
         if until > since:
-            cpu_ns = int(steps.end_ns[last] - steps.end_ns[first])
-            spans.append((since, until, int(some[-1] - some[0]), cpu_ns))
-    start, end, count, cpu = np.array(spans, np.int64).reshape(-1, 4).T
+            spans.append((since, until))
+            on_cpu.append((int(steps.end_ns[first]), int(steps.end_ns[last])))
+            count += int(some[-1] - some[0])
+    start, end = np.array(spans, np.int64).reshape(-1, 2).T
     waited = union(*np.concatenate(waits, axis=1)), union(*waits[1])
-    spans_ns = list(zip(start.tolist(), end.tolist(), strict=True))
-    all_ns, queue_ns = (sum(common(device.busy, clip(times, *span)) for span in spans_ns) for times in waited)
+    waits_ns, queue_ns = (sum(common(device.busy, clip(times, *span)) for span in on_cpu) for times in waited)
     starved_ns, busy_ns, known_ns = (
         int(covered(times, start, end).sum()) for times in (device.starved, device.busy, device.known)
     )
-    counts = int(count.sum()), int((end - start).sum()), int(cpu.sum())
-    return Pace(*counts, starved_ns, all_ns, busy_ns, known_ns, queue_waits_ns=queue_ns)
+    cpu_ns = sum(until - since for since, until in on_cpu)
+    return Pace(
+        count, int((end - start).sum()), cpu_ns, starved_ns, waits_ns, busy_ns, known_ns, queue_waits_ns=queue_ns
+    )
 
 
 def _synchronized(
