@@ -181,11 +181,17 @@ def test_steps_without_numbers() -> None:
 
 
 def on_gpu(
-    cpu_ms: tuple[float, ...], gpu_ms: tuple[float | None, ...], pace: Pace, timing: Timing | None = None
+    cpu_ms: tuple[float, ...],
+    gpu_ms: tuple[float | None, ...],
+    pace: Pace,
+    timing: Timing | None = None,
+    busy: float = 1,
 ) -> Summary:
     """Steps of these lengths; the CPU is 9 ms further ahead at the end of each."""
     steps = [
-        StepLength(int(cpu * MS), 0, 0, int(gpu * MS), None, number * 9 * MS) if gpu else StepLength(int(cpu * MS))
+        StepLength(int(cpu * MS), 0, 0, int(gpu * MS), None, number * 9 * MS, None, int(gpu * busy * MS))
+        if gpu
+        else StepLength(int(cpu * MS))
         for number, (cpu, gpu) in enumerate(zip(cpu_ms, gpu_ms, strict=True), 1)
     ]
     base = summary(*cpu_ms, timing=timing)
@@ -214,6 +220,26 @@ def test_a_loop_that_runs_ahead() -> None:
         '"% step" is of the step on the CPU, "% GPU" of 12.0 ms of GPU work, in which kernels that run at the '
         "same time each count.",
     ]
+
+
+@pytest.mark.parametrize(("busy", "said"), [(0.96, ""), (0.08, ", busy 8 %"), (0, ", busy 0 %")])
+def test_a_gpu_that_idles_within_steps(busy: float, said: str) -> None:
+    """The length is from first start to last end; how busy the GPU was in it is said where that differs."""
+    (first, *_) = headline(on_gpu((1, 1), (10, 10), AHEAD, busy=busy)).partition(" (mean")
+    assert first == f"Where the step went: CPU 1.00 ms, GPU 10.0 ms{said}"
+
+
+def test_several_gpus() -> None:
+    """It is said how many there are, and what their numbers are."""
+    said = " ".join(step_times(replace(on_gpu((1, 1), (10, 10), AHEAD), gpus=2)))
+    assert '"% GPU" of 12.0 ms of GPU work on 2 GPUs, in which' in said
+    assert (
+        "The trace has the work of 2 GPUs: a step's length on the GPU is from the first start to the last end"
+        in said
+    )
+    assert headline(Summary(0, 9 * MS, (), (), 40 * MS, 40 * MS, gpus=2)) == (
+        "Where the time went: 9.00 ms, GPU work 40.0 ms on 2 GPUs (no steps marked)"
+    )
 
 
 def test_steps_without_gpu_work() -> None:
@@ -253,6 +279,12 @@ def test_what_bounds_other_loops() -> None:
     assert said(ms(gpu_ns=14, cpu_ns=14, cpu_waits_ns=7)) == (
         "The GPU bounds the loop: on the GPU a step ended every 7.00 ms (their work overlaps). "
         "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of its time after the first step."
+    )
+    assert said(ms(gpu_ns=20, cpu_ns=20, exposed_comm_ns=12)).startswith(
+        "Communication bounds the loop: on the GPU a step ended every 10.0 ms, 60.0 % of it exposed communication."
+    )
+    assert said(ms(gpu_ns=20, cpu_ns=20, exposed_comm_ns=4)).startswith(
+        "The GPU bounds the loop: on the GPU a step ended every 10.0 ms, 20.0 % of it exposed communication. "
     )
     full = ms(gpu_ns=20, cpu_ns=20, cpu_waits_ns=10, queue_waits_ns=9)
     assert said(full).endswith(

@@ -16,7 +16,7 @@ from instrument.traces.summary import OperatorStat, RegionStat, Summary, summari
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 
 GPU_TEXT = """\
-Where the step went: CPU 1.00 ms, GPU 458 us (mean of steps 5-6)
+Where the step went: CPU 1.00 ms, GPU 458 us, busy 23 % (mean of steps 5-6)
 Steps 5-6, CPU: 1.00, 1.00 ms
 Steps 5-6, GPU: 801, 115 us
 Step 5 took 801 us on the GPU; the other took 115 us.

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..diagnosis.collectives import Collectives, compiled
 from ..diagnosis.metrics import metrics
 from ..errors import TraceError
 from ..report.plain import line
 from ..report.terminal import render_files
 from ..report.whole import render_set, render_windows
 from ..traces.add_lanes import add_gpu_lanes, check
+from ..traces.communication import Collectives, compiled
 from ..traces.ranks import TraceSet
 from ..traces.read import read_file, read_trace
 from ..traces.timing import Timing

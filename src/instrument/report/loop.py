@@ -8,6 +8,7 @@ from ..traces.step_lengths import Lengths
 from ..units import duration, percent
 
 _LITTLE = 0.01  # of a step: not worth a word
+_MUCH = 0.1  # of a step: worth one where it is communication
 _WINDOW = "of {} time after the first step"  # from the end of that one, or of its work on the GPU, on
 
 
@@ -19,9 +20,15 @@ def loop_sentences(lengths: Lengths) -> Iterator[str]:
         queue = " (in launches, because the GPU's queue was full)" * (2 * pace.queue_waits_ns > pace.cpu_waits_ns)
         waited = f", and waited for it {waits} % {_WINDOW.format('its')}{queue}"
         waited *= pace.cpu_waits_ns > _LITTLE * pace.cpu_ns
-        yield f"The GPU bounds the loop: {_step(lengths)}. The CPU {_ahead(lengths)}{waited}."
+        comm = pace.exposed_comm_ns
+        bounds = "Communication" if 2 * comm > pace.gpu_ns else "The GPU"
+        share = f", {percent(comm, pace.gpu_ns)} % of it exposed communication" * (comm > _MUCH * pace.gpu_ns)
+        yield f"{bounds} bounds the loop: {_step(lengths)}{share}. The CPU {_ahead(lengths)}{waited}."
     elif lengths.bound == "cpu":
-        yield f"The CPU bounds the loop: {_step(lengths)}, and the GPU waited for launches {idle} % {_WINDOW.format('the')}."
+        yield (
+            f"The CPU bounds the loop: {_step(lengths)}, and the GPU waited for launches "
+            f"{idle} % {_WINDOW.format('the')}."
+        )
     elif lengths.bound == "both":
         turns = "The loop synchronizes, so that CPU and GPU take turns"
         if not lengths.synchronizes:

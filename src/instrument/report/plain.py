@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+
 from rich import box
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -12,6 +15,8 @@ from ..printable import printable
 
 _NAME = 12
 _GAP = 2
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|us|ms|s)(?!\w))")
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], console: Console) -> None:
@@ -42,8 +47,10 @@ def line(console: Console, text: str, *, bold: bool = False, space: bool = False
 
 
 def sentence(console: Console, text: str) -> None:
-    """Print text as it is, on as many lines as it needs."""
-    console.print(Text(text))
+    """Print text as it is, on as many lines as it needs; no line parts a number from its unit."""
+    whole = _BEFORE_UNIT.sub(_NO_BREAK, text)
+    for part in textwrap.wrap(whole, console.width, break_long_words=False, break_on_hyphens=False):
+        console.print(Text(part.replace(_NO_BREAK, " ")), soft_wrap=True)
 
 
 def _cut(name: str, width: int, dots: str) -> str:

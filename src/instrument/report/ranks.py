@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from ..diagnosis.collectives import Collectives
 from ..diagnosis.metrics import Metrics, metrics
 from ..traces.align import Clock
+from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..units import duration, percent
 from .plain import line, print_table

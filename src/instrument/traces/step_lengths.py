@@ -30,6 +30,7 @@ class StepLength(NamedTuple):
         run_ahead_ns: From its end on the CPU to the last end of its work: how far the CPU is ahead. Negative where
             the GPU was done first.
         launch_delay_ns: From the begin of the call that launched the first of its work to the start of that.
+        gpu_busy_ns: How long the GPU worked in ``gpu_ns``, at whatever; of several that the step uses, the mean.
     """
 
     cpu_ns: int
@@ -39,14 +40,14 @@ class StepLength(NamedTuple):
     gpu_period_ns: int | None = None
     run_ahead_ns: int | None = None
     launch_delay_ns: int | None = None
+    gpu_busy_ns: int | None = None
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Sums over successive steps: on the GPU from the last end of the first one's work to that of the last one's.
+    """Sums over successive steps: on the GPU, from the last end of the first one's work to that of the last one's.
 
-    On the CPU they are from the end of the first to the end of the last, which a CPU that runs ahead reaches before
-    the GPU does.
+    On the CPU they are from the end of the first to that of the last, which a CPU that runs ahead reaches first.
 
     Attributes:
         steps: How many steps that is: all but the first.
@@ -54,8 +55,8 @@ class Pace:
         cpu_ns: How long the same steps took on the CPU.
         gpu_waits_ns: The part of ``gpu_ns`` at which the GPU had nothing to do, and what it did next was launched
             after it had run out of work.
-        cpu_waits_ns: The part of ``cpu_ns`` at which a thread of the loop waited for the GPU in a call within a step,
-            and the GPU worked: in synchronizations, copies, and launches that found its queue full.
+        cpu_waits_ns: The part of ``cpu_ns`` at which a thread of the loop waited for the GPU in a call within a
+            step, and the GPU worked: in synchronizations, copies, and launches that found its queue full.
         busy_ns: The part of ``gpu_ns`` at which the GPU worked.
         known_ns: The part at which it did what the steps launched.
         synchronized_steps: The steps between the first and the last wait at the same place of a step that left
@@ -63,6 +64,8 @@ class Pace:
         synchronized_ns: The wall time from the one to the other.
         missing: Calls that launched work which the trace lacks, in steps that cannot be told without it.
         queue_waits_ns: The part of ``cpu_waits_ns`` in launches.
+        exposed_comm_ns: The part of ``gpu_ns`` at which the GPU communicated and did not compute; of several that
+            a process uses, the mean.
     """
 
     steps: int = 0
@@ -76,6 +79,7 @@ class Pace:
     synchronized_ns: int = 0
     missing: int = 0
     queue_waits_ns: int = 0
+    exposed_comm_ns: int = 0
 
     def __add__(self, other: Pace) -> Pace:
         """Return the sums over both."""
