@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from rich.console import Console
 
@@ -14,6 +15,7 @@ from ..units import duration, percent
 from .plain import line, print_table
 
 _MOST = 20  # ranks in one line
+_FILES = 20
 _NUMBERS = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 
 
@@ -43,9 +45,11 @@ def render_ranks(traces: TraceSet, collectives: Collectives, *, title: str = "",
         line(console, f"Neither file nor name tells the rank, so numbered by name: {_numbers(traces.guessed)}")
     for path, reason in traces.failed.items():
         line(console, f"Cannot read {path}: {reason}")
-    for path, held in traces.left_out.items():
-        why = held if held.endswith("another run") else f"{held}, another window"
+    for path, held in islice(traces.left_out.items(), _FILES):
+        why = f"{held}, another window" if held.startswith("rank ") and not held.endswith("another run") else held
         line(console, f"Left out: {path} ({why if several else why.removeprefix('rank 0, ')})")
+    if (more := len(traces.left_out) - _FILES) > 0:
+        line(console, f"... and {more:,} more")
     for rank, trace in traces.items():
         if trace.lost:
             line(console, f"Damaged, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
