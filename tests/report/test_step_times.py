@@ -80,6 +80,7 @@ def test_many_steps_that_are_far_from_the_others() -> None:
     [
         (3.5, "about as long (within 25 %), so they are typical."),
         (1.8, "the recorded ones took 2.0 times as long, which may be due to the recording."),
+        (0.1, "the recorded ones took 36 times as long, which may be due to the recording."),
         (36, "so they are not typical."),
     ],
 )
@@ -165,7 +166,8 @@ def test_a_step_that_was_cut_short_and_then_recorded_whole() -> None:
 
 def test_steps_that_were_not_timed() -> None:
     """The share of the run says which steps it leaves out."""
-    for untimed, said in ((None, ""), ((0, 0), " (step 0 not timed)"), ((0, 100), " (steps 0-100 not timed)")):
+    for untimed, which in ((None, ""), ((0, 0), "step 0"), ((0, 100), "steps 0-100")):
+        said = f" (a time without that of {which}, whose beginning is not known)" if which else ""
         timing = Timing((), (), 240, 2_400 * MS, untimed_steps=untimed)
         *_, share = step_times(summary(3.6, 3.6, timing=timing))
         assert share == f"Recorded: 2 of the 240 steps run so far, 0.3 % of 2.40 s{said}"

@@ -26,7 +26,7 @@ def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], cons
     room = max(console.width - numbers, _NAME)
     dots = "..." if console.options.ascii_only else "…"
     names = [" " * min(indent, room // 2) + name for indent, name, _ in rows]
-    names = [_cut(name, room, dots) for name in names]
+    names = _all_cut(list(map(printable, names)), room, dots)
     # With its width given, rich leaves the numbers whole where the terminal is too narrow for them.
     width = max(map(cell_len, [columns[0], *names])) + numbers
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), width=width)
@@ -53,11 +53,41 @@ def sentence(console: Console, text: str) -> None:
         console.print(Text(part.replace(_NO_BREAK, " ")), soft_wrap=True)
 
 
+def _all_cut(names: list[str], width: int, dots: str) -> list[str]:
+    """Cut each name; those that look the same then show where they differ, in place of their ends."""
+    alike: dict[str, set[str]] = {}
+    for name in names:
+        alike.setdefault(_cut(name, width, dots), set()).add(name)
+    shown = dict[str, str]()
+    for cut, several in alike.items():
+        for name in several:
+            others = several - {name}
+            same = max((_common(name, other) for other in others), default=0)
+            shown[name] = _cut_at(name, same, width, dots) if others else cut
+    return [shown[name] for name in names]
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters they begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def _cut(name: str, width: int, dots: str) -> str:
-    """The name on one line, without its middle where it is too long: both ends tell more."""
-    name = printable(name)
+    """The name without its middle where it is too long: both ends tell more."""
     if cell_len(name) <= width:
         return name
     room = width - len(dots)
     head, tail = set_cell_size(name, room - room // 3), set_cell_size(name[::-1], room // 3)[::-1]
     return head + dots + tail
+
+
+def _cut_at(name: str, place: int, width: int, dots: str) -> str:
+    """The beginning of the name, and what is at ``place``, its last character that tells it from others."""
+    room = width - 2 * len(dots)
+    head = set_cell_size(name, room // 3)
+    begin = max(place + 1 - (room - room // 3) // 2, room // 3)
+    end = begin + room - room // 3
+    if end >= len(name):
+        return head + dots + name[len(name) - (room - room // 3) :]
+    return head + dots + set_cell_size(name[begin:end], room - room // 3) + dots

@@ -11,11 +11,16 @@ from ..diagnosis.metrics import Metrics, metrics
 from ..traces.align import Clock
 from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
+from ..traces.salvage import OTHER_TYPES
 from ..units import duration, percent
-from .plain import line, print_table
+from .plain import line, print_table, sentence
 
 _MOST = 20  # ranks in one line
 _FILES = 20
+_CLOCK = (
+    '"clock" is what to add to the times of a rank to have them on the clock of the lowest, by the ends of the '
+    'collectives that they share; "?": they share none.'
+)
 _NUMBERS = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 
 
@@ -39,6 +44,7 @@ def render_ranks(traces: TraceSet, collectives: Collectives, *, title: str = "",
             for rank, trace in traces.items()
         ]
         print_table(columns, rows, console)
+        sentence(console, _CLOCK)
     if traces.missing:
         line(console, f"Missing: rank {_numbers(traces.missing)}")
     if several and traces.guessed:
@@ -52,7 +58,8 @@ def render_ranks(traces: TraceSet, collectives: Collectives, *, title: str = "",
         line(console, f"... and {more:,} more")
     for rank, trace in traces.items():
         if trace.lost:
-            line(console, f"Damaged, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
+            damage = "Of another format" if trace.lost.reasons.keys() == {OTHER_TYPES} else "Damaged"
+            line(console, f"{damage}, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
 
 
 def _numbers(ranks: Sequence[int]) -> str:

@@ -16,6 +16,7 @@ _LISTED = 10  # steps whose times are given one by one
 _FAR = 2  # times the median, or that part of it, from which a step is not like the others
 _ENOUGH = 3  # steps around a window, to say what is typical
 _NEARLY_ALL = 0.95  # of a step's length on the GPU, from which it need not be said that the GPU worked
+_ROUND = 9.95  # times as long, from which a decimal says nothing
 _ALIKE = 1.25  # times slower or faster, up to which steps count as equally long
 
 
@@ -179,7 +180,8 @@ def _untimed(timing: Timing) -> str:
     if timing.untimed_steps is None:
         return ""
     first, last = timing.untimed_steps
-    return f" ({_which(range(first, last + 1), last + 1 - first)} not timed)"
+    which = _which(range(first, last + 1), last + 1 - first)
+    return f" (a time without that of {which}, whose beginning is not known)"
 
 
 def _typical(summary: Summary, timing: Timing) -> Iterator[str]:
@@ -195,12 +197,16 @@ def _typical(summary: Summary, timing: Timing) -> Iterator[str]:
     elif lengths and _alike((lengths.gpu_step_ns or 0) / (around or 1)):
         said = "the recorded ones took about as long on the GPU (within 25 %), so they are typical"
     elif lengths:
-        said = f"the recorded ones took {ratio:.1f} times as long there, which says little of the loop"
+        said = f"the recorded ones took {_times_as_long(ratio)} there, which says little of the loop"
     elif ratio > 1:
-        said = f"the recorded ones took {ratio:.1f} times as long, which may be due to the recording"
+        said = f"the recorded ones took {_times_as_long(ratio)}, which may be due to the recording"
     else:
         said = f"the recorded ones took {100 * ratio:.0f} % of that, so they are not typical"
     yield f"The {steps} steps around them took {duration(around)} (median{clock}); {said}."
+
+
+def _times_as_long(ratio: float) -> str:
+    return f"{ratio:.{1 if ratio < _ROUND else 0}f} times as long"
 
 
 def _alike(ratio: float) -> bool:
