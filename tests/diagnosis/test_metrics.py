@@ -83,6 +83,7 @@ def test_lengths_of_steps() -> None:
         "gpu_period_ns": 1000,
         "run_ahead_ns": 4990 - 490,
         "launch_delay_ns": 4000 - 410,
+        "gpu_busy_ns": 990,
     }
     assert numbers["loop"] == {
         "bound": "gpu",
@@ -97,6 +98,7 @@ def test_lengths_of_steps() -> None:
         "gpu_waits_share": 0.0,
         "cpu_waits_share": 0.0,
         "queue_waits_share": 0.0,
+        "exposed_comm_share": 0.0,
         "run_ahead_ns": {"median": 4500, "max": 5400},
     }
     assert numbers.about("loop").window_ns == (3990, 5990)
@@ -206,3 +208,23 @@ def test_impossible_times(times: list[tuple[int, int, int]]) -> None:
             )
         )
     json.dumps(numbers, allow_nan=False)
+
+
+def test_several_gpus() -> None:
+    """Each has its own parts of the same time; what computes on one hides no communication of another."""
+    numbers = metrics(
+        trace_of(
+            gpu=[
+                kernel("gemm", 0, 100),
+                kernel("ncclDevKernel_AllReduce", 20, 80, device=1),
+                copy("Memcpy HtoD (Pinned -> Device)", 80, 90, device=1),
+            ]
+        )
+    )
+    assert (numbers["busy_ns"], numbers["exposed_comm_ns"]) == (100, 0)
+    parts = ("device", "gpu_events", "work_ns", "compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
+    assert [tuple(gpu[name] for name in parts) for gpu in numbers["per_gpu"]] == [
+        (0, 1, 100, 100, 0, 0, 0),
+        (1, 2, 70, 0, 60, 10, 30),
+    ]
+    assert metrics(trace_of())["per_gpu"] == []

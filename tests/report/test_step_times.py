@@ -166,7 +166,8 @@ def test_a_step_that_was_cut_short_and_then_recorded_whole() -> None:
 
 def test_steps_that_were_not_timed() -> None:
     """The share of the run says which steps it leaves out."""
-    for untimed, said in ((None, ""), ((0, 0), " (step 0 not timed)"), ((0, 100), " (steps 0-100 not timed)")):
+    for untimed, which in ((None, ""), ((0, 0), "step 0"), ((0, 100), "steps 0-100")):
+        said = f" (not counting {which}, whose start is unknown)" if which else ""
         timing = Timing((), (), 240, 2_400 * MS, untimed_steps=untimed)
         *_, share = step_times(summary(3.6, 3.6, timing=timing))
         assert share == f"Recorded: 2 of the 240 steps run so far, 0.3 % of 2.40 s{said}"
@@ -182,11 +183,17 @@ def test_steps_without_numbers() -> None:
 
 
 def on_gpu(
-    cpu_ms: tuple[float, ...], gpu_ms: tuple[float | None, ...], pace: Pace, timing: Timing | None = None
+    cpu_ms: tuple[float, ...],
+    gpu_ms: tuple[float | None, ...],
+    pace: Pace,
+    timing: Timing | None = None,
+    busy: float = 1,
 ) -> Summary:
     """Steps of these lengths; the CPU is 9 ms further ahead at the end of each."""
     steps = [
-        StepLength(int(cpu * MS), 0, 0, int(gpu * MS), None, number * 9 * MS) if gpu else StepLength(int(cpu * MS))
+        StepLength(int(cpu * MS), 0, 0, int(gpu * MS), None, number * 9 * MS, None, int(gpu * busy * MS))
+        if gpu
+        else StepLength(int(cpu * MS))
         for number, (cpu, gpu) in enumerate(zip(cpu_ms, gpu_ms, strict=True), 1)
     ]
     base = summary(*cpu_ms, timing=timing)
@@ -217,6 +224,26 @@ def test_a_loop_that_runs_ahead() -> None:
     ]
 
 
+@pytest.mark.parametrize(("busy", "said"), [(0.96, ""), (0.08, ", busy 8 %"), (0, ", busy 0 %")])
+def test_a_gpu_that_idles_within_steps(busy: float, said: str) -> None:
+    """The length is from first start to last end; how busy the GPU was in it is said where that differs."""
+    (first, *_) = headline(on_gpu((1, 1), (10, 10), AHEAD, busy=busy)).partition(" (mean")
+    assert first == f"Where the step went: CPU 1.00 ms, GPU 10.0 ms{said}"
+
+
+def test_several_gpus() -> None:
+    """It is said how many there are, and what their numbers are."""
+    said = " ".join(step_times(replace(on_gpu((1, 1), (10, 10), AHEAD), gpus=2)))
+    assert '"% GPU" of 12.0 ms of GPU work on 2 GPUs, in which' in said
+    assert (
+        "The trace has the work of 2 GPUs: a step's length on the GPU is from the first start to the last end"
+        in said
+    )
+    assert headline(Summary(0, 9 * MS, (), (), 40 * MS, 40 * MS, gpus=2)) == (
+        "Where the time went: 9.00 ms, GPU work 40.0 ms on 2 GPUs (no steps marked)"
+    )
+
+
 def test_steps_without_gpu_work() -> None:
     """They are not among those whose GPU lengths are listed."""
     times = list(step_times(on_gpu((1, 1, 1, 1), (10, None, 10, 10), AHEAD)))
@@ -243,21 +270,27 @@ def test_what_bounds_other_loops() -> None:
     )
     assert said(synchronized) == (
         "The loop synchronizes, so that CPU and GPU take turns: a step took 13.0 ms of wall time between "
-        "synchronizations; the GPU waited for launches 25.0 %, the CPU for the GPU 50.0 % of the time after the "
-        "first step."
+        "synchronizations; the GPU waited for launches 25.0 %, the CPU for the GPU 48.0 % of their time after "
+        "the first step."
     )
     assert said(ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6, cpu_waits_ns=12, queue_waits_ns=10)) == (
         "CPU and GPU bound the loop by turns, as launches at times fill the queue of the GPU: on the GPU a step "
-        "ended every 12.0 ms; the GPU waited for launches 25.0 %, the CPU for the GPU 50.0 % of the time after "
+        "ended every 12.0 ms; the GPU waited for launches 25.0 %, the CPU for the GPU 48.0 % of their time after "
         "the first step."
     )
     assert said(ms(gpu_ns=14, cpu_ns=14, cpu_waits_ns=7)) == (
         "The GPU bounds the loop: on the GPU a step ended every 7.00 ms (their work overlaps). "
-        "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of the time after the first step."
+        "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of its time after the first step."
+    )
+    assert said(ms(gpu_ns=20, cpu_ns=20, exposed_comm_ns=12)).startswith(
+        "Communication bounds the loop: on the GPU a step ended every 10.0 ms, 60.0 % of it exposed communication."
+    )
+    assert said(ms(gpu_ns=20, cpu_ns=20, exposed_comm_ns=4)).startswith(
+        "The GPU bounds the loop: on the GPU a step ended every 10.0 ms, 20.0 % of it exposed communication. "
     )
     full = ms(gpu_ns=20, cpu_ns=20, cpu_waits_ns=10, queue_waits_ns=9)
     assert said(full).endswith(
-        "50.0 % of the time after the first step (in launches, because the GPU's queue was full)."
+        "50.0 % of its time after the first step (in launches, because the GPU's queue was full)."
     )
     assert said(Pace()) == (
         "Whether the CPU or the GPU bounds the loop is not known: it takes two successive steps with GPU work to "

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from instrument.report.terminal import render
+from instrument.report.terminal import render, render_lost
 from instrument.traces.kineto import read_kineto
+from instrument.traces.salvage import OTHER_TYPES
 from instrument.traces.summary import OperatorStat, RegionStat, Summary, summarize
+from instrument.traces.trace import Lost
 
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 
 GPU_TEXT = """\
-Where the step went: CPU 1.00 ms, GPU 458 us (mean of steps 5-6)
+Where the step went: CPU 1.00 ms, GPU 458 us, busy 23 % (mean of steps 5-6)
 Steps 5-6, CPU: 1.00, 1.00 ms
 Steps 5-6, GPU: 801, 115 us
 Step 5 took 801 us on the GPU; the other took 115 us.
@@ -254,3 +256,18 @@ def test_many_hidden_regions_are_cut() -> None:
     render(cpu_summary(cpu_region("a")), files=[], folder=Path("runs"), hidden=names, console=console)
     (line,) = [line for line in out.getvalue().splitlines() if "compiled" in line]
     assert line.rstrip().endswith("layers.8, layers.9 and 2 more, see manifest.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        ({OTHER_TYPES: 3}, "The file is not as torch.profiler writes it, but all of it is read: "),
+        ({OTHER_TYPES: 3, "invalid UTF-8": 1}, "The file is damaged: "),
+    ],
+)
+def test_a_file_of_another_format_is_not_damaged(reasons: dict[str, int], said: str) -> None:
+    """Where nothing is missing, as of times that are texts, nothing is said to be lost."""
+    out = StringIO()
+    render_lost(Lost(repaired=3, reasons=reasons), console=Console(file=out, width=200))
+    assert out.getvalue().startswith(f"\n{said}values of another type (3 times)")
+    assert ("damaged" in out.getvalue()) is ("lost" in out.getvalue())

@@ -50,8 +50,8 @@ def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 high    train.py:3 in step
     item: reads a value back from the GPU
-    in every step; the CPU waited 12.0 ms, 6.00 ms each time, which left the GPU
-    without work for 1.00 us
+    in every step; the CPU waited 12.0 ms in all, 6.00 ms each time, which left
+    the GPU without work for 1.00 us
     region train/forward
       1 | def step(model, batch):
       2 |     loss = model(batch)

@@ -212,11 +212,11 @@ def test_threads_that_are_taken(tmp_path: Path) -> None:
 # The command
 
 
-def refused(*args: str | Path) -> str:
-    """What the command says, which it has to refuse."""
+def refused(*args: str | Path, blamed: str = "--add-gpu-lanes") -> str:
+    """What the command says, which it has to refuse for this argument."""
     result = CliRunner().invoke(app, ["summarize", *map(str, args)], env={"COLUMNS": "1000"})
     assert result.exit_code == 2
-    assert "Invalid value for --add-gpu-lanes" in result.output
+    assert f"Invalid value for {blamed}:" in result.output
     return " ".join(result.output.replace("│", "").split())
 
 
@@ -253,11 +253,13 @@ def test_the_trace_itself_is_never_written(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    """Each error names the option, what was given, and what is accepted."""
+    """Each error names the argument at fault, what was given, and what is accepted."""
     trace, out = made(tmp_path), tmp_path / "out.json"
-    assert "one TRACE is accepted, not 2" in refused(trace, trace, "--add-gpu-lanes", out)
-    assert "TRACE must be the file of one process: -" in refused("-", "--add-gpu-lanes", out)
-    assert f"TRACE must be the file of one process: {tmp_path}" in refused(tmp_path, "--add-gpu-lanes", out)
+    assert "one TRACE is accepted, not 2" in refused(trace, trace, "--add-gpu-lanes", out, blamed="TRACE")
+    assert "TRACE must be the file of one process: -" in refused("-", "--add-gpu-lanes", out, blamed="TRACE")
+    assert f"TRACE must be the file of one process: {tmp_path}" in refused(
+        tmp_path, "--add-gpu-lanes", out, blamed="TRACE"
+    )
     assert "the folder of OUT does not exist" in refused(trace, "--add-gpu-lanes", tmp_path / "no" / "out.json")
     assert "is no file that can be replaced" in refused(trace, "--add-gpu-lanes", tmp_path)
     assert "File name too long" in refused(trace, "--add-gpu-lanes", tmp_path / ("x" * 300))
@@ -266,12 +268,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
     database.call("cudaLaunchKernel_v7000", 10, 20, main, 1)
     database.kernel("k", 30, 40, correlationId=1, globalPid=main & ~0xFFFFFF)
     report = database.write(tmp_path / "made.sqlite")
-    assert f".json.gz) is accepted; {report} is of nsight systems" in refused(report, "--add-gpu-lanes", out)
+    assert f".json.gz) is accepted; {report} is of nsight systems" in refused(
+        report, "--add-gpu-lanes", out, blamed="TRACE"
+    )
     (tmp_path / "cpu.json").write_text(json.dumps([region("r", 0, 50)]))
-    assert "nothing on the GPU was launched in a region" in refused(tmp_path / "cpu.json", "--add-gpu-lanes", out)
+    assert "nothing on the GPU was launched in a region" in refused(
+        tmp_path / "cpu.json", "--add-gpu-lanes", out, blamed="TRACE"
+    )
     assert not out.exists()
     add_gpu_lanes(read_kineto(trace), out)
-    assert "has such lanes already" in refused(out, "--add-gpu-lanes", tmp_path / "again.json")
+    assert "has such lanes already" in refused(out, "--add-gpu-lanes", tmp_path / "again.json", blamed="TRACE")
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".part")]
 
 

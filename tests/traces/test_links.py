@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from instrument.diagnosis.collectives import communicates
 from instrument.diagnosis.metrics import metrics
 from instrument.regions.region import OVERLAPPING
+from instrument.traces.communication import communicates
 from instrument.traces.find import rank_of
 from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import summarize

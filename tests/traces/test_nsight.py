@@ -331,6 +331,20 @@ def test_what_a_report_holds(tmp_path: Path) -> None:
     assert trace.rank is None
 
 
+def test_the_numbers_of_calls_are_taken_off(tmp_path: Path) -> None:
+    """What emit_nvtx appends to the names of operators has another number in each call."""
+    tid, made = thread(42, 43), Database()
+    for number in range(2):
+        made.span(f"aten::mm, op_id = {12 + number}", 100 * number, 100 * number + 50, tid)
+        made.span(
+            f"AddmmBackward0, seq = {number}, op_id = {20 + number}", 300 + 9 * number, 305 + 9 * number, tid
+        )
+        sizes = f"sizes = [[4, 8], []], input_op_ids = [[{number}, 0], []]"
+        made.span(f"aten::add, op_id = {7 + number}, {sizes}", 500 + 9 * number, 505 + 9 * number, tid)
+    names = read_nsight(made.write(tmp_path / "made.sqlite")).regions.text("name")
+    assert names == [*["aten::mm"] * 2, *["AddmmBackward0"] * 2, *["aten::add, sizes = [[4, 8], []]"] * 2]
+
+
 def test_single_events_are_looked_up(tmp_path: Path) -> None:
     """All that the file says of an event is read from it again, also by a trace that was pickled."""
     trace = pickle.loads(pickle.dumps(read_nsight(small().write(tmp_path / "made.sqlite"))))

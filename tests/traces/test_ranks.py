@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from instrument.errors import TraceError
+from instrument.report.ranks import render_ranks
 from instrument.traces.align import Clock, align, collective_kernels
 from instrument.traces.find import find, rank_of
 from instrument.traces.kineto import read_kineto
@@ -459,7 +462,7 @@ def loops(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("pattern", ["", "**/*.json", "**", "**/**/*/**/t.json", "*/*/*/*/*/*/*/*/*/*/*.json"])
 def test_links_in_circles(loops: Path, pattern: str) -> None:
     """However links lead, each real file is found once, under its own name if the pattern means that."""
-    [found] = find(loops / pattern)
+    [found] = find(loops / pattern).files
     assert found.resolve() == loops / "a" / "b" / "t.json"
     if not pattern.startswith("*/"):
         assert found == loops / "a" / "b" / "t.json"
@@ -483,10 +486,10 @@ def test_patterns_as_glob_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ):
         names = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207
         expected = {name for name in names if name.is_file()}
-        assert expected == set(find(pattern)), pattern
+        assert expected == set(find(pattern).files), pattern
         whole = {tmp_path / name for name in expected}
-        assert whole == set(find(tmp_path / pattern)) or ".." in pattern
-    assert find(tmp_path / "[x]") == [tmp_path / "[x]" / "5.json"]
+        assert whole == set(find(tmp_path / pattern).files) or ".." in pattern
+    assert find(tmp_path / "[x]").files == [tmp_path / "[x]" / "5.json"]
 
 
 def test_files_that_are_no_traces(tmp_path: Path) -> None:
@@ -496,7 +499,7 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"it holds 3 files .* none of them says \"traceEvents\""):
         find(tmp_path)
     trace = write(tmp_path / "trace.json")
-    assert find(tmp_path) == [trace]
+    assert find(tmp_path).files == [trace]
     with pytest.raises(TraceError, match=r"no file that ends in \.json"):
         (tmp_path / "empty").mkdir()
         find(tmp_path / "empty")
@@ -509,7 +512,22 @@ def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         write(tmp_path / f"rank{rank}.json", rank, 4)
     with pytest.raises(TraceError, match="4 files that may be traces; up to 3 are read together"):
         find(tmp_path)
-    assert len(find(tmp_path / "rank[12].json")) == 2
+    assert len(find(tmp_path / "rank[12].json").files) == 2
     monkeypatch.setattr("instrument.traces.find._MOST_NAMES", 3)
     with pytest.raises(TraceError, match="more than 3 files and folders"):
         find(tmp_path / "**" / "*.json")
+
+
+def test_several_folders_of_runs(tmp_path: Path) -> None:
+    """The last one is read, and the others are named."""
+    for run in ("lr-2", "lr-10", "lr-1"):
+        folder = tmp_path / run / "window-0001"
+        folder.mkdir(parents=True)
+        (folder / "rank0.json").write_text(json.dumps({"traceEvents": [], "schemaVersion": 1}))
+    traces = read_ranks(tmp_path, read_kineto)
+    assert traces[0].path == tmp_path / "lr-10" / "window-0001" / "rank0.json"
+    reason = "only the last of these folders is read"
+    assert traces.left_out == {tmp_path / run / "window-0001": reason for run in ("lr-1", "lr-2")}
+    out = StringIO()
+    render_ranks(traces, "auto", console=Console(file=out, width=200))
+    assert f"Left out: {tmp_path / 'lr-1' / 'window-0001'} ({reason})\n" in out.getvalue()

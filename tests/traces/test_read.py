@@ -183,3 +183,11 @@ def test_settings_beside_windows(tmp_path: Path) -> None:
     (tmp_path / "window-0001").mkdir()
     (tmp_path / "window-0001" / "rank0.json").write_bytes(written(EVENTS))
     assert [3] == list(read_trace(tmp_path))
+
+
+def test_a_report_of_nsight_compute(tmp_path: Path) -> None:
+    """It is said what it is, and what opens it."""
+    path = tmp_path / "kernels.ncu-rep"
+    path.write_bytes(b"NVR\0" * 100)
+    with pytest.raises(TraceError, match=r"a report of Nsight Compute, .* open it with ncu-ui"):
+        read_trace(path)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from instrument.diagnosis.metrics import metrics_of
 from instrument.traces.queue_waits import queue_waits
 from instrument.traces.read import read_trace
 from instrument.traces.step_lengths import Lengths, joined
@@ -99,7 +100,7 @@ def test_a_loop_that_synchronizes(tmp_path: Path, call: str, prepares_us: int, b
     assert (lengths.step_ns, lengths.clock) == (wall_ns, "synchronizations")
     assert lengths.gpu_step_ns == wall_ns
     assert lengths.pace.synchronized_steps == 5
-    waited = lengths.pace.cpu_waits_ns / lengths.pace.gpu_ns
+    waited = lengths.pace.cpu_waits_ns / lengths.pace.cpu_ns
     assert waited == pytest.approx(9_005 / (10_006 + prepares_us))
 
 
@@ -169,12 +170,10 @@ def test_whose_waits_count(tmp_path: Path) -> None:
     assert (counted[2].clock, counted[3].clock) == ("synchronizations", "cpu")
 
 
-def held_ns(loop: Loop, lengths: Lengths) -> int:
-    """How long launches waited for the queue, in the window of the pace."""
-    ends = [step.gpu_last_ns for step in lengths.steps if step.gpu_last_ns is not None]
-    zero = (lengths.steps[0].gpu_first_ns or 0) - LATENCY_US * US
-    since, until = ends[0] - zero, ends[-1] - zero
-    return sum(max(min(end * US, until) - max(start * US, since), 0) for start, end in loop.held)
+def held_ns(loop: Loop, trace: Trace) -> int:
+    """How long launches waited for the queue, from the end of the first step to that of the last."""
+    ends = (trace.steps.end_ns - (BASE_US * US - trace.epoch_ns)).tolist()
+    return sum(max(min(end * US, ends[-1]) - max(start * US, ends[0]), 0) for start, end in loop.held)
 
 
 def waits_us(trace: Trace) -> list[tuple[float, float]]:
@@ -191,10 +190,26 @@ def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
         with loop.step(number):
             for _ in range(200):
                 loop.launch(100)
-    lengths = of(loop.trace(tmp_path))
+    trace = loop.trace(tmp_path)
+    lengths = of(trace)
     assert (lengths.bound, lengths.gpu_step_ns) == ("gpu", 20 * MS)
-    assert lengths.pace.cpu_waits_ns == lengths.pace.queue_waits_ns == held_ns(loop, lengths)
-    assert lengths.pace.cpu_waits_ns > 0.6 * lengths.pace.gpu_ns
+    assert lengths.pace.cpu_waits_ns == lengths.pace.queue_waits_ns == held_ns(loop, trace)
+    assert lengths.pace.cpu_waits_ns > 0.6 * lengths.pace.cpu_ns
+
+
+def test_the_cpu_waits_in_its_own_time(tmp_path: Path) -> None:
+    """A CPU that is ahead by more than half of the recording waits for nearly all of its time there."""
+    loop = Loop(queue=300)
+    for number in range(4):
+        with loop.step(number):
+            for _ in range(300 if not number else 100):
+                loop.launch(100)
+    lengths = of(loop.trace(tmp_path))
+    pace = lengths.pace
+    assert pace.cpu_ns == sum(step.cpu_ns for step in lengths.steps[1:])
+    assert 0.85 * pace.cpu_ns < pace.cpu_waits_ns <= pace.cpu_ns
+    numbers = metrics_of(loop.trace(tmp_path), "auto", lengths)
+    assert numbers["loop"]["cpu_waits_share"] == pace.cpu_waits_ns / pace.cpu_ns
 
 
 def test_a_loop_that_starves_and_fills_the_queue_by_turns(tmp_path: Path) -> None:
@@ -205,10 +220,11 @@ def test_a_loop_that_starves_and_fills_the_queue_by_turns(tmp_path: Path) -> Non
             loop.work(60_000)
             for _ in range(600):
                 loop.launch(100)
-    lengths = of(loop.trace(tmp_path))
+    trace = loop.trace(tmp_path)
+    lengths = of(trace)
     assert lengths.bound == "both"
     assert lengths.pace.gpu_waits_ns > 0.2 * lengths.pace.gpu_ns
-    assert lengths.pace.queue_waits_ns == held_ns(loop, lengths) > 0.2 * lengths.pace.gpu_ns
+    assert lengths.pace.queue_waits_ns == held_ns(loop, trace) > 0.2 * lengths.pace.cpu_ns
 
 
 @pytest.mark.parametrize("before", [5, 300])
@@ -477,7 +493,7 @@ def test_periods_add_up_to_the_span(steps: list[Step]) -> None:
     if lengths.pace.gpu_ns:
         assert lengths.pace.gpu_waits_ns == starved * US
         assert lengths.pace.gpu_waits_ns + lengths.pace.busy_ns <= lengths.pace.gpu_ns
-        assert lengths.pace.cpu_waits_ns <= lengths.pace.busy_ns
+        assert lengths.pace.cpu_waits_ns <= lengths.pace.cpu_ns
         assert lengths.pace.known_ns == lengths.pace.busy_ns
 
 
@@ -499,7 +515,7 @@ def test_real_loop_that_runs_ahead() -> None:
     assert lengths.step_ns == 95_591_571
     assert lengths.run_ahead_ns is not None
     assert 89 * MS < lengths.run_ahead_ns[0] < lengths.run_ahead_ns[1] < 90 * MS
-    assert 0.50 < lengths.pace.cpu_waits_ns / lengths.pace.gpu_ns < 0.51
+    assert 0.64 < lengths.pace.cpu_waits_ns / lengths.pace.cpu_ns < 0.65
     assert lengths.pace.queue_waits_ns == lengths.pace.cpu_waits_ns
 
 
@@ -544,3 +560,48 @@ def test_real_loop_that_synchronizes() -> None:
 def test_real_single_steps(name: str) -> None:
     """One step says nothing of the loop."""
     assert real(name).bound is None
+
+
+# Communication, and several GPUs
+
+
+def test_a_loop_that_communication_bounds(tmp_path: Path) -> None:
+    """Its exposed part is a share of the steps on the GPU; what runs beside a computation is hidden."""
+    loop = run_ahead(5)
+    kernels = [event for event in loop.events if event["cat"] == "kernel"]
+    for place, event in enumerate(kernels):
+        if place % 8 < 6:
+            event["name"] = "ncclDevKernel_AllReduce_Sum_f32"
+    args = kernels[-4]["args"] | {"stream": 8}
+    loop.events.append(kernels[-4] | {"name": "gemm", "dur": 625, "tid": 8, "args": args})
+    trace = loop.trace(tmp_path)
+    lengths = of(trace)
+    assert (lengths.bound, lengths.pace.exposed_comm_ns) == ("gpu", 4 * 7_500 * US - 625 * US)
+    everything = step_lengths(trace, ".")
+    assert everything is not None
+    assert everything.pace.exposed_comm_ns == everything.pace.gpu_ns == 40 * MS
+
+
+def test_how_busy_the_gpu_is_in_a_step(tmp_path: Path) -> None:
+    """The span from first start to last end holds idle time."""
+    loop = Loop()
+    for number in range(3):
+        with loop.step(number):
+            for _ in range(4):
+                loop.launch(100, cost=400)
+    (*_, last) = of(loop.trace(tmp_path)).steps
+    assert (last.gpu_ns, last.gpu_busy_ns) == (1_300 * US, 400 * US)
+
+
+def test_how_busy_several_gpus_are(tmp_path: Path) -> None:
+    """Of GPUs that work by turns the mean is given: their shares are neither added up nor joined."""
+    loop = Loop()
+    for number in range(3):
+        with loop.step(number):
+            for device in (0, 1):
+                loop._device = device
+                loop.launch(1_000)
+    trace = loop.trace(tmp_path)
+    (*_, last) = of(trace).steps
+    assert (last.gpu_ns, last.gpu_busy_ns) == (2_000 * US, 1_000 * US)
+    assert summarize(trace).gpus == merge([summarize(trace)]).gpus == 2

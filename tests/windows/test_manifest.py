@@ -128,9 +128,10 @@ def test_a_step_that_was_only_announced(
     assert entry["files"]
     if not counts:
         assert ("partial", "the loop ended before step 2") == (entry["status"], entry["reason"])
-        assert "no window was recorded in" in caplog.text
-    else:
-        assert "no window was recorded in" not in caplog.text
+        (file, *_) = entry["files"]
+        assert f"no step was recorded in {out} ({file['path']} has what followed the last step" in caplog.text
+    assert ("was recorded in" in caplog.text) is not counts
+    assert "no window was recorded" not in caplog.text
 
 
 @pytest.mark.parametrize("announced", [0, 1, 3])

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..diagnosis.collectives import Collectives, compiled
 from ..diagnosis.metrics import metrics
 from ..errors import TraceError
 from ..report.plain import line
 from ..report.terminal import render_files
 from ..report.whole import render_set, render_windows
-from ..traces.add_lanes import add_gpu_lanes, check
+from ..traces.add_lanes import add_gpu_lanes, check_out, check_source
+from ..traces.communication import Collectives, compiled
 from ..traces.ranks import TraceSet
 from ..traces.read import read_file, read_trace
 from ..traces.timing import Timing
@@ -25,6 +25,8 @@ from ..units import counted
 from ..windows.manifest import entry_of
 from .recorded import Recorded, last_window, recorded
 from .sentence import say, sentence
+
+_TRACE = "TRACE"
 
 Windows = Iterable[tuple[Trace, Timing | None]]
 
@@ -92,8 +94,14 @@ def _check(traces: list[str], lanes: Path) -> None:
     """Refuse, before anything is read, what no copy with lanes can be written of or to."""
     try:
         if len(traces) > 1:
-            raise ValueError(f"one TRACE is accepted, not {len(traces)}")
-        check(Path(traces[0]), lanes)
+            raise ValueError(f"with --add-gpu-lanes one TRACE is accepted, not {len(traces)}")
+        source = check_source(Path(traces[0]))
+    except ValueError as error:
+        raise _refused(error, _TRACE) from None
+    except OSError as error:
+        raise _refused(f"{error.filename}: {error.strerror}", _TRACE) from None
+    try:
+        check_out(source, lanes)
     except ValueError as error:
         raise _refused(error) from None
     except OSError as error:
@@ -106,14 +114,14 @@ def _add(trace: Trace, lanes: Path) -> None:
     except OSError as error:
         raise _refused(f"cannot write {lanes}: {error.strerror or error}") from None
     except ValueError as error:
-        raise _refused(error) from None
+        raise _refused(f"no lanes can be added: {error}", _TRACE) from None
     more = f"; {added.left_out:,} more overlap too many others" if added.left_out else ""
     ranges, streams = counted(added.spans, "range"), counted(added.streams, "stream")
     say(f"{lanes} has {ranges} of regions and steps on {streams} of the GPU{more}")
 
 
-def _refused(reason: object) -> typer.BadParameter:
-    return typer.BadParameter(str(reason), param_hint="--add-gpu-lanes")
+def _refused(reason: object, argument: str = "--add-gpu-lanes") -> typer.BadParameter:
+    return typer.BadParameter(str(reason), param_hint=argument)
 
 
 def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any]:

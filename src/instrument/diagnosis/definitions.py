@@ -55,6 +55,12 @@ DEFINITIONS: dict[str, Definition] = {
     "kernel_util_span": _D("Time at which a kernel runs / span_ns.", "1"),
     "busy_pct": _D("busy_ns / span_ns.", "%"),
     "idle_pct": _D("100 - busy_pct.", "%"),
+    "per_gpu": _D(
+        "For each GPU, by `device` (-1: unknown): pieces of work, their durations added up (`work_ns`), and of "
+        "span_ns, which all have in common, compute + exposed communication + exposed memcpy + idle. Other "
+        "numbers are of all GPUs: times at which any works, and sums over all.",
+        "table",
+    ),
     "sm_eff_span": _D(
         "Integral of min(1, blocks for each multiprocessor of all kernels that run) / span_ns; mean over devices.",
         "1",
@@ -115,8 +121,9 @@ DEFINITIONS: dict[str, Definition] = {
         "steps",
     ),
     "per_step": _D(
-        "For each step, what the GPU did between its start and end on the CPU: "
-        "compute + exposed communication + exposed memcpy + idle = duration.",
+        "For each step, what any GPU did between the step's start and its end on the CPU, whoever launched it: "
+        "compute + exposed communication + exposed memcpy + idle = duration. A CPU that runs ahead ends its steps "
+        "before the GPU does: see step_lengths for the work that a step launched.",
         "table",
         "steps",
     ),
@@ -124,7 +131,8 @@ DEFINITIONS: dict[str, Definition] = {
         "For each step, its length on the CPU (`cpu_ns`) and of the GPU work that it launched, whenever that ran: "
         "`gpu_ns` from the first start to the last end; `gpu_period_ns` from the last end of the work of the "
         "steps before it to that of its own; `run_ahead_ns` from its end on the CPU to the last end of its work; "
-        "`launch_delay_ns` from the launching call to the start of its first work.",
+        "`launch_delay_ns` from the launching call to the start of its first work; `gpu_busy_ns` of `gpu_ns` at "
+        "which the GPU works, in the mean over those that the step uses.",
         "table",
         "lengths",
         "step",
@@ -132,8 +140,10 @@ DEFINITIONS: dict[str, Definition] = {
     "loop": _D(
         'What bounds the loop: "gpu" if the GPU waits for launches (it idles, and its next work was launched '
         'after it had run out) at most 10 % of the window; else "both" if the CPU waits for the GPU more than '
-        '10 % of it; else "cpu"; null if that is unknown, see `unknown`. `queue_waits_share` is the part of '
-        "`cpu_waits_share` in launches that waited for room in the queue of the GPU. `gpu_step_ns` is the "
+        '10 % of the same steps on the CPU; else "cpu"; null if that is unknown, see `unknown`. '
+        "`exposed_comm_share` and `gpu_waits_share` are of the window; `cpu_waits_share` is of the time from the "
+        "end of the first step on the CPU to that of the last, and `queue_waits_share` the part of it in launches "
+        "that waited for room in the queue of the GPU. `gpu_step_ns` is the "
         "window / `steps`, `cpu_step_ns` that between the ends of the same steps on the CPU, "
         "`synchronized_step_ns` the wall time between waits at one place of the step that left the GPU without "
         "work, and `step_ns` the one of them that `clock` names.",

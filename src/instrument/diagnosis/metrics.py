@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from ..traces.communication import Collectives, communicates
 from ..traces.step_lengths import Lengths
 from ..traces.step_work import step_lengths
 from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Trace
 from . import idle, launches, steps
 from .activity import activity, counts, ratio, span, split
-from .collectives import Collectives, collective_table, communicates
+from .collectives import collective_table
 from .definitions import DEFINITIONS, WINDOWS, Basis, Window
+from .gpus import per_gpu
 from .groups import Events
 from .matmul import matmul_table
 from .occupancy import blocks_per_sm, occupancy, of_device, sm_efficiency
@@ -73,7 +75,7 @@ def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
 
     Args:
         trace: any trace.
-        collectives: which kernels communicate: "auto" knows the libraries in `collectives.FAMILIES` and asks the
+        collectives: which kernels communicate: "auto" knows the libraries in `communication.FAMILIES` and asks the
             trace; else a regular expression that is found in their names.
 
     Raises:
@@ -82,7 +84,7 @@ def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
     """
     if not isinstance(trace, Trace):
         raise TypeError(f'"trace" must be one Trace, such as traces[0] of a TraceSet: {trace!r:.200}')
-    return metrics_of(trace, collectives, step_lengths(trace))
+    return metrics_of(trace, collectives, step_lengths(trace, collectives))
 
 
 def metrics_of(trace: Trace, collectives: Collectives, lengths: Lengths | None) -> Metrics:
@@ -99,6 +101,7 @@ def metrics_of(trace: Trace, collectives: Collectives, lengths: Lengths | None) 
     numbers = {
         **counts(gpu),
         **split(done, end - start),
+        "per_gpu": per_gpu(gpu, communicate, end - start),
         **sm_efficiency(gpu, blocks, end - start),
         **occupancy(gpu, blocks, limits),
         "tensor_core_ns": matrix_ns,

@@ -79,8 +79,9 @@ def loop(lengths: Lengths | None) -> dict[str, Any] | None:
         "synchronized_step_ns": lengths.synchronized_step_ns,
         "synchronized_steps": pace.synchronized_steps,
         "gpu_waits_share": ratio(pace.gpu_waits_ns, pace.gpu_ns),
-        "cpu_waits_share": ratio(pace.cpu_waits_ns, pace.gpu_ns),
-        "queue_waits_share": ratio(pace.queue_waits_ns, pace.gpu_ns),
+        "cpu_waits_share": ratio(pace.cpu_waits_ns, pace.cpu_ns),
+        "queue_waits_share": ratio(pace.queue_waits_ns, pace.cpu_ns),
+        "exposed_comm_share": ratio(pace.exposed_comm_ns, pace.gpu_ns),
         "run_ahead_ns": {"median": ahead[0], "max": ahead[1]} if ahead else None,
     }
 

@@ -16,6 +16,7 @@ from .plain import line, print_table, sentence
 _GRAPH = re.compile(r"^CUDA graph \d+$")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")
 _KERNELS = 10
+_GPUS = 16
 _PARTS = (
     ("compute_ns", "compute"),
     ("exposed_comm_ns", "exposed communication"),
@@ -79,10 +80,9 @@ def render_gpu(numbers: Metrics, *, console: Console) -> None:
     """
     if not numbers["gpu_events"]:
         return
-    whole = numbers["span_ns"]
-    parts = ", ".join(f"{word} {percent(numbers[name], whole)} %" for name, word in _PARTS)
     line(console, "")
-    sentence(console, f"GPU, {duration(whole)} from the first start to the last end of all its work: {parts}")
+    gpus = sum(gpu["device"] >= 0 for gpu in numbers["per_gpu"])
+    _render_parts(numbers, gpus, console)
     kernels = numbers["kernel_table"]
     rows = [
         (0, kernel["name"], [count(kernel["count"]), duration(kernel["sum_ns"]), f"{100 * kernel['share']:.1f}"])
@@ -90,6 +90,27 @@ def render_gpu(numbers: Metrics, *, console: Console) -> None:
         if kernel["share"] is not None
     ]
     if rows:
-        print_table(["kernel", "calls", "GPU", "% kernels"], rows, console)
+        print_table(["kernel" + f" (all {gpus} GPUs)" * (gpus > 1), "calls", "GPU", "% kernels"], rows, console)
     if len(kernels) > _KERNELS:
         line(console, f"... and {counted(len(kernels) - _KERNELS, 'more kernel')}")
+
+
+def _render_parts(numbers: Metrics, gpus: int, console: Console) -> None:
+    """Print the parts in a sentence, or a table of the GPUs where there are several."""
+    whole = numbers["span_ns"]
+    span = f"{duration(whole)} from the first start to the last end of all"
+    shown = [(name, word) for name, word in _PARTS if name != "exposed_comm_ns" or numbers["comm_ns"]]
+    if gpus < 2:
+        parts = ", ".join(f"{word} {percent(numbers[name], whole)} %" for name, word in shown)
+        sentence(console, f"GPU, {span} its work: {parts}")
+        return
+    sentence(console, f"{gpus} GPUs, {span} their work:")
+    rows = [
+        (0, "?" if gpu["device"] < 0 else str(gpu["device"]), [duration(gpu["work_ns"]), *shares])
+        for gpu in numbers["per_gpu"][:_GPUS]
+        for shares in [[percent(gpu[name], whole) for name, _ in shown]]
+    ]
+    print_table(["GPU", "work", *(f"{word} %" for _, word in shown)], rows, console)
+    if (more := len(numbers["per_gpu"]) - _GPUS) > 0:
+        line(console, f"... and {counted(more, 'more GPU')}")
+    line(console, "")

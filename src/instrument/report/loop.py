@@ -8,27 +8,34 @@ from ..traces.step_lengths import Lengths
 from ..units import duration, percent
 
 _LITTLE = 0.01  # of a step: not worth a word
-_WINDOW = "of the time after the first step"  # from the end of that one's GPU work on
+_MUCH = 0.1  # of a step: worth one where it is communication
+_WINDOW = "of {} time after the first step"  # from the end of that one, or of its work on the GPU, on
 
 
 def loop_sentences(lengths: Lengths) -> Iterator[str]:
     """Yield what bounds the loop, or why that is not known, and what says so."""
-    gpu_ns = lengths.pace.gpu_ns
     pace = lengths.pace
-    idle, waits = (percent(ns, gpu_ns) for ns in (pace.gpu_waits_ns, pace.cpu_waits_ns))
+    idle, waits = percent(pace.gpu_waits_ns, pace.gpu_ns), percent(pace.cpu_waits_ns, pace.cpu_ns)
     if lengths.bound == "gpu":
         queue = " (in launches, because the GPU's queue was full)" * (2 * pace.queue_waits_ns > pace.cpu_waits_ns)
-        waited = f", and waited for it {waits} % {_WINDOW}{queue}" * (pace.cpu_waits_ns > _LITTLE * gpu_ns)
-        yield f"The GPU bounds the loop: {_step(lengths)}. The CPU {_ahead(lengths)}{waited}."
+        waited = f", and waited for it {waits} % {_WINDOW.format('its')}{queue}"
+        waited *= pace.cpu_waits_ns > _LITTLE * pace.cpu_ns
+        comm = pace.exposed_comm_ns
+        bounds = "Communication" if 2 * comm > pace.gpu_ns else "The GPU"
+        share = f", {percent(comm, pace.gpu_ns)} % of it exposed communication" * (comm > _MUCH * pace.gpu_ns)
+        yield f"{bounds} bounds the loop: {_step(lengths)}{share}. The CPU {_ahead(lengths)}{waited}."
     elif lengths.bound == "cpu":
-        yield f"The CPU bounds the loop: {_step(lengths)}, and the GPU waited for launches {idle} % {_WINDOW}."
+        yield (
+            f"The CPU bounds the loop: {_step(lengths)}, and the GPU waited for launches "
+            f"{idle} % {_WINDOW.format('the')}."
+        )
     elif lengths.bound == "both":
         turns = "The loop synchronizes, so that CPU and GPU take turns"
         if not lengths.synchronizes:
             turns = "CPU and GPU bound the loop by turns, as launches at times fill the queue of the GPU"
         yield (
             f"{turns}: {_step(lengths)}; the GPU waited for launches {idle} %, the CPU for the GPU {waits} % "
-            f"{_WINDOW}."
+            f"{_WINDOW.format('their')}."
         )
     else:
         ahead = f" The CPU {_ahead(lengths)}." if lengths.run_ahead_ns else ""

@@ -15,8 +15,8 @@ from ..printable import printable
 
 _NAME = 12
 _GAP = 2
-_QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ns|us|ms|s)\b)")  # between a number and its unit
-_KEPT = "\x1f"  # for a space at which no line ends
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|us|ms|s)(?!\w))")
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], console: Console) -> None:
@@ -26,7 +26,7 @@ def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], cons
     room = max(console.width - numbers, _NAME)
     dots = "..." if console.options.ascii_only else "…"
     names = [" " * min(indent, room // 2) + name for indent, name, _ in rows]
-    names = [_cut(name, room, dots) for name in names]
+    names = _all_cut(list(map(printable, names)), room, dots)
     # With its width given, rich leaves the numbers whole where the terminal is too narrow for them.
     width = max(map(cell_len, [columns[0], *names])) + numbers
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), width=width)
@@ -47,17 +47,47 @@ def line(console: Console, text: str, *, bold: bool = False, space: bool = False
 
 
 def sentence(console: Console, text: str) -> None:
-    """Print text as it is, on as many lines as it needs; a number and its unit are on one line."""
-    kept = _QUANTITY.sub(_KEPT, printable(text))
-    lines = textwrap.wrap(kept, console.width, break_long_words=False, break_on_hyphens=False)
-    console.print(Text("\n".join(lines).replace(_KEPT, " ")), soft_wrap=True)
+    """Print text as it is, on as many lines as it needs; no line parts a number from its unit."""
+    whole = _BEFORE_UNIT.sub(_NO_BREAK, printable(text))
+    for part in textwrap.wrap(whole, console.width, break_long_words=False, break_on_hyphens=False):
+        console.print(Text(part.replace(_NO_BREAK, " ")), soft_wrap=True)
+
+
+def _all_cut(names: list[str], width: int, dots: str) -> list[str]:
+    """Cut each name; those that look the same then show where they differ, in place of their ends."""
+    alike: dict[str, set[str]] = {}
+    for name in names:
+        alike.setdefault(_cut(name, width, dots), set()).add(name)
+    shown = dict[str, str]()
+    for cut, several in alike.items():
+        for name in several:
+            others = several - {name}
+            same = max((_common(name, other) for other in others), default=0)
+            shown[name] = _cut_at(name, same, width, dots) if others else cut
+    return [shown[name] for name in names]
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters they begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _cut(name: str, width: int, dots: str) -> str:
-    """The name on one line, without its middle where it is too long: both ends tell more."""
-    name = printable(name)
+    """The name without its middle where it is too long: both ends tell more."""
     if cell_len(name) <= width:
         return name
     room = width - len(dots)
     head, tail = set_cell_size(name, room - room // 3), set_cell_size(name[::-1], room // 3)[::-1]
     return head + dots + tail
+
+
+def _cut_at(name: str, place: int, width: int, dots: str) -> str:
+    """The beginning of the name, and what is at ``place``, its last character that tells it from others."""
+    room = width - 2 * len(dots)
+    head = set_cell_size(name, room // 3)
+    begin = max(place + 1 - (room - room // 3) // 2, room // 3)
+    end = begin + room - room // 3
+    if end >= len(name):
+        return head + dots + name[len(name) - (room - room // 3) :]
+    return head + dots + set_cell_size(name[begin:end], room - room // 3) + dots

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from rich.console import Console
 
-from ..diagnosis.collectives import Collectives
 from ..diagnosis.metrics import Metrics, metrics
 from ..traces.align import Clock
+from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
+from ..traces.salvage import OTHER_TYPES
 from ..units import duration, percent
-from .plain import line, print_table
+from .plain import line, print_table, sentence
 
 _MOST = 20  # ranks in one line
+_FILES = 20
+_CLOCK = (
+    '"clock" is what to add to the times of a rank to have them on the clock of the lowest, by the ends of the '
+    'collectives that they share; "?": they share none.'
+)
 _NUMBERS = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 
 
@@ -37,18 +44,22 @@ def render_ranks(traces: TraceSet, collectives: Collectives, *, title: str = "",
             for rank, trace in traces.items()
         ]
         print_table(columns, rows, console)
+        sentence(console, _CLOCK)
     if traces.missing:
         line(console, f"Missing: rank {_numbers(traces.missing)}")
     if several and traces.guessed:
         line(console, f"Neither file nor name tells the rank, so numbered by name: {_numbers(traces.guessed)}")
     for path, reason in traces.failed.items():
         line(console, f"Cannot read {path}: {reason}")
-    for path, held in traces.left_out.items():
-        why = held if held.endswith("another run") else f"{held}, another window"
+    for path, held in islice(traces.left_out.items(), _FILES):
+        why = f"{held}, another window" if held.startswith("rank ") and not held.endswith("another run") else held
         line(console, f"Left out: {path} ({why if several else why.removeprefix('rank 0, ')})")
+    if (more := len(traces.left_out) - _FILES) > 0:
+        line(console, f"... and {more:,} more")
     for rank, trace in traces.items():
         if trace.lost:
-            line(console, f"Damaged, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
+            damage = "Of another format" if trace.lost.reasons.keys() == {OTHER_TYPES} else "Damaged"
+            line(console, f"{damage}, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
 
 
 def _numbers(ranks: Sequence[int]) -> str:

@@ -15,6 +15,8 @@ from .loop import loop_sentences
 _LISTED = 10  # steps whose times are given one by one
 _FAR = 2  # times the median, or that part of it, from which a step is not like the others
 _ENOUGH = 3  # steps around a window, to say what is typical
+_NEARLY_ALL = 0.95  # of a step's length on the GPU, from which it need not be said that the GPU worked
+_ROUND = 9.95  # times as long, from which a decimal says nothing
 _ALIKE = 1.25  # times slower or faster, up to which steps count as equally long
 
 
@@ -24,13 +26,24 @@ def headline(summary: Summary) -> str:
     time = duration(summary.step_ns / steps)
     on_gpu = [ns for _, ns in _on_gpu(summary)]
     if on_gpu:
-        time = f"CPU {time}, GPU {duration(sum(on_gpu) / len(on_gpu))}"
+        time = f"CPU {time}, GPU {duration(sum(on_gpu) / len(on_gpu))}{_busy(summary)}"
     elif summary.gpu_total_ns is not None:
-        time += f", GPU work {duration(summary.gpu_total_ns / steps)}"
+        time += f", GPU work {duration(summary.gpu_total_ns / steps)}{_of_gpus(summary)}"
     if not summary.steps:
         return f"Where the time went: {time} (no steps marked)"
     which = _which(summary.step_numbers, steps)
     return f"Where the step went: {time} ({f'mean of {which}' if steps > 1 else which}{_cut_short(summary)})"
+
+
+def _busy(summary: Summary) -> str:
+    """Say which part of the steps' lengths on the GPU that worked, unless it is nearly all."""
+    steps = [step for step in (summary.lengths.steps if summary.lengths else ()) if step.gpu_ns is not None]
+    busy_ns, all_ns = sum(step.gpu_busy_ns or 0 for step in steps), sum(step.gpu_ns or 0 for step in steps)
+    return f", busy {100 * busy_ns / all_ns:.0f} %" if busy_ns < _NEARLY_ALL * all_ns else ""
+
+
+def _of_gpus(summary: Summary) -> str:
+    return f" on {summary.gpus} GPUs" if summary.gpus > 1 else ""
 
 
 def _cut_short(summary: Summary) -> str:
@@ -54,9 +67,14 @@ def step_times(summary: Summary) -> Iterator[str]:
     if _on_gpu(summary) and summary.gpu_total_ns is not None:
         work = duration(summary.gpu_total_ns / max(summary.steps, 1))
         yield (
-            f'"% step" is of the step on the CPU, "% GPU" of {work} of GPU work, in which kernels that run at the '
-            "same time each count."
+            f'"% step" is of the step on the CPU, "% GPU" of {work} of GPU work{_of_gpus(summary)}, in which '
+            "kernels that run at the same time each count."
         )
+        if summary.gpus > 1:
+            yield (
+                f"The trace has the work of {summary.gpus} GPUs: a step's length on the GPU is from the first "
+                "start to the last end on all that it uses, and how busy they were, and communicated, is the mean."
+            )
     yield from _not_launched_here(summary)
     yield from _cut(summary)
     if summary.timing is not None:
@@ -162,7 +180,8 @@ def _untimed(timing: Timing) -> str:
     if timing.untimed_steps is None:
         return ""
     first, last = timing.untimed_steps
-    return f" ({_which(range(first, last + 1), last + 1 - first)} not timed)"
+    which = _which(range(first, last + 1), last + 1 - first)
+    return f" (not counting {which}, whose start is unknown)"
 
 
 def _typical(summary: Summary, timing: Timing) -> Iterator[str]:
@@ -178,16 +197,16 @@ def _typical(summary: Summary, timing: Timing) -> Iterator[str]:
     elif lengths and _alike((lengths.gpu_step_ns or 0) / (around or 1)):
         said = "the recorded ones took about as long on the GPU (within 25 %), so they are typical"
     elif lengths:
-        said = f"the recorded ones took {_factor(ratio)} times as long there, which says little of the loop"
+        said = f"the recorded ones took {_times_as_long(ratio)} there, which says little of the loop"
     elif ratio > 1:
-        said = f"the recorded ones took {_factor(ratio)} times as long, which may be due to the recording"
+        said = f"the recorded ones took {_times_as_long(ratio)}, which may be due to the recording"
     else:
         said = f"the recorded ones took {100 * ratio:.0f} % of that, so they are not typical"
     yield f"The {steps} steps around them took {duration(around)} (median{clock}); {said}."
 
 
-def _factor(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
+def _times_as_long(ratio: float) -> str:
+    return f"{ratio:.{1 if ratio < _ROUND else 0}f} times as long"
 
 
 def _alike(ratio: float) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..traces.salvage import OTHER_TYPES
 from ..traces.summary import OperatorStat, RegionStat, Summary
 from ..traces.trace import Lost
 from ..units import count, counted, duration, percent
@@ -58,6 +59,9 @@ def render_lost(lost: Lost, *, console: Console) -> None:
         return
     parts = [reason + (f" ({times:,} times)" if times > 1 else "") for reason, times in lost.reasons.items()]
     line(console, "")
+    if lost.reasons.keys() == {OTHER_TYPES}:
+        line(console, f"The file is not as torch.profiler writes it, but all of it is read: {'; '.join(parts)}")
+        return
     line(console, f"The file is damaged: {'; '.join(parts)}")
     known = f"{lost.events:,} ({lost.bytes:,} bytes)"
     line(console, f"Events known to be lost: {known}; mended and read: {lost.repaired:,}")

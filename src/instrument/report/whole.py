@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from ..diagnosis.collectives import Collectives
 from ..diagnosis.metrics import metrics_of
+from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.summary import merge, summarize
 from ..traces.timing import Timing
@@ -49,7 +49,7 @@ def render_windows(
     """
     summaries, lost, graphs = [], [], Graphs()
     for trace, timing in windows:
-        summaries.append(summarize(trace, timing))
+        summaries.append(summarize(trace, timing, collectives))
         lost.append(trace.lost)
         graphs += launched_graphs(trace)
     several = len(summaries) > 1

@@ -135,7 +135,7 @@ def _blocked(results: Results, found: Finding) -> str:
         return ""
     if found.blocked_ns is None:
         return f"; how long is unknown: {results.why_untimed(found)}"
-    each = f", {duration(found.blocked_ns / found.timed)} each time" if found.timed > 1 else ""
+    each = f" in all, {duration(found.blocked_ns / found.timed)} each time" if found.timed > 1 else ""
     timed = f" ({count(found.timed)} of {count(found.count)} waits are timed)" if found.timed < found.count else ""
     idle = f", which left the GPU without work for {duration(found.idle_ns)}" if found.idle_ns else ""
     little = "; less than 0.1 % of the time" if results.negligible(found) else ""

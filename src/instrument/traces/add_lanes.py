@@ -49,7 +49,8 @@ def add_gpu_lanes(trace: Trace, out: Path) -> Added:
             file or none that can be replaced, the trace has such lanes, or nothing to put on them.
         OSError: the file cannot be read, or ``out`` not be written.
     """
-    source = check(trace.path, out)
+    source = check_source(trace.path)
+    check_out(source, out)
     if trace.format != "kineto" or not isinstance(trace.look_up, Index):
         raise ValueError(
             f"a trace of torch.profiler (.json, .json.gz) is accepted; {trace.path} is of {trace.format}"
@@ -65,19 +66,27 @@ def add_gpu_lanes(trace: Trace, out: Path) -> Added:
     return Added(spans, len(lanes), sum(lane.left_out for lane in lanes))
 
 
-def check(source: Path, out: Path) -> Path:
-    """Return ``source`` if it is a file, of which a copy can be written to ``out``.
+def check_source(source: Path) -> Path:
+    """Return ``source`` if it is a file.
 
     Raises:
         ValueError: it is not.
     """
     if not source.is_file():
         raise ValueError(f"TRACE must be the file of one process: {source}")
+    return source
+
+
+def check_out(source: Path, out: Path) -> None:
+    """Do nothing if a copy of ``source`` can be written to ``out``.
+
+    Raises:
+        ValueError: it cannot.
+    """
     if out.exists() and (not out.is_file() or out.samefile(source)):
         raise ValueError(f"{out} is {'the trace itself' if out.is_file() else 'no file that can be replaced'}")
     if not out.absolute().parent.is_dir():
         raise ValueError(f"the folder of OUT does not exist: {out.absolute().parent}")
-    return source
 
 
 def _word(trace: Trace, word: str) -> int:

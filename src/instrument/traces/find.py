@@ -7,9 +7,10 @@ import glob
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import TraceError
 
@@ -50,8 +51,15 @@ def process_of(path: Path) -> str:
     return f", process {found[1]}" if found else ""
 
 
-def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Return the files that ``paths`` means, as `read_ranks` says.
+class Found(NamedTuple):
+    """The files to read, and the folders whose traces are not among them."""
+
+    files: list[Path]
+    others: Sequence[Path] = ()
+
+
+def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Found:
+    """Return the files that ``paths`` means, as `read_ranks` says, and the folders that have others.
 
     Raises:
         TraceError: there are none.
@@ -60,11 +68,14 @@ def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> li
         files = [Path(path) for path in paths]
         if not files:
             raise TraceError(Path(), '"paths" is empty; a folder, a pattern or files are accepted')
-        return files
+        return Found(files)
     if not str(paths):
         raise TraceError(Path(), '"paths" is empty; a folder, a pattern or files are accepted')
     path = Path(paths)
-    files = _in_folder(path) if path.is_dir() else [path] if path.exists() else _natural_order(_matching(path))
+    if path.is_dir():
+        files, others = _in_folder(path)
+    else:
+        files, others = [path] if path.exists() else _natural_order(_matching(path)), ()
     if not files:
         raise TraceError(path, "there is no such file or folder, and no file that matches it as a pattern")
     if len(files) > MOST_FILES:
@@ -73,21 +84,21 @@ def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> li
             f"it holds {len(files):,} files that may be traces; up to {MOST_FILES:,} are read together, which a "
             'pattern such as "rank1*.json" chooses',
         )
-    return files
+    return Found(files, others)
 
 
-def _in_folder(folder: Path) -> list[Path]:
+def _in_folder(folder: Path) -> Found:
     chosen = _traces(_named_so(_matches(folder, ["*"])))
     if chosen:
-        return chosen
+        return Found(chosen)
     by_folder: dict[Path, list[Path]] = {}
     for path in _named_so(_matches(folder, ["**", "*"])):
         by_folder.setdefault(path.parent, []).append(path)
     found = [(path, files) for path in _natural_order(by_folder) if (files := _traces(by_folder[path]))]
     if found and all(_FOLDER.match(path.name) for path, _ in found):
-        return [path for _, files in found for path in files]
+        return Found([path for _, files in found for path in files])
     if found:
-        return found[-1][1]
+        return Found(found[-1][1], [path for path, _ in found[:-1]])
     others = sum(map(len, by_folder.values()))
     if others:
         held, them = ("1 file", "it does not say") if others == 1 else (f"{others:,} files", "none of them says")

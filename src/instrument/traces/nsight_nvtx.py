@@ -21,6 +21,8 @@ _PAYLOAD = (
     *("jsonText", "binaryData"),
 )
 _STEP = re.compile(r"[0-9]{1,18}")
+# What torch's emit_nvtx appends to an operator's name; each call has another.
+_NUMBERS = re.compile(r", (?:seq|op_id) = \d+|, input_op_ids = \[.*\]$")
 _OWN = "instrument"  # the domain in which this library marks windows and steps
 
 
@@ -60,6 +62,7 @@ def read_ranges(report: Report, origins: Origins, last_ns: int) -> Ranges:
     rows = report.sound(RANGES, rows)
 
     words, texts = report.words, list(report.words)
+    rows["text"] = distinct(rows["text"], lambda code: words[_NUMBERS.sub("", texts[code])])
     mark = np.isin(rows["eventType"], _MARKS)
     ours = (rows["domainId"] == words[_OWN]) & (rows["eventType"] == _START_END)
     number = distinct(rows["payload"], lambda code: int(texts[code]) if _STEP.fullmatch(texts[code]) else -1)

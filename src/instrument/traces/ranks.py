@@ -31,7 +31,8 @@ class TraceSet(Mapping[int, Trace]):
         world_size: the number of ranks of the job, as the files say; else one more than the highest.
         missing: the ranks that there is no trace of.
         failed: files that could not be read, and why.
-        left_out: files that were read and belong to another window or run than the traces, and what they hold.
+        left_out: files that were read and belong to another window or run than the traces, and what they hold; and
+            folders that were not read, as the traces are those of another one.
         guessed: ranks that neither a file nor its name tells: numbers that were free, in order of the names.
     """
 
@@ -102,14 +103,14 @@ def read_ranks(
     Args:
         paths: files, a pattern for `glob`, or a folder. Of a folder the files that end in one of `find.SUFFIXES`
             are taken; without any, those of its subfolders if they are named after ranks, else those of
-            the last subfolder that has some.
+            the last subfolder that has some, and `TraceSet.left_out` names the others.
         read: reads one file.
         executor: calls ``read``; by default as many processes of this machine as there are cores.
 
     Raises:
         TraceError: there is no file, or none that can be read.
     """
-    files = find(paths)
+    files, others = find(paths)
     results = _read_all(files, read, executor)
     failed = {path: result for path, result in results.items() if isinstance(result, str)}
     claims: dict[int, list[Trace]] = defaultdict(list)
@@ -130,6 +131,7 @@ def read_ranks(
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
         raise TraceError(files[0].parent, f"none of {len(failed)} files can be read: {reasons}{more}")
     traces, left_out = _one_window(claims)
+    left_out |= dict.fromkeys(others, "only the last of these folders is read")
     return TraceSet(traces, failed=failed, left_out=left_out, guessed=guessed)
 
 

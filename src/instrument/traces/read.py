@@ -80,6 +80,12 @@ def _read_file(path: Path) -> Trace:
         return _database(path)
     if path.suffix in _DATABASES and not head.lstrip().startswith((b"{", b"[")):
         raise TraceError(path, "it is empty" if not head else "it is not an SQLite database")
+    if path.suffix == ".ncu-rep":
+        raise TraceError(
+            path,
+            "it is a report of Nsight Compute, which measures single kernels and has no timeline: open it with "
+            "ncu-ui, or with ncu --import",
+        )
     if path.suffix in _REPORTS:
         from .nsight import read_nsight
 

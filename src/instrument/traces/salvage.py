@@ -24,6 +24,8 @@ CLOSE = re.compile(rb"\](?!\s*,?\s*" + BEGIN + rb")")
 """The end of the array of events."""
 _START = re.compile(BEGIN)
 _LAST = re.compile(rb'\}(?=\s*\]\s*(?:,\s*"|\}\s*\Z|\Z))')  # the last character of the last event, as it seems
+OTHER_TYPES = "values of another type"
+"""The reason in `Lost` where a file has texts for numbers, or the like: every event is read."""
 _GAP = re.compile(rb"[\s,]*")
 _TRIES = 64  # beginnings of an event that may follow a damaged one before the next end of one
 _WINDOW = 1 << 12
@@ -222,6 +224,6 @@ _MENDS: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("bare words in place of numbers", _no_bare),
     ("quotes or backslashes that are not escaped", _escaped(_TEXT)),
     ("quotes or backslashes that are not escaped", _escaped(_ARG_TEXT)),
-    ("values of another type", _coerced),
+    (OTHER_TYPES, _coerced),
     ("args that cannot be read", _without_args),
 ]

@@ -30,6 +30,7 @@ class StepLength(NamedTuple):
         run_ahead_ns: From its end on the CPU to the last end of its work: how far the CPU is ahead. Negative where
             the GPU was done first.
         launch_delay_ns: From the begin of the call that launched the first of its work to the start of that.
+        gpu_busy_ns: How long the GPU worked in ``gpu_ns``, at whatever; of several that the step uses, the mean.
     """
 
     cpu_ns: int
@@ -39,27 +40,32 @@ class StepLength(NamedTuple):
     gpu_period_ns: int | None = None
     run_ahead_ns: int | None = None
     launch_delay_ns: int | None = None
+    gpu_busy_ns: int | None = None
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Sums over successive steps, from the last end of the first one's GPU work to that of the last one's.
+    """Sums over successive steps: on the GPU, from the last end of the first one's work to that of the last one's.
+
+    On the CPU they are from the end of the first to that of the last, which a CPU that runs ahead reaches first.
 
     Attributes:
         steps: How many steps that is: all but the first.
         gpu_ns: How long it is: their periods on the GPU, added up.
-        cpu_ns: How long they took on the CPU, from the end of the first to the end of the last.
+        cpu_ns: How long the same steps took on the CPU.
         gpu_waits_ns: The part of ``gpu_ns`` at which the GPU had nothing to do, and what it did next was launched
             after it had run out of work.
-        cpu_waits_ns: The part at which a thread of the loop waited for the GPU in a call within a step, and the
-            GPU worked: in synchronizations, copies, and launches that found its queue full.
-        busy_ns: The part at which the GPU worked.
+        cpu_waits_ns: The part of ``cpu_ns`` at which a thread of the loop waited for the GPU in a call within a
+            step, and the GPU worked: in synchronizations, copies, and launches that found its queue full.
+        busy_ns: The part of ``gpu_ns`` at which the GPU worked.
         known_ns: The part at which it did what the steps launched.
         synchronized_steps: The steps between the first and the last wait at the same place of a step that left
             the GPU without work.
         synchronized_ns: The wall time from the one to the other.
         missing: Calls that launched work which the trace lacks, in steps that cannot be told without it.
         queue_waits_ns: The part of ``cpu_waits_ns`` in launches.
+        exposed_comm_ns: The part of ``gpu_ns`` at which the GPU communicated and did not compute; of several that
+            a process uses, the mean.
     """
 
     steps: int = 0
@@ -73,6 +79,7 @@ class Pace:
     synchronized_ns: int = 0
     missing: int = 0
     queue_waits_ns: int = 0
+    exposed_comm_ns: int = 0
 
     def __add__(self, other: Pace) -> Pace:
         """Return the sums over both."""
@@ -103,12 +110,12 @@ class Lengths:
             return None
         if self.pace.gpu_waits_ns <= _LITTLE * self.pace.gpu_ns:
             return "gpu"
-        return "both" if self.pace.cpu_waits_ns > _LITTLE * self.pace.gpu_ns else "cpu"
+        return "both" if self.pace.cpu_waits_ns > _LITTLE * self.pace.cpu_ns else "cpu"
 
     @property
     def synchronizes(self) -> bool:
-        """Whether the CPU waits for the GPU more than 10 % of the time in other calls than launches."""
-        return self.pace.cpu_waits_ns - self.pace.queue_waits_ns > _LITTLE * self.pace.gpu_ns
+        """Whether the CPU waits for the GPU more than 10 % of its time in other calls than launches."""
+        return self.pace.cpu_waits_ns - self.pace.queue_waits_ns > _LITTLE * self.pace.cpu_ns
 
     @property
     def unknown(self) -> str:

@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .communication import Collectives, communicates
+from .gpus import gpu_of
 from .intervals import clip, common, covered, union
 from .lanes import by_lane
 from .queue_waits import queue_waits
 from .step_content import Steps
 from .step_lengths import Lengths, Pace, StepLength
-from .table import Array, Numbers, Table
+from .table import MEMCPY, Array, Numbers, Table
 from .trace import Trace
 from .waits import FREE, Wait, find
 
@@ -25,19 +27,27 @@ _SKEW_NS = 5_000  # between the clocks of CPU and GPU
 
 
 class _Work(NamedTuple):
-    """Of each step, when its first work started and its last ended, and how long the first was queued."""
+    """Of each step, when its first work started and its last ended, and how long the first was queued.
+
+    ``busy_ns`` is how long a GPU that it uses worked between the two, in the mean over these.
+    """
 
     first_ns: Array
     last_ns: Array
     delay_ns: Array
+    busy_ns: Array
     missing: Array
 
 
-def step_lengths(trace: Trace) -> Lengths | None:
+def step_lengths(trace: Trace, collectives: Collectives = "auto") -> Lengths | None:
     """Return how long each step took on the CPU and on the GPU; None without steps, or without GPU work.
 
     A step whose launches are there without their work, as in a recording that ended before the GPU was done or one
     that lacks the kernels of CUDA graphs, has no lengths on the GPU.
+
+    Args:
+        trace: Any trace.
+        collectives: Which kernels communicate, as `communicates` takes it.
     """
     steps = trace.steps
     if not steps or not (trace.gpu or trace.runtime):
@@ -47,12 +57,12 @@ def step_lengths(trace: Trace) -> Lengths | None:
         return None
     numbers: Numbers[int | str] = Numbers()
     process_of = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
-    waits, queue = _waits(trace), _queue(trace)
+    waits, queue, communication = _waits(trace), _queue(trace), communicates(trace.gpu, collectives)
     rows_of = dict(by_lane(_processes(trace, process_of)))
     lengths = [StepLength(ns) for ns in steps.duration_ns.tolist()]
     pace = Pace(missing=int(work.missing.sum()))
     for process, rows in by_lane(process_of[steps.thread]):
-        device = _Device(trace, rows_of.get(process, np.empty(0, np.int64)))
+        device = _Device(trace, rows_of.get(process, np.empty(0, np.int64)), communication)
         stretches = _stretches(steps, rows)
         for stretch in stretches:
             _measure(lengths, steps, stretch, work)
@@ -77,7 +87,18 @@ def _work(trace: Trace) -> _Work:
     missing = _missing(trace)
     for column in (first, last, delay):
         column[missing > 0] = _UNKNOWN
-    return _Work(first, last, delay, missing)
+    return _Work(first, last, delay, _busy(trace, first, last), missing)
+
+
+def _busy(trace: Trace, first: Array, last: Array) -> Array:
+    gpu = trace.gpu
+    busy, gpus = np.zeros((2, len(first)), np.int64)
+    for _, rows in by_lane(gpu_of(gpu)):
+        held = np.unique(gpu.step[rows])
+        held = held[held >= 0]
+        busy[held] += covered(union(gpu.start_ns[rows], gpu.end_ns[rows]), first[held], last[held])
+        gpus[held] += 1
+    return busy // np.maximum(gpus, 1)
 
 
 def _missing(trace: Trace) -> Array:
@@ -154,15 +175,21 @@ class _Device:
         busy: When it worked.
         known: When it did what a step launched.
         starved: When it had nothing to do until it got what was launched after it had run out of work.
+        exposed: For each GPU that the process uses, when it computed, and when it computed or communicated.
     """
 
-    def __init__(self, trace: Trace, rows: Array) -> None:
-        gpu = trace.gpu.where(rows)
+    def __init__(self, trace: Trace, rows: Array, communication: Array) -> None:
+        gpu, communication = trace.gpu.where(rows), communication[rows]
         start, end, own = gpu.start_ns, gpu.end_ns, gpu.step >= 0
         launched_ns = np.full(len(gpu), _UNKNOWN)
         linked = gpu.launch >= 0
         launched_ns[linked] = trace.runtime.start_ns[gpu.launch[linked]]
         self.busy, self.known = union(start, end), union(start[own], end[own])
+        self.exposed = [
+            tuple(union(start[here], end[here]) for here in (each[~communication[each]], each))
+            for _, work in by_lane(gpu_of(gpu))
+            for each in [work[gpu.category[work] != MEMCPY]]
+        ]
         reach = np.maximum.accumulate(end)
         after = np.flatnonzero(start[1:] > reach[:-1]) + 1
         after = after[launched_ns[after] >= reach[after - 1]]
@@ -174,6 +201,14 @@ class _Device:
         """Whether all that was launched before ``wait`` was done when that returned."""
         before = int(np.searchsorted(self._launched_ns, wait.start_ns))
         return not before or bool(self._done_ns[before - 1] <= wait.end_ns + _SKEW_NS)
+
+    def exposed_comm_ns(self, start: Array, end: Array) -> int:
+        """How long a GPU communicated and did not compute, in the mean over those that the process uses."""
+        each = [
+            int((covered(working, start, end) - covered(compute, start, end)).sum())
+            for compute, working in self.exposed
+        ]
+        return sum(each) // max(len(each), 1)
 
 
 def _stretches(steps: Table, rows: Array) -> list[Array]:
@@ -187,7 +222,7 @@ def _measure(lengths: list[StepLength], steps: Table, stretch: Array, work: _Wor
     """Fill in the GPU lengths of successive steps."""
     reach: int | None = None
     columns = (stretch, steps.end_ns[stretch], *(column[stretch] for column in work))
-    for row, end, first, last, delay, missing in zip(*(column.tolist() for column in columns), strict=True):
+    for row, end, first, last, delay, busy, missing in zip(*(column.tolist() for column in columns), strict=True):
         if missing:
             reach = None
         if last == _UNKNOWN:
@@ -195,7 +230,8 @@ def _measure(lengths: list[StepLength], steps: Table, stretch: Array, work: _Wor
         period = max(last - reach, 0) if reach is not None else None
         reach = last if reach is None else max(reach, last)
         delayed = delay if delay != _UNKNOWN else None
-        lengths[row] = StepLength(lengths[row].cpu_ns, first, last, last - first, period, last - end, delayed)
+        cpu_ns = lengths[row].cpu_ns
+        lengths[row] = StepLength(cpu_ns, first, last, last - first, period, last - end, delayed, busy)
 
 
 def _pace(
@@ -210,7 +246,9 @@ def _pace(
         device: What the GPU did.
         waits: Starts and ends of calls that wait for the GPU, and of launches that wait for room in the queue.
     """
-    spans: list[tuple[int, int, int, int]] = []
+    spans: list[tuple[int, int]] = []
+    on_cpu: list[tuple[int, int]] = []
+    count = 0
     for stretch in stretches:
         some = np.flatnonzero(work.last_ns[stretch] != _UNKNOWN)
         if len(some) < 2 or work.missing[stretch].any():
@@ -218,17 +256,27 @@ def _pace(
         first, last = stretch[some[0]], stretch[some[-1]]
         since, until = int(work.last_ns[first]), int(work.last_ns[stretch].max())
         if until > since:
-            cpu_ns = int(steps.end_ns[last] - steps.end_ns[first])
-            spans.append((since, until, int(some[-1] - some[0]), cpu_ns))
-    start, end, count, cpu = np.array(spans, np.int64).reshape(-1, 4).T
+            spans.append((since, until))
+            on_cpu.append((int(steps.end_ns[first]), int(steps.end_ns[last])))
+            count += int(some[-1] - some[0])
+    start, end = np.array(spans, np.int64).reshape(-1, 2).T
     waited = union(*np.concatenate(waits, axis=1)), union(*waits[1])
-    spans_ns = list(zip(start.tolist(), end.tolist(), strict=True))
-    all_ns, queue_ns = (sum(common(device.busy, clip(times, *span)) for span in spans_ns) for times in waited)
+    waits_ns, queue_ns = (sum(common(device.busy, clip(times, *span)) for span in on_cpu) for times in waited)
     starved_ns, busy_ns, known_ns = (
         int(covered(times, start, end).sum()) for times in (device.starved, device.busy, device.known)
     )
-    counts = int(count.sum()), int((end - start).sum()), int(cpu.sum())
-    return Pace(*counts, starved_ns, all_ns, busy_ns, known_ns, queue_waits_ns=queue_ns)
+    cpu_ns = sum(until - since for since, until in on_cpu)
+    return Pace(
+        count,
+        int((end - start).sum()),
+        cpu_ns,
+        starved_ns,
+        waits_ns,
+        busy_ns,
+        known_ns,
+        queue_waits_ns=queue_ns,
+        exposed_comm_ns=device.exposed_comm_ns(start, end),
+    )
 
 
 def _synchronized(

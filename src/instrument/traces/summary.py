@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .communication import Collectives
+from .gpus import number_of_gpus
 from .links import main_thread
 from .missing_backward import MissingBackward
 from .step_content import Steps, gpu_work, in_no_region_ns, outside_ns, steps_ns
@@ -96,6 +98,7 @@ class Summary:
             that backward pass.
         timing: What the manifest says of the run; None if nothing.
         lengths: How long the steps took on the CPU and on the GPU; None where the trace knows of no GPU.
+        gpus: How many GPUs did the work.
     """
 
     steps: int
@@ -115,6 +118,7 @@ class Summary:
     unplaced: int = 0
     timing: Timing | None = None
     lengths: Lengths | None = None
+    gpus: int = 0
 
     @property
     def cut_steps(self) -> list[int]:
@@ -140,7 +144,7 @@ class _Total:
     by_step: Counter[int] = field(default_factory=Counter)
 
 
-def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
+def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectives = "auto") -> Summary:
     """Say where the time of one trace went.
 
     If steps are marked, that of what they hold: see `Summary`. GPU work belongs to the region open where and when
@@ -150,6 +154,7 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
     Args:
         trace: Any trace.
         timing: What the loop knows of the run around it.
+        collectives: Which kernels communicate, as `communicates` takes it.
     """
     steps = Steps(trace)
     work = gpu_work(trace, steps)
@@ -185,7 +190,8 @@ def summarize(trace: Trace, timing: Timing | None = None) -> Summary:
         overlap_ns=_overlap_ns(regions.where(within >= 0)),
         unplaced=trace.unplaced,
         timing=timing,
-        lengths=step_lengths(trace),
+        lengths=step_lengths(trace, collectives),
+        gpus=number_of_gpus(trace.gpu),
     )
 
 
@@ -223,6 +229,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         unplaced=sum(s.unplaced for s in summaries),
         timing=timing,
         lengths=joined((s.lengths, s.step_times_ns) for s in summaries),
+        gpus=max((s.gpus for s in summaries), default=0),
     )
 
 

@@ -733,7 +733,9 @@ class Profile(LikeTorch):
             cure = "no step was counted: call step() after each step" if by_hand else "there were no steps"
         if steps > 0 and by_hand:
             cure += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
-        text = f"no window was recorded in {self.out}: {reason}; {cure}"
+        files = [file["path"] for window in windows for file in window["files"]]
+        rest = f" ({files[0]} has what followed the last step that ended)" if files else ""
+        text = f"no {'step' if files else 'window'} was recorded in {self.out}{rest}: {reason}; {cure}"
         if text not in Profile._warnings:
             Profile._warnings.add(text)
             log.warning(text)
