@@ -19,7 +19,7 @@ from ..patch import Patch, apply, leave_no_frame, undo
 
 FEATURE = "following the function whose calls are steps"
 _inside: ContextVar[tuple[int, ...]] = ContextVar("inside", default=())
-"""In this thread or task: the numbers of the `FunctionCalls` whose functions run, the innermost last."""
+"""In this thread or task: the numbers of the `FunctionCalls` whose functions run, each once."""
 _NUMBERS = itertools.count()
 SIGNS = ("forward", "backward", "optimizer", "program")
 """What may end a step, from the weakest sign to the strongest."""
@@ -141,7 +141,7 @@ class FunctionCalls:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._previous()
             before = _inside.get()
-            _inside.set((*before, self._number))
+            _inside.set(before if self._number in before else (*before, self._number))
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
@@ -156,7 +156,7 @@ class FunctionCalls:
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             self._previous()
             before = _inside.get()
-            _inside.set((*before, self._number))
+            _inside.set(before if self._number in before else (*before, self._number))
             try:
                 result = await original(*args, **kwargs)
             except BaseException as error:
