@@ -116,6 +116,20 @@ def test_an_interrupt_before_it_takes_effect(monkeypatch: pytest.MonkeyPatch) ->
     assert owner.call is Owner.call
 
 
+def test_undone_while_it_is_applied() -> None:
+    """By a signal handler or another thread, in the moment in which it makes what takes the place."""
+    owner = SimpleNamespace(call=Owner.call)
+
+    def make(original: Any) -> Any:
+        early.undo()
+        return lambda: "left"
+
+    early = Patch(owner, "call", make)
+    early.apply()
+    assert owner.call is Owner.call
+    assert (id(owner), "call") not in patch._tops
+
+
 def test_undo_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that is over by the second attempt leaves nothing; one that lasts raises."""
     owner = SimpleNamespace(call=Owner.call, other=Owner.call)

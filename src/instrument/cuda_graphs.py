@@ -7,12 +7,12 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import repeat
 from threading import Event, get_ident
 from typing import Any
 
 from . import gpu
 from .guard import guard
+from .interrupts import Suppressed
 from .patch import Patch, apply, leave_no_frame, undo
 
 FEATURE = "following CUDA graphs"
@@ -52,10 +52,9 @@ class _Capture:
             return True
         if self.thread != get_ident() or self.stream is None:
             return False
-        try:
+        with Suppressed(Exception):
             return not gpu.stream_capturing(self.stream)
-        except Exception:  # it cannot be asked; a capture that is taken for over would be broken
-            return False
+        return False  # it cannot be asked: taken for running, as stopping a profiler would break a capture
 
 
 class CudaGraphs:
@@ -77,7 +76,8 @@ class CudaGraphs:
             if not self._patches:
                 makes = (self._beginning, self._ending, self._replaying)
                 for kind in _kinds():
-                    apply(map(Patch, repeat(kind), _METHODS, makes), self._patches)
+                    names = zip(_METHODS, makes, strict=True)
+                    apply((Patch(kind, name, make) for name, make in names), self._patches)
         except BaseException:
             self.remove(follower)
             raise

@@ -45,7 +45,7 @@ class Patch:
         self._undone = False
 
     def apply(self) -> None:
-        """Replace the attribute, once; nothing where the owner is gone."""
+        """Replace the attribute; call it only once. Nothing stays if the owner is gone, or after `undo`."""
         owner, name = self._owner(), self._name
         if owner is None:
             return
@@ -56,6 +56,8 @@ class Patch:
         self._under = top if top is not None and top._ours is self._before else None
         _tops[id(owner), name] = self
         self._set(owner, self._ours)
+        if self._undone:  # meanwhile, by a signal handler or another thread
+            self.undo()
 
     def undo(self) -> None:
         """Put back what was there; under another patch of ours, once that is undone."""
@@ -69,7 +71,7 @@ class Patch:
             now = vars(owner).get(top._name, _MISSING)
             if now is top._ours:
                 top._set(owner, top._before)
-            elif now is not top._before:  # else an interrupt kept it from taking effect
+            elif now is not top._before:  # else an interrupt kept `apply` from replacing it
                 break
             top = top._under
         if top is None or top._undone:

@@ -316,6 +316,7 @@ class Profile(LikeTorch):
         if not self._started or self._paused or self._process != os.getpid() or self._closing:
             return
         self._paused = True
+        self._leave_left_on()
         self._end_reason = f"the loop ended {_where(begun)} step {self.step_num}"
         empty = recording is not None and (
             recording.steps is None or (begun and recording.steps[0] == self.step_num)
@@ -352,6 +353,7 @@ class Profile(LikeTorch):
         left = self._leave()
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
+        self._leave_left_on()
         if left and self._recording is not None:
             self._give_up(self._recording.window, CaptureError(reason))
         self._hand_over(self.step_num)
