@@ -21,6 +21,7 @@ from instrument import compat
 from instrument.modules.stand_in import compiled_call
 from instrument.syncs import following
 from instrument.syncs.following import StepFollower
+from instrument.syncs.forward import OutermostModel
 from instrument.traces.read import read_trace
 
 BEFORE = vars(nn.Module)["_compiled_call_impl"], torch.autograd.backward, torch.optim.Optimizer.__init__
@@ -304,6 +305,118 @@ def test_a_model_that_is_compiled_in_place(step_on: str | None, at: int, followe
         follower.remove()
     assert (len(seen), backend.frame_count) == (6 * followed, 1)
     assert vars(model)["_compiled_call_impl"] is theirs
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Scaled(), Scaled()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+Program = Callable[[torch.Tensor], torch.Tensor]
+
+
+def after_a_compiled_function(model: nn.Module, backend: Any) -> Program:
+    prepare = torch.compile(lambda x: x + 1, backend=backend)
+    return lambda x: model(prepare(x))
+
+
+def after_a_compiled_module(model: nn.Module, backend: Any) -> Program:
+    prepare = torch.compile(nn.ReLU(), backend=backend)
+    return lambda x: model(prepare(x))
+
+
+def in_place_after_a_compiled_function(model: nn.Module, backend: Any) -> Program:
+    model.compile(backend=backend)
+    return after_a_compiled_function(model, backend)
+
+
+def after_another_in_place(model: nn.Module, backend: Any) -> Program:
+    Scaled().compile(backend=backend)
+    model.compile(backend=backend)
+    return model
+
+
+def with_parts_compiled_in_place(model: nn.Module, backend: Any) -> Program:
+    for part in model.parts:  # type: ignore[union-attr]
+        part.compile(backend=backend)
+    return model
+
+
+def with_a_compiled_part(model: nn.Module, backend: Any) -> Program:
+    model.parts[1] = torch.compile(model.parts[1], backend=backend)  # type: ignore[index]
+    return model
+
+
+def before_a_compiled_function(model: nn.Module, backend: Any) -> Program:
+    loss = torch.compile(lambda x: x * 2, backend=backend)
+    return lambda x: loss(model(x))
+
+
+def also_in_a_compiled_function(model: nn.Module, backend: Any) -> Program:
+    inlined = torch.compile(lambda x: model(x) * 2, backend=backend)
+    return lambda x: model(x) + inlined(x)
+
+
+@pytest.mark.parametrize("compiled_before", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        after_a_compiled_function,
+        after_a_compiled_module,
+        in_place_after_a_compiled_function,
+        after_another_in_place,
+        with_parts_compiled_in_place,
+        with_a_compiled_part,
+        before_a_compiled_function,
+        also_in_a_compiled_function,
+    ],
+)
+def test_a_model_beside_compiled_code(make: Callable[[nn.Module, Any], Program], compiled_before: bool) -> None:
+    """Each call is a step whatever else is compiled, and as much is compiled as without, with the same result."""
+
+    def train(followed: bool) -> tuple[int, list[float], int]:
+        torch.compiler.reset()
+        backend, seen = CompileCounter(), []  # type: ignore[no-untyped-call]
+        follower = StepFollower(lambda: seen.append(1), lambda: None, "forward")
+        if followed and not compiled_before:
+            follower.follow()
+        program = make(Parts(), backend)
+        if followed and compiled_before:
+            follower.follow()
+        try:
+            with torch.no_grad():
+                losses = [program(torch.ones(1)).item() for _ in range(4)]
+        finally:
+            follower.remove()
+        assert vars(nn.Module)["_compiled_call_impl"] is None
+        return backend.frame_count, losses, len(seen)
+
+    frames, losses, _ = train(followed=False)
+    assert train(followed=True) == (frames, losses, 4)
+
+
+def test_a_wrapper_around_a_module_compiled_in_place() -> None:
+    """Calls of a module that another tool wrapped are no calls of the model that was found meanwhile."""
+    model, other = nn.Linear(2, 2), nn.Linear(2, 3)
+    found: list[nn.Module] = []
+    called: list[nn.Module] = []
+    follower = OutermostModel(found.append, called.append)
+    follower.follow()
+    try:
+        other.compile(backend="eager")
+        ours = vars(other)["_compiled_call_impl"]
+        other._compiled_call_impl = lambda *args: ours(*args)
+        for module in (model, other, other):
+            assert module(torch.ones(1, 2)).shape == (1, module.out_features)
+    finally:
+        follower.remove()
+    assert (found, called) == ([model], [model])
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "data"])

@@ -33,8 +33,8 @@ class StandIn:
 def called_module(caller: FrameType | None, usual: Any) -> Any:
     """Return the module that torch calls in ``caller`` or, past wrappers of this package, in what called that.
 
-    Where something else called what stands for the call, that is ``usual``, the module that it was put on; or its
-    replica, where the innermost call of a module around is of one that shares what stands for its call.
+    If something else called the stand-in, return ``usual``, the module that it was put on; or, inside the call of
+    a replica that shares the stand-in, that replica.
     """
     while caller is not None and caller.f_code.co_filename == TRANSPARENT:
         caller = caller.f_back

@@ -34,24 +34,25 @@ class _Here(threading.local):
 
 
 class _Followed(StandIn):
-    """Stands for the call of the outermost model, or of one compiled in place that may be it."""
+    """Stands in for the call of the outermost model, or, until that is found, of a module compiled in place."""
 
-    __slots__ = ("_outermost",)
+    __slots__ = ("_module", "_outermost")
 
-    def __init__(self, compiled: Callable[..., Any] | None, outermost: OutermostModel) -> None:
+    def __init__(self, module: nn.Module, compiled: Callable[..., Any] | None, outermost: OutermostModel) -> None:
         super().__init__(compiled)
+        self._module = weakref.ref(module)
         self._outermost = outermost
 
     @transparent
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call what it stands for."""
-        module = called_module(sys._getframe(1), self._outermost.model)
+        module = called_module(sys._getframe(1), self._module())
         call = self.compiled
         if call is None:
             # Another one may look for a model: what is on a module hides what is on its class.
             looking = vars(nn.Module)[COMPILED_CALL]
             call = module._call_impl if looking is None else functools.partial(looking, module)
-        if live.tracing():
+        if live.tracing() or module is None:  # the module is gone, not what compiling it made
             return call(*args, **kwargs)
         try:
             return self._outermost.call(module, call, args, kwargs)
@@ -64,9 +65,10 @@ class OutermostModel:
     """Finds the outermost model and follows its calls, from `follow` to `remove`.
 
     The model is found by a class attribute that torch reads at each call of a module; it is reset at once, so that
-    neither other modules nor compiled code ever see it. From then on something stands for the call of that model:
-    no hook, as some refuse models with hooks, or run them in another way. What ``model.compile()`` makes hides the
-    class attribute, so that something stands for that until the model is found.
+    neither other modules nor compiled code ever see it. From then on a stand-in replaces the call of that model:
+    no hook, as some refuse models with hooks, or run them in another way. ``model.compile()`` sets the same
+    attribute on the module, which hides the class attribute; a stand-in is put on such a module until the model is
+    found.
 
     Args:
         found: called with the model before its first call.
@@ -87,17 +89,24 @@ class OutermostModel:
         self._here = _Here()
         self._model: weakref.ref[nn.Module] | None = None
         self._removed = False
-        self._looking: list[Patch] = []
+        self._searching = False  # from `follow` until it is found
+        self._looking: list[Patch] = []  # the class attribute
+        self._candidates: list[Patch] = []  # on modules compiled in place, while it is searched for
         self._following: list[Patch] = []
         self._always: list[Patch] = []  # until the end
         self._copiers: set[type] = set()  # classes whose copies leave out what stands for a call
 
     def follow(self) -> None:
         """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
-        if compat.has_compiled_call():
-            apply([Patch(nn.Module, COMPILED_CALL, self._first_call)], self._looking)
-            apply([Patch(nn.Module, "compile", self._in_place)], self._always)
-            compat.when_imported("torch._dynamo", self._compiler_imported)
+        if not compat.has_compiled_call():
+            return
+        self._searching = True
+        self._look()
+        apply([Patch(nn.Module, "compile", self._in_place)], self._always)
+        for module in compat.compiled_in_place():
+            self._compiled_in_place(module)
+        compat.when_imported("torch._dynamo", self._compiler_imported)
+        self._stay_removed()
 
     @property
     def model(self) -> nn.Module | None:
@@ -112,11 +121,22 @@ class OutermostModel:
     def remove(self) -> None:
         """End, and put back all that was replaced."""
         self._removed = True
+        self._searching = False
         undo(self._looking)
+        undo(self._candidates)
         undo(self._following)
         undo(self._always)
         compiling.set_suspended(self._compile, False)
         scripting.set_suspended(self._scripted, False)
+
+    def _stay_removed(self) -> None:
+        """Undo what was done while a signal handler or another thread called `remove`."""
+        if self._removed:
+            self.remove()
+
+    def _look(self) -> None:
+        apply([Patch(nn.Module, COMPILED_CALL, self._first_call)], self._looking)
+        self._stay_removed()
 
     def _first_call(self, another: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return what torch calls in place of a module's ``_call_impl``, or of ``another`` of these."""
@@ -135,16 +155,16 @@ class OutermostModel:
         return call
 
     @transparent
-    def call(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call ``module`` through ``call`` and, if it is the followed model, notify `called`."""
-        if self._looking:
+    def call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call ``module`` through ``run`` and, if it is the followed model, notify `called`."""
+        if self._searching:
             self._look_at(module)
         here, model = self._here, self._model
         before = here.depth
         try:
             following = model is not None and module is model()
             here.depth = before + following
-            output = call(*args, **kwargs)
+            output = run(*args, **kwargs)
         except BaseException as error:
             leave_no_frame(error)
             raise
@@ -166,10 +186,13 @@ class OutermostModel:
 
     @guard.contained("finding the outermost model")
     def _look_at(self, module: nn.Module) -> None:
-        if self._model is None and not self._passes_over() and next(module.parameters(), None) is not None:
+        if not self._passes_over() and next(module.parameters(), None) is not None:
+            self._searching = False
             undo(self._looking)
+            undo(self._candidates)
             self._attach(module)
             scripting.set_suspended(self._scripted, True)
+            self._stay_removed()
             self._found(module)
 
     def _attach(self, module: nn.Module) -> None:
@@ -183,7 +206,8 @@ class OutermostModel:
             self._copiers.add(copier(module))
             apply([Patch(copier(module), "__getstate__", copied)], self._always)
         compiled = vars(module).get(COMPILED_CALL)
-        apply([Patch(module, COMPILED_CALL, lambda _: _Followed(compiled, self))], held)
+        apply([Patch(module, COMPILED_CALL, lambda _: _Followed(module, compiled, self))], held)
+        self._stay_removed()
 
     def _in_place(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -199,8 +223,8 @@ class OutermostModel:
 
     @guard.contained(FEATURE)
     def _compiled_in_place(self, module: nn.Module) -> None:
-        if self._looking:
-            self._put_on(module, self._looking)
+        if self._searching:
+            self._put_on(module, self._candidates)
         elif self._following and module is self.model:
             undo(self._following)
             self._attach(module)
@@ -210,6 +234,7 @@ class OutermostModel:
         if not self._removed:
             keep(sys.modules[__name__], sys.modules[Patch.__module__])
             compiling.set_suspended(self._compile, True)
+            self._stay_removed()
 
     @contextlib.contextmanager
     def _scripted(self) -> Iterator[None]:
@@ -223,21 +248,24 @@ class OutermostModel:
 
     @contextlib.contextmanager
     def _compile(self) -> Iterator[None]:
-        """Leave what is compiled alone: follow the module that ``torch.compile`` returned, if there is one.
+        """Leave what is compiled alone, and then follow what ``torch.compile`` returned for the model, if it did.
 
         One that is compiled in place is called through what stands for its call, which is not compiled.
         """
-        self._follow_compiled()
-        yield
-
-    @guard.contained(FEATURE)
-    def _follow_compiled(self) -> None:
+        looking, model = bool(self._looking), self._not_compiled()
         undo(self._looking)
+        if model is not None:
+            undo(self._following)
+        yield
+        if looking and self._searching:
+            self._look()
+        if model is not None and not self._removed:
+            compiled = compat.compiled_from(model)
+            self._attach(model if compiled is None else compiled)
+
+    def _not_compiled(self) -> nn.Module | None:
+        """Return the model, if it is followed and a graph may be made of it."""
         kind, model = compat.compiled_module(), self.model
         if not self._following or model is None or compiled_call(model) is not None:
-            return
-        if not (kind and isinstance(model, kind)):
-            undo(self._following)
-            compiled = compat.compiled_from(model)
-            if compiled is not None:
-                self._attach(compiled)
+            return None
+        return None if kind and isinstance(model, kind) else model
