@@ -220,10 +220,10 @@ class SessionObserver(Protocol):
     def coming(self) -> None:
         """Some profiler of torch is about to begin."""
 
-    def prepared(self, profiler: Any) -> Any:
+    def prepared(self, profiler: Any) -> bool | None:
         """A `torch.autograd.profiler.profile`, or None, is about to take the process's one Kineto session.
 
-        Returns whether that is free: what may still be on there was left, and is nobody's any more.
+        Returns whether a session that is still on may be ended: nobody uses it any more.
         """
 
     def left(self) -> None:
@@ -252,11 +252,11 @@ def on_session(observer: SessionObserver) -> bool:
 
     @transparent
     def prepare_trace(profiler: Any) -> None:
-        free = observer.prepared(profiler)
+        may_end = observer.prepared(profiler)
         try:
             prepare(profiler)
         except RuntimeError as error:
-            if not (free and end_left_session(error)):
+            if not (may_end and end_left_session(error)):
                 raise
             prepare(profiler)
 
@@ -305,7 +305,7 @@ def end_left_session(error: RuntimeError) -> bool:
 
     if "Can't disable Kineto profiler when it's not running" not in str(error):
         return False
-    functions: Any = torch._C._autograd  # others have torch's names for them replaced
+    functions: Any = torch._C._autograd  # the C functions: torch's Python names may be patched
     with Suppressed(Exception):
         empty = profiler.profile(use_cpu=True)  # of the CPU alone: asks for no GPU
         try:
@@ -317,7 +317,7 @@ def end_left_session(error: RuntimeError) -> bool:
     return False
 
 
-def _before(original: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
+def _before(original: Callable[..., Any], first: Callable[[], object]) -> Callable[..., Any]:
     @transparent
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -328,7 +328,9 @@ def _before(original: Callable[..., Any], first: Callable[[], None]) -> Callable
 
 
 def note_stop() -> None:
-    """Have torch, and who follows it by `on_profiler`, take this thread's profiler as off where it is.
+    """Tell torch, and those who follow it by `on_profiler`, that the profiler of this thread is off, if it is.
+
+    torch keeps one note for all threads: this is for when no profiler of another thread records.
 
     Torch notes the start just before it enables a profiler, and the stop just after it disabled it: an error or an
     interrupt in between leaves it noted as on.

@@ -66,12 +66,15 @@ def stream_capturing(stream: Any) -> bool:
 
 
 def synchronize(*, captured: bool = False) -> list[str]:
-    """Wait for all work of the current GPU, if one is in use; return why that was not possible, if it was not.
+    """Wait for all work of the current GPU, if one is in use.
 
     Not in the capture of a CUDA graph. An error of the GPU's is the program's to see, at its next call.
 
     Args:
         captured: whether a graph is captured, on whatever thread.
+
+    Returns:
+        The reason why that was not possible, as a list of one; empty if it was done.
     """
     module = in_use()
     if module is None:

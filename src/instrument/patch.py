@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from types import CodeType, FunctionType, MethodType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .interrupts import is_interrupt
 
@@ -19,6 +20,17 @@ CPython skips the frames of files with "importlib" and "_bootstrap" in their nam
 """
 
 F = TypeVar("F")
+C = TypeVar("C", bound="Change")
+
+
+class Change(Protocol):
+    """What can be applied and undone; to undo it does no harm where it was not applied."""
+
+    def apply(self) -> None:
+        """Replace something."""
+
+    def undo(self) -> None:
+        """Put back what was there."""
 
 
 class Patch:
@@ -59,6 +71,11 @@ class Patch:
         if self._undone:  # meanwhile, by a signal handler or another thread
             self.undo()
 
+    def apply_in(self, stack: ExitStack) -> None:
+        """Apply it until ``stack`` is closed."""
+        stack.callback(self.undo)
+        self.apply()
+
     def undo(self) -> None:
         """Put back what was there; under another patch of ours, once that is undone."""
         self._undone = True
@@ -96,15 +113,15 @@ def _reference(owner: Any) -> Callable[[], Any]:
         return lambda: owner
 
 
-def apply(patches: Iterable[Patch], held: list[Patch]) -> None:
-    """Apply ``patches``, each as soon as it is in ``held``, from which `undo` takes them."""
-    for patch in patches:
-        held.append(patch)
-        patch.apply()
+def apply(changes: Iterable[C], held: list[C]) -> None:
+    """Apply ``changes``, each as soon as it is in ``held``, from which `undo` takes them."""
+    for change in changes:
+        held.append(change)
+        change.apply()
 
 
-def undo(patches: list[Patch]) -> None:
-    """Undo ``patches``, the last one first, and take them out of the list.
+def undo(changes: list[C]) -> None:
+    """Undo ``changes``, the last one first, and take them out of the list.
 
     One that fails is tried once more after the others, as where memory was short.
 
@@ -112,24 +129,24 @@ def undo(patches: list[Patch]) -> None:
         BaseException: an interrupt (see `is_interrupt`); else what the first one that failed twice raised. Those
             that failed twice stay in the list.
     """
-    first, second = _undo(patches), _undo(patches)
+    first, second = _undo(changes), _undo(changes)
     error = first if first is not None and is_interrupt(first) else second
     if error is not None:
         raise error
 
 
-def _undo(patches: list[Patch]) -> BaseException | None:
-    failed: list[Patch] = []
+def _undo(changes: list[C]) -> BaseException | None:
+    failed: list[C] = []
     first: BaseException | None = None
-    while patches:
+    while changes:
         try:
-            patches[-1].undo()
+            changes[-1].undo()
         except BaseException as error:
-            failed.insert(0, patches[-1])
+            failed.insert(0, changes[-1])
             if first is None or is_interrupt(error):
                 first = error
-        del patches[-1]  # not before: an interrupt would lose it
-    patches += failed
+        del changes[-1]  # not before: an interrupt would lose it
+    changes += failed
     return first
 
 

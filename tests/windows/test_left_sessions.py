@@ -143,6 +143,35 @@ def test_an_error_in_ending_it_leaves_torchs_own(kineto: Kineto, monkeypatch: py
     assert guard.failures == failures
 
 
+def test_a_start_that_fails_beside_another_threads_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profiler of the program that began on another thread in between is still known to be on."""
+    done = threading.Event()
+    capture = TorchProfilerExporter({}).capture()
+
+    def record() -> None:
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU]):
+            recording.set()
+            done.wait(60)
+
+    def fail(_: profiler.profile) -> None:
+        monkeypatch.undo()
+        thread.start()
+        assert recording.wait(60)
+        raise ZeroDivisionError("starting failed on purpose")
+
+    recording = threading.Event()
+    thread = threading.Thread(target=record)
+    monkeypatch.setattr(profiler.profile, "_start_trace", fail)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            capture.start()
+        assert profiler._is_profiler_enabled
+    finally:
+        done.set()
+        thread.join()
+    assert not profiler._is_profiler_enabled
+
+
 LEFT = """
 import json, sys
 import torch, instrument

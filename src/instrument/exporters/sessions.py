@@ -87,13 +87,13 @@ class Sessions:
         """Take note that torch records for ``profiler``, which is about to prepare.
 
         Returns:
-            Whether no recording is ended by that but one of this library.
+            Whether a session that is still on may be ended: it is of this library, or nobody uses it any more.
         """
-        free = self.capture is not None or (self.owner is None and not compat.profiler_enabled_somewhere())
+        may_end = self.capture is not None or (self.owner is None and not compat.profiler_enabled_somewhere())
         if self._claiming != get_ident():
             self.drop()
         self._owner, self._thread = profiler and weakref.ref(profiler), get_ident()
-        return free
+        return may_end
 
     @guard.contained(FEATURE)
     def disabled(self) -> Any:
@@ -107,6 +107,11 @@ class Sessions:
                 compat.leave_recording()
         if not compat.profiler_running():
             self.stuck = ""
+
+    def note_stop(self, capture: SessionCapture) -> None:
+        """Have torch note that the profiler of ``capture`` is off, if it is and no other one has begun since."""
+        if self.capture is capture or self.owner is None:
+            compat.note_stop()
 
     def records_gpu(self, trace: Path) -> bool:
         """Tell whether torch records the GPU in this process, from its first ``trace`` that was to have it.

@@ -23,7 +23,6 @@ from ..compat import (
     accumulate_events,
     in_operator,
     leave_recording,
-    note_stop,
     profiler_running,
     refuse_late,
     suppress_cycle_warning,
@@ -207,7 +206,7 @@ class TorchProfilerCapture:
         try:
             self.profiler.start_trace()
         except BaseException:
-            note_stop()
+            sessions.note_stop(self)
             raise
 
     def step(self, number: int | None) -> None:
@@ -321,7 +320,7 @@ class TorchProfilerCapture:
             if profiler_running() and self.profiler.profiler is not None:
                 with _unsynchronized(self.profiler.profiler):
                     self.profiler.profiler.__exit__(None, None, None)
-        note_stop()
+        sessions.note_stop(self)
         if profiler_running():
             sessions.stuck = f"the recording of an earlier window could not be stopped: {error!r}"
             sessions.release(self)

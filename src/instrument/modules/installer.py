@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from torch import nn
 
 from .. import compat
 from ..guard import guard
-from ..patch import Patch, apply, undo
+from ..patch import Patch, apply, leave_no_frame, undo
 from ..regions import live
 from .compiled import wrapped
 from .fitting import Fitting, copied
@@ -147,8 +148,13 @@ class Installer(Service[Fitter]):
         apply(watched, self._patches)
 
     def _compile(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
         def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            original(module, *args, **kwargs)
+            try:
+                original(module, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             self.observe()
 
         return compile

@@ -122,6 +122,8 @@ class StepFollower:
         except BaseException:
             self.remove()
             raise
+        if self._stepped is _nothing:  # removed meanwhile, by a signal handler or another thread
+            self.remove()
 
     @property
     def compiled(self) -> bool:

@@ -20,7 +20,7 @@ from ..patch import Patch, apply, leave_no_frame, undo
 FEATURE = "following the function whose calls are steps"
 _inside: ContextVar[tuple[int, ...]] = ContextVar("inside", default=())
 """In this thread or task: the numbers of the `FunctionCalls` whose functions run, each once."""
-_NUMBERS = itertools.count()
+_numbers = itertools.count()  # not a ContextVar for each: those are never freed
 SIGNS = ("forward", "backward", "optimizer", "program")
 """What may end a step, from the weakest sign to the strongest."""
 
@@ -74,7 +74,7 @@ class FunctionCalls:
         self._patches: list[Patch] = []
         self._removed = False
         self.found = False
-        self._number = next(_NUMBERS)
+        self._number = next(_numbers)
         self.running = False  # it was found during a call, whose end is not seen
         self.is_file = self._place.endswith(".py")
 
@@ -92,6 +92,11 @@ class FunctionCalls:
         """Put the function back."""
         self._removed = True
         undo(self._patches)
+
+    def _stay_removed(self) -> None:
+        """Undo what was done while a signal handler or another thread called `remove`."""
+        if self._removed:
+            undo(self._patches)
 
     def look(self) -> None:
         """Look for the function in the script and, where a file is named, in the modules that came from it."""
@@ -129,8 +134,14 @@ class FunctionCalls:
         def make(_: Any) -> Any:
             return kind(self._following(plain)) if kind else self._following(plain)
 
-        apply([Patch(owner, name, make)], self._patches)
         self.found = True
+        try:
+            apply([Patch(owner, name, make)], self._patches)
+        except BaseException:
+            self.found = False
+            undo(self._patches)
+            raise
+        self._stay_removed()
         code, frame = getattr(inspect.unwrap(plain), "__code__", None), sys._getframe()
         while frame is not None:
             self.running = self.running or frame.f_code is code

@@ -81,8 +81,7 @@ class Sources:
             stack.callback(self._warning.remove)
             self._warning.install()
             for patch in explicit.patches(self):
-                stack.callback(patch.undo)
-                patch.apply()
+                patch.apply_in(stack)
             self._installed = stack.pop_all()
 
     def _remove(self) -> None:

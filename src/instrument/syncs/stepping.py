@@ -71,7 +71,10 @@ class OptimizerSteps:
         self._patches: list[Patch] = []
 
     def follow(self) -> None:
-        """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
+        """Begin; whoever holds this can `remove` it, wherever an interrupt comes.
+
+        An interrupt in torch's registration itself leaves a hook that does nothing.
+        """
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         try:
@@ -81,6 +84,8 @@ class OptimizerSteps:
         except BaseException:
             self.remove()
             raise
+        if self._stepped is _nothing:  # removed meanwhile, by a signal handler or another thread
+            self.remove()
 
     @property
     def compiled(self) -> bool:

@@ -87,7 +87,7 @@ class Profile(LikeTorch):
         self._exporter = exporter
         self._on_trace_ready = on_trace_ready
         self._ranks = ranks
-        self._left_on: Recording | None = None  # by another thread's `stop` or an interrupt, until the next step
+        self._still_on: Recording | None = None  # by another thread's `stop` or an interrupt, until the next step
         self._over = 0  # the number of the last window that is over
         self._goes_on = 0  # the number of the window that the end of a loop cut, and the next one goes on with
         self._manifest = Manifest(self.out)
@@ -271,7 +271,7 @@ class Profile(LikeTorch):
             return False
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return False
-        self._leave_left_on()
+        self._abandon_left()
         recording = self._recording
         if recording is not None and not self._closing:
             self._close(recording, begun=begun, complete=complete, cut=not (begun or complete))
@@ -316,7 +316,7 @@ class Profile(LikeTorch):
         if not self._started or self._paused or self._process != os.getpid() or self._closing:
             return
         self._paused = True
-        self._leave_left_on()
+        self._abandon_left()
         self._end_reason = f"the loop ended {_where(begun)} step {self.step_num}"
         empty = recording is not None and (
             recording.steps is None or (begun and recording.steps[0] == self.step_num)
@@ -353,7 +353,7 @@ class Profile(LikeTorch):
         left = self._leave()
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
-        self._leave_left_on()
+        self._abandon_left()
         if left and self._recording is not None:
             self._give_up(self._recording.window, CaptureError(reason))
         self._hand_over(self.step_num)
@@ -475,9 +475,9 @@ class Profile(LikeTorch):
             return
         if self._closing:  # on_trace_ready calls `step`, which counts and no more
             return
-        self._leave_left_on()
+        self._abandon_left()
         if not self._started:
-            self._change = NEVER if self._left_on is None else step + 1
+            self._change = NEVER if self._still_on is None else step + 1
             return
         self._change = step + 1
         with guard.contained("following the schedule"):
@@ -681,8 +681,8 @@ class Profile(LikeTorch):
             if recording is not None:
                 self._abandon(recording)
         finally:  # also where a signal handler of the program raises
-            if self._recording is not None:  # before anything was done
-                self._left_on, self._recording = self._recording, None
+            if self._recording is not None:  # an interrupt came before `_abandon` took it
+                self._still_on, self._recording = self._recording, None
             self._over, self._goes_on = window.index, 0
             self._note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
@@ -693,18 +693,17 @@ class Profile(LikeTorch):
     def _abandon(self, recording: Recording) -> None:
         """End ``recording`` without a trace: now, or at its thread's next step if an interrupt comes."""
         change, self._change = self._change, self.step_num
-        self._left_on, self._recording = recording, None
-        if recording.here():
-            with guard.contained("leaving a window"):
-                recording.abandon()
-            self._left_on, self._change = None, change
+        self._still_on, self._recording = recording, None
+        if self._abandon_left():
+            self._change = change
 
-    def _leave_left_on(self) -> None:
-        """End what an interrupt, or another thread's `stop`, left on, if that can be done here and now."""
-        if self._left_on is not None and self._left_on.here() and not cuda_graphs.capturing:
+    def _abandon_left(self) -> bool:
+        """End what is still on, if that can be done here and now; return whether nothing is on any more."""
+        if self._still_on is not None and self._still_on.here() and not cuda_graphs.capturing:
             with guard.contained("leaving a window"):
-                self._left_on.abandon()
-            self._left_on = None
+                self._still_on.abandon()
+            self._still_on = None
+        return self._still_on is None
 
     def _unreached(self) -> Iterable[Window]:
         following = self._plan.window(self._over + 1)

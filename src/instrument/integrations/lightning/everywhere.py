@@ -46,8 +46,9 @@ def install() -> None:
         for package in loaded():
             trainer = package.Trainer
             if trainer not in _patches:
-                _patches[trainer] = Patch(trainer, "__init__", _with_callback)
-                _patches[trainer].apply()
+                patch = Patch(trainer, "__init__", _with_callback)
+                patch.apply()
+                _patches[trainer] = patch  # not before: after an interrupt it is tried again
 
 
 def _with_callback(original: Callable[..., None]) -> Callable[..., None]:

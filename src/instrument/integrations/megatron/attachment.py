@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from ... import compat
 from ...config import settings
 from ...guard import guard
+from ...patch import Change, apply, undo
 from . import core, nvtx, training
-from .calls import FEATURE, Change
+from .calls import FEATURE
 from .driver import Driver
 
 PATCHES: dict[str, Callable[[Driver, ModuleType], Iterator[Change]]] = {
@@ -56,9 +57,8 @@ class Attachment(Driver):
             Attachment._current = None
         self.end()
         self.forget_optimizers()
-        while self.changes:
-            with guard.contained("detaching from Megatron"):
-                self.changes.pop().undo()
+        with guard.contained("detaching from Megatron"):
+            undo(self.changes)
 
     def __enter__(self) -> Attachment:
         return self
@@ -72,4 +72,4 @@ class Attachment(Driver):
         if not self.switch.on:
             return
         with guard.contained(f"attaching to {module.__name__}"):
-            self.change(patches(self, module))
+            apply(patches(self, module), self.changes)

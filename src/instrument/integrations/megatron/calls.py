@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from ...guard import guard
 from ...modules.parts import Switch
@@ -16,16 +16,6 @@ from ...regions.region import Region
 from .pushes import Pushes
 
 FEATURE = "following Megatron"
-
-
-class Change(Protocol):
-    """What can be applied and put back."""
-
-    def apply(self) -> None:
-        """Replace it."""
-
-    def undo(self) -> None:
-        """Put back what was there."""
 
 
 class Everywhere:

@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import Any
 
 from ...guard import guard
-from ...patch import Patch
+from ...patch import Change, Patch, apply
 from ...regions import live, region
 from ...regions.region import DOMAIN, Region, by_name
-from .calls import FEATURE, Arguments, Change, Everywhere, named
+from .calls import FEATURE, Arguments, Everywhere, named
 from .driver import Driver
 
 Label = tuple[int | None, str]  # the number of a micro-batch, and the stage
@@ -73,7 +73,7 @@ def schedules(driver: Driver, module: ModuleType) -> Iterator[Change]:
         driver.forward(model)
         if id(function) not in seen:
             seen.add(id(function))
-            driver.change(get_batch(driver, function))
+            apply(get_batch(driver, function), driver.changes)
 
     def forward_step(original: Callable[..., Any]) -> Callable[..., Any]:
         given = Arguments(original)

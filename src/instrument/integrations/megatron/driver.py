@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 
 from ...guard import guard
 from ...modules.parts import Switch
+from ...patch import Change
 from ...syncs.stepping import OptimizerSteps
 from ..loop import Loop
-from .calls import FEATURE, Change
+from .calls import FEATURE
 from .pushes import Pushes
 
 
@@ -46,12 +47,6 @@ class Driver:
         self._teller = "step"
         if not counted:
             self._advance()
-
-    def change(self, changes: Iterable[Change]) -> None:
-        """Apply ``changes``, each as soon as it is known what to put back."""
-        for change in changes:
-            self.changes.append(change)
-            change.apply()
 
     @guard.contained(FEATURE)
     def end(self) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 from ...guard import guard
 from ...modules.parts import Switch
-from ...patch import Patch
+from ...patch import Change, Patch
 from ...regions import live, region
-from .calls import FEATURE, Change, Everywhere, named
+from .calls import FEATURE, Everywhere, named
 from .driver import Driver
 from .pushes import Pushes
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from ... import log
 from ...guard import guard
-from ...patch import Patch
+from ...patch import Change, Patch
 from ...regions import region
 from ...windows.schedule import schedule
-from .calls import FEATURE, Arguments, Change, named
+from .calls import FEATURE, Arguments, named
 from .driver import Driver
 
 REGIONS = {"evaluate": "evaluation", "save_checkpoint_and_time": "checkpoint"}

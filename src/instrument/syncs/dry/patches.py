@@ -24,9 +24,7 @@ def patched(state: State) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, make in _changes(state):
             if hasattr(owner, name):
-                patch = Patch(owner, name, make)
-                stack.callback(patch.undo)
-                patch.apply()
+                Patch(owner, name, make).apply_in(stack)
         if state.fake is not None:
             # It logs 40 lines for each operator that is given what cannot be
             log = logging.getLogger("torch._subclasses.fake_tensor")

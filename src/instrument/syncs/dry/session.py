@@ -250,9 +250,7 @@ def _set_up(
     run.follower = StepFollower(run.stepped, run.restarted, step_on, weakest="forward" if script else "optimizer")
     stack.callback(run.follower.remove)
     run.follower.follow()
-    built = Patch(torch.optim.Optimizer, "__init__", lambda original: _noting(original, run))
-    stack.callback(built.undo)
-    built.apply()
+    Patch(torch.optim.Optimizer, "__init__", lambda original: _noting(original, run)).apply_in(stack)
     stack.enter_context(modes(run.state))
     return run
 
