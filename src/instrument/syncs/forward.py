@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import compat
+from .. import compat, patch
 from ..compat import COMPILED_CALL
 from ..guard import guard
 from ..modules.compiling import compiling, scripting
@@ -232,7 +232,7 @@ class OutermostModel:
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: Any) -> None:
         if not self._removed:
-            keep(sys.modules[__name__], sys.modules[Patch.__module__])
+            keep(sys.modules[__name__], patch)
             compiling.set_suspended(self._compile, True)
             self._stay_removed()
 
