@@ -260,7 +260,7 @@ class OutermostModel:
         if looking and self._searching:
             self._look()
         if model is not None and not self._removed:
-            compiled = compat.compiled_from(model)
+            compiled = compat.called_compiled(model)
             self._attach(model if compiled is None else compiled)
 
     def _not_compiled(self) -> nn.Module | None:
