@@ -343,7 +343,8 @@ def test_how_checks_end(
     lines = capsys.readouterr().out.splitlines()
     said, (_, *rows, summary, place) = lines[: lines.index("")], lines[lines.index("") + 1 :]
     assert said[1] == "traces are not kept: this is a rehearsal"
-    assert [text.split()[0] for text in said[2:]] == [f"{number}/7" for number in range(1, 8)]
+    count = len(CHECKS)
+    assert [text.split()[0] for text in said[2:]] == [f"{number}/{count}" for number in range(1, count + 1)]
     assert {text.split()[1] for text in said[2:]} == set(checks)
     assert [text.split()[0] for text in rows if text[0] != " "] == [check.name for check in CHECKS]
     passed, failed, skipped = rows[:3]
@@ -428,7 +429,7 @@ def test_all_is_over_in_time(monkeypatch: pytest.MonkeyPatch, at_once: int) -> N
     """Every check runs, and the last ends in time, even if each takes all of its time."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2 * at_once)
     clock, results = SimulatedClock(), dict[str, runner.Result]()
-    deadline = command.TOTAL_S - command._LAST_S
+    deadline = command.TOTAL_S - command.LAST_S
     start: Any = functools.partial(SlowChild, clock)
     runner.run(command.CHECKS, "cpu", deadline, runner.Stop(), results.__setitem__, clock=clock, start=start)
     assert results.keys() == {check.name for check in command.CHECKS}
@@ -446,11 +447,19 @@ def test_the_last_gets_what_is_left() -> None:
 def test_what_the_time_is_over_for_is_not_run(tmp_path: Path, made: Path) -> None:
     """It is said, and counts as not passed."""
     out = tmp_path / "results.json"
-    least = str(command._LAST_S + runner.LEAST_S)
+    least = str(command.LAST_S + runner.LEAST_S)
     assert command.main(["passing", "--rehearse", "--limit", least, "--out", str(out)]) == 1
     passing = json.loads(out.read_text())["checks"]["passing"]
     assert passing["status"] == "not run"
     assert passing["reason"].endswith(" s were left for it, at least 1 are needed")
+
+
+@pytest.mark.parametrize(("left_s", "said"), [(-1, "0.0"), (3.25, "3.2"), (9.99, "9.9")])
+def test_how_much_time_was_left(left_s: float, said: str) -> None:
+    """It reads as less than what is needed."""
+    clock, results = SimulatedClock(), dict[str, runner.Result]()
+    runner.run(CHECKS[-1:], "cpu", left_s, runner.Stop(), results.__setitem__, clock=clock)
+    assert results["last"]["reason"] == f"{said} s were left for it, at least 10 are needed"
 
 
 # The command line

@@ -1,15 +1,25 @@
-"""An interrupt while something replaces attributes of others: all of them can still be put back."""
+"""An interrupt while something replaces attributes of others: all of them can still be put back.
+
+They come before lines of the library. One inside of torch's own registration of a hook is not among them: it may
+come between the hook and its handle, and leaves a hook that does nothing then.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import random
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 from torch import nn
+from torch.optim import optimizer
 
 import instrument
 from instrument import compat
@@ -19,128 +29,217 @@ from instrument.integrations.loop import Loop
 from instrument.modules.compiling import HookSuspension
 from instrument.modules.installer import installer
 from instrument.modules.step import patcher
-from instrument.patch import Patch
+from instrument.patch import TRANSPARENT, Patch
 from instrument.syncs.dry.cuda import PretendedCuda
 from instrument.syncs.dry.session import running
 from instrument.syncs.following import StepFollower
+from instrument.syncs.forward import OutermostModel
 from instrument.syncs.graphed import GraphMaking
+from instrument.syncs.program_steps import program_steps
 from instrument.syncs.sources import Sources
 from instrument.syncs.stepping import OptimizerSteps
 from instrument.syncs.sync_warning import SyncWarning
 
+# Of a case and a way, in all: one with less than 1,000 lines has every moment, others some; at least FEWEST.
+LINES = 1 << 40 if os.environ.get("INSTRUMENT_FUZZ") == "all" else 1_000_000
+FEWEST = 40
+SEED = os.environ.get("INSTRUMENT_FUZZ_SEED") or str(random.randrange(1 << 32))  # of the moments that are drawn
+PACKAGE = str(Path(instrument.__file__).parent)
+ABSENT = object()
+
+
+class Owner(NamedTuple):
+    """What replaces attributes from ``begin`` to ``end``, and the models on which it puts hooks."""
+
+    begin: Callable[[], object]
+    end: Callable[[], object]
+    models: tuple[nn.Module, ...] = ()
+
+    def hooks(self) -> list[object]:
+        """Return the hooks on the models and on all optimizers, and what listens to the program's steps."""
+        modules = [module for model in self.models for module in model.modules()]
+        held = [getattr(module, name) for module in modules for name in ("_forward_pre_hooks", "_forward_hooks")]
+        held += [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
+        return [*(hook for hooks in held for hook in hooks.values()), *program_steps.listeners]
+
 
 class Interrupter:
-    """Raises KeyboardInterrupt as the ``at``-th `Patch.apply` begins or returns; notes what each finds."""
+    """Calls ``interrupt`` before the ``at``-th line of the library; notes what each `Patch.apply` finds."""
 
-    def __init__(self, at: int, event: str) -> None:
+    def __init__(self, at: int, interrupt: Callable[[], object]) -> None:
         self._at = at
-        self._event = event
-        self.applied = 0
-        self._before: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self._interrupt = interrupt
+        self.places: list[str] = []
+        self.before: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def __enter__(self) -> Interrupter:
-        sys.setprofile(self._profile)
+        self._trace = sys.gettrace()
+        sys.settrace(self._called)
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
+        sys.settrace(self._trace)
 
-    def _profile(self, frame: FrameType, event: str, _: Any) -> None:
-        if frame.f_code is not Patch.apply.__code__ or event not in ("call", "return"):
-            return
-        patch = frame.f_locals["self"]
-        owner = patch._owner()
-        if event == "call":
-            self.applied += 1
-            self._before.setdefault((id(owner), patch._name), (owner, vars(owner).get(patch._name)))
-        if event == self._event and self.applied == self._at:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
+    def _called(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        if frame.f_code is Patch.apply.__code__:
+            patch = frame.f_locals["self"]
+            owner, name = patch._owner(), patch._name
+            self.before.setdefault((id(owner), name), (owner, vars(owner).get(name, ABSENT)))
+        return self._line if frame.f_code.co_filename.startswith((PACKAGE, TRANSPARENT)) else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
+        if event == "line":
+            self.places.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            if len(self.places) == self._at:
+                self._interrupt()
+        return self._line
 
     @property
     def left(self) -> list[str]:
         """The names of what is not as it was."""
-        before = self._before.items()
-        return [name for (_, name), (owner, value) in before if vars(owner).get(name) is not value]
+        before = self.before.items()
+        return [name for (_, name), (owner, value) in before if vars(owner).get(name, ABSENT) is not value]
 
 
-Pair = tuple[Callable[[], object], Callable[[], object]]
+def follower(made: Any) -> Owner:
+    return Owner(made.follow, made.remove)
 
 
-def follower(made: Any) -> Pair:
-    return made.follow, made.remove
+def called_model() -> Owner:
+    outermost, model = OutermostModel(id, id), nn.Linear(2, 2)
+
+    def begin() -> None:
+        outermost.follow()
+        model(torch.ones(2))
+
+    return Owner(begin, outermost.remove, (model,))
 
 
-def service(handle: Any, served: Any) -> Pair:
-    def end() -> None:
-        served.apply(False)
-        handle.remove()
+def service(handle: Any, served: Any) -> Owner:
+    def begin() -> None:
+        with pytest.MonkeyPatch.context() as recording:
+            recording.setattr(type(served), "_wanted", property(lambda service: bool(service.requests)))
+            served.settle()
 
-    return lambda: served.apply(True), end
+    return Owner(begin, handle.remove)
 
 
-def models() -> Pair:
+def models() -> Owner:
     model = nn.Sequential(nn.Linear(2, 2), nn.TransformerEncoderLayer(4, 2, 4), nn.LSTM(2, 2))
-    begin, end = service(instrument.annotate_modules(model), installer)
-    return begin, lambda: (end(), model)  # which must live until then
+    begin, end, _ = service(instrument.annotate_modules(model), installer)
+    return Owner(begin, end, (model,))
 
 
-def suspension() -> Pair:
+def suspension() -> Owner:
     suspended, suspend = HookSuspension(compat.scripters), contextlib.nullcontext
-    return lambda: suspended.set_suspended(suspend, True), lambda: suspended.set_suspended(suspend, False)
+    return Owner(lambda: suspended.set_suspended(suspend, True), lambda: suspended.set_suspended(suspend, False))
 
 
-def sources() -> Pair:
+def sources() -> Owner:
     watched, listener = Sources(), SimpleNamespace()
-    return lambda: watched.add(listener), lambda: watched.remove(listener)
+    return Owner(lambda: watched.add(listener), lambda: watched.remove(listener))
 
 
-def pretended() -> Pair:
+def pretended() -> Owner:
     gpu = PretendedCuda(SimpleNamespace(wait=print, uncovered=print))
-    return gpu.install, gpu.undo
+    return Owner(gpu.install, gpu.undo)
 
 
-def dry_run() -> Pair:
+def warning() -> Owner:
+    made = SyncWarning(print)
+    return Owner(made.install, made.remove)
+
+
+def open_ranges() -> Owner:
+    ranges = OpenRanges()
+    return Owner(ranges.follow, ranges.end)
+
+
+def dry_run() -> Owner:
     stack = contextlib.ExitStack()
-    return lambda: stack.enter_context(running(False)), stack.close
+    return Owner(lambda: stack.enter_context(running(False)), stack.close)
 
 
-def attachment() -> Pair:
+def attachment() -> Owner:
     attached, owner = Attachment(Loop("unused")), type("Owner", (), {"call": print})
-    return lambda: attached.wrap(owner, "call", attached.region("call")), lambda: (attached.remove(), owner)
+    return Owner(lambda: attached.wrap(owner, "call", attached.region("call")), attached.remove)
 
 
-CASES: dict[str, Callable[[], Pair]] = {
+CASES: dict[str, Callable[[], Owner]] = {
     "steps": lambda: follower(StepFollower(int, int, begun=int)),
     "steps by forward": lambda: follower(StepFollower(int, int, "forward")),
     "steps by function": lambda: follower(StepFollower(int, int, "torch.nn.functional:relu")),
     "updates": lambda: follower(OptimizerSteps(int, every=True)),
+    "the outermost model": called_model,
     "graphs": lambda: follower(GraphMaking()),
-    "open ranges": lambda: (lambda ranges: (ranges.follow, ranges.end))(OpenRanges()),
+    "open ranges": open_ranges,
     "parts of a step": lambda: service(instrument.annotate_step(), patcher),
     "modules": models,
     "TorchScript": suspension,
-    "the warning of waits": lambda: (lambda warning: (warning.install, warning.remove))(SyncWarning(print)),
+    "the warning of waits": warning,
     "sources of waits": sources,
     "a pretended GPU": pretended,
     "a dry run": dry_run,
     "a framework": attachment,
 }
 
+ONCE = ("steps", "steps by forward", "steps by function", "updates", "the outermost model")
 
-@pytest.mark.parametrize("event", ["call", "return"])
+
+def moments(make: Callable[[], Owner]) -> list[int]:
+    """Return the numbers of lines before which something is to happen: each place once, then as time allows."""
+    for _ in range(2):  # the first one imports what is needed
+        owner = make()
+        with Interrupter(0, print) as counted:
+            owner.begin()
+        owner.end()
+        assert not counted.left
+    assert counted.before
+    print(f"{len(counted.places)} lines; INSTRUMENT_FUZZ_SEED={SEED} draws the same moments again")
+    drawn = random.Random(SEED).sample(range(len(counted.places)), len(counted.places))
+    at_place = {counted.places[at]: at for at in drawn}
+    first = [*at_place.values(), *(at for at in drawn if at_place[counted.places[at]] != at)]
+    return [at + 1 for at in first[: max(FEWEST, LINES // len(first))]]
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_nothing_is_left(make: Callable[[], Pair], event: str) -> None:
+def test_nothing_is_left(make: Callable[[], Owner]) -> None:
     """Wherever it comes, what undoes the whole afterwards puts back each attribute."""
-    counted = Interrupter(0, event)
-    begin, end = make()
-    with counted:
-        begin()
-    end()
-    assert counted.applied and not counted.left
-    for at in range(1, counted.applied + 1, -(-counted.applied // 20)):  # a dry run has 200
-        begin, end = make()
-        with Interrupter(at, event) as interrupter, pytest.raises(KeyboardInterrupt):
-            begin()
-        end()
-        assert not interrupter.left, f"{event} {at}"
+    swept, reached = moments(make), 0
+    for at in swept:
+        owner = make()
+        hooks = owner.hooks()
+        with suppress(KeyboardInterrupt), Interrupter(at, interrupt) as interrupter:
+            owner.begin()
+        owner.end()
+        assert not interrupter.left, interrupter.places[-1]
+        assert owner.hooks() == hooks, interrupter.places[-1]
+        reached += len(interrupter.places) == at
+    assert reached > len(swept) / 2  # what is cached by then takes fewer lines
+
+
+# A dry run is a block of the program, which no handler ends.
+@pytest.mark.parametrize("name", [name for name in CASES if name != "a dry run"])
+def test_a_handler_that_ends_it(name: str) -> None:
+    """A signal handler of the program ends it while it begins, which goes on then.
+
+    What begins only once stays ended. With the others the end may have come before the beginning, and comes again.
+    """
+    swept, reached = moments(CASES[name]), 0
+    for at in swept:
+        owner = CASES[name]()
+        hooks = owner.hooks()
+        with Interrupter(at, owner.end) as interrupter:
+            owner.begin()
+        ended = len(interrupter.places) >= at
+        if name not in ONCE or not ended:
+            owner.end()
+        place = interrupter.places[at - 1] if ended else "at its end"
+        assert not interrupter.left, place
+        assert owner.hooks() == hooks, place
+        reached += ended
+    assert reached > len(swept) / 2

@@ -46,14 +46,15 @@ USED = {
     "xdist": "tests at once",
 }
 TOTAL_S = 570
-_LAST_S = 10  # to end what still runs, and to write the results
-EPILOG = """\
+LAST_S = 10  # to end what still runs, and to write the results
+EPILOG = f"""\
 It takes at most nine and a half minutes: each check runs in a process of its own with a time limit, and what the
 time did not suffice for is named. Ctrl-C and SIGTERM end it with the results so far. Exit code: 0 where no check
 failed, 1 where one did or was not run, 2 without a GPU or a package, 128 + N after signal N.
 
-With a smaller --limit each check gets a smaller part of the time that it may take; one for which less than 10 s
-are left is not run. Of the limit, 10 s are for ending what still runs and for writing the results.
+With a smaller --limit each check gets a smaller part of the time that it may take; one for which less than
+{runner.LEAST_S} s are left is not run. Of the limit, {LAST_S} s are for ending what still runs and for writing the
+results.
 
 The table at the end has what each check found and, in brackets, what is expected: in "after a window 1.224 ms
 (1.02 x, expected at most 1.05 x "before")" the ratio is to the time called "before". The results are written to
@@ -85,6 +86,7 @@ def machine(device: str) -> dict[str, str]:
 def arguments_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the arguments of the command line; exit with an error if one is wrong."""
     names = [check.name for check in CHECKS]
+    least_s = LAST_S + runner.LEAST_S
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"some of {', '.join(names)}; default: all")
     parser.add_argument("--rehearse", action="store_true", help="run on the CPU; figures mean nothing")
     parser.add_argument(
@@ -93,7 +95,7 @@ def arguments_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | Non
     )  # fmt: skip
     parser.add_argument(
         "--limit", type=float, default=TOTAL_S, metavar="S",
-        help=f"seconds for everything, at least {_LAST_S + runner.LEAST_S} (default: %(default)s)",
+        help=f"seconds for everything, at least {least_s} (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
@@ -103,7 +105,6 @@ def arguments_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | Non
         parser.error(f"unknown checks {', '.join(unknown)}; known are {', '.join(names)}")
     if args.child is not None and len(args.checks) != 1:
         parser.error(f"--child runs one check: {' '.join(args.checks) or 'none is named'}")
-    least_s = _LAST_S + runner.LEAST_S
     if args.child is None and args.limit < least_s:
         parser.error(f"--limit must be at least {least_s}, so that a check can run: {args.limit:g}")
     if args.out.exists() and not args.out.is_file():
@@ -158,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"{len(results):2}/{len(chosen)} {table.heading(name, result)}")
 
     with Stop() as stop:
-        run(chosen, device, began + args.limit - _LAST_S, stop, note)
+        run(chosen, device, began + args.limit - LAST_S, stop, note)
     width = shutil.get_terminal_size((120, 24)).columns
     _say(f"\n{table.HEADER}")
     for check in chosen:

@@ -48,7 +48,7 @@ class CheckContext:
     expected: dict[str, str] = field(default_factory=dict)
 
     def note(self, name: str, value: float | str, expected: object = "") -> None:
-        """Take a figure, and what it should be if that is known."""
+        """Record a figure, and what it should be if that is known."""
         self.figures[name] = value
         if expected != "":
             self.expected[name] = str(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -169,7 +170,8 @@ def run(
                 limit_s = share_s(waiting, deadline - clock.monotonic(), at_once)
                 check = waiting.pop(0)
                 if limit_s < LEAST_S:
-                    reason = f"{max(0, limit_s):.0f} s were left for it, at least {LEAST_S} are needed"
+                    left_s = math.floor(10 * max(0, limit_s)) / 10  # rounded up it may be what is needed
+                    reason = f"{left_s:.1f} s were left for it, at least {LEAST_S} are needed"
                     note(check.name, {"status": "not run", "reason": reason, "seconds": 0.0})
                 else:
                     running.append(start(check, device, limit_s))

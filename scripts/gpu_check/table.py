@@ -50,7 +50,7 @@ def figures_of(figures: Mapping[str, float | str], expected: Mapping[str, str]) 
 
 
 def counts(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return how many checks ended in which way: "15 passed, 1 skipped"."""
+    """Return how many checks had each status: "15 passed, 1 skipped"."""
     ways = Counter(result["status"] for result in results.values())
     return ", ".join(f"{count} {status}" for status, count in ways.items())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Protocol, TypeVar
 
@@ -48,6 +48,7 @@ class Patch:
         make: called by `apply` with what is there, returns what takes its place.
     """
 
+    _ours: Any  # what takes the place of the attribute
     _under: Patch | None  # what of ours was there before
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -61,14 +62,15 @@ class Patch:
         owner, name = self._owner(), self._name
         if owner is None:
             return
+        top = _tops.get((id(owner), name))  # before the attribute: a signal handler may undo it from here on
         self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
+        self._under = top if top is not None and top._ours is self._before else None
         original = getattr(owner, name, None) if self._before is _MISSING else self._before
         self._ours = transparent(self._make(original))
-        top = _tops.get((id(owner), name))
-        self._under = top if top is not None and top._ours is self._before else None
         _tops[id(owner), name] = self
         self._set(owner, self._ours)
-        if self._undone:  # meanwhile, by a signal handler or another thread
+        if self._undone:  # meanwhile, by a signal handler or another thread, which forgot it as not applied
+            _tops[id(owner), name] = self
             self.undo()
 
     def apply_in(self, stack: ExitStack) -> None:
@@ -138,14 +140,15 @@ def undo(changes: list[C]) -> None:
 def _undo(changes: list[C]) -> BaseException | None:
     failed: list[C] = []
     first: BaseException | None = None
-    while changes:
+    for change in changes[::-1]:
         try:
-            changes[-1].undo()
+            change.undo()
         except BaseException as error:
-            failed.insert(0, changes[-1])
+            failed.insert(0, change)
             if first is None or is_interrupt(error):
                 first = error
-        del changes[-1]  # not before: an interrupt would lose it
+        with suppress(ValueError):  # a signal handler undid it, too
+            changes.remove(change)  # not before: an interrupt would lose it
     changes += failed
     return first
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +17,11 @@ from instrument.exporters.sessions import sessions
 from instrument.exporters.torch_profiler import TorchProfilerExporter
 
 from ..support import programs
+from ..support.torch_versions import names_activities
 from ..windows.training import manifest, train
 
 CPU, CUDA = ProfilerActivity.CPU, ProfilerActivity.CUDA
-NAMED = pytest.mark.skipif(
-    "activity_filters" not in inspect.signature(torch.autograd.profiler.profile).parameters,
-    reason="this torch takes no names of single activities",
-)
+NAMED = pytest.mark.skipif(not names_activities(), reason="this torch takes no names of single activities")
 
 
 class Pretended:

@@ -8,6 +8,9 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def collected() -> None:
-    """Leave no optimizer of an earlier test, which frameworks keep in cycles: both would get labels."""
+def no_earlier_optimizers() -> None:
+    """Free optimizers of earlier tests, which frameworks keep in reference cycles.
+
+    With two alive, both get labels.
+    """
     gc.collect()

@@ -47,7 +47,7 @@ def beside(capture: Callable[[Callable[[], None]], None], during: Callable[[], o
 
 
 def trained(training: Training, out: Path, schedule: Schedule) -> Profile:
-    """A profile of a loop that has trained three steps."""
+    """Start a profile and train three steps."""
     prof = instrument.profile(out, schedule=schedule)
     prof.start()
     for _ in range(3):
@@ -206,11 +206,7 @@ def test_another_current_stream_in_a_capture(out: Path, device: Device) -> None:
 def test_a_stream_that_cannot_be_asked(out: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its capture counts as one that goes on: the window ends after it, and nothing is raised."""
     training = Training()
-    prof = instrument.profile(out, schedule=instrument.schedule("1-50"))
-    prof.start()
-    for _ in range(3):
-        training.step()
-        prof.step()
+    prof = trained(training, out, instrument.schedule("1-50"))
     with torch.cuda.graph(training.graph), monkeypatch.context() as without:
         without.delattr(torch.cuda, "stream")
         prof.stop()

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +19,7 @@ import instrument
 from instrument.exporters.sessions import sessions
 from instrument.exporters.torch_profiler import TorchProfilerCapture
 from instrument.windows.loop import Profile
+from instrument.windows.steps import Count, Steps
 
 from ..support import programs
 from .training import manifest, statuses
@@ -179,22 +181,53 @@ SWEPT = """
 """
 
 
+def by_hand(prof: Profile) -> None:
+    """Train with windows of steps that the program announces."""
+    with prof:
+        for _ in range(5):
+            torch.ones(3) + 1
+            prof.step()
+
+
+def by_items(prof: Profile) -> None:
+    """Train with windows of the items that `instrument.steps` hands out."""
+    count = Count(prof, None, 0, {})
+    for _ in Steps(range(5), count, lambda: count):
+        torch.ones(3) + 1
+
+
+def abandoned(prof: Profile) -> None:
+    """Train with windows of steps that the program announces, and abandon the profile in the end."""
+    prof.start()
+    try:
+        for _ in range(5):
+            torch.ones(3) + 1
+            prof.step()
+    finally:
+        prof.abandon("another one begins")
+
+
+Way = Callable[[Profile], None]  # how a profile is driven
 Place = tuple[str, str]  # a file and a function in it
 
 
+@pytest.mark.parametrize("way", [by_hand, by_items, abandoned])
 def test_an_interrupt_while_a_window_is_given_up(
-    tmp_path: Path, lenient: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     """Its stop failed; then Ctrl-C comes where any function begins that takes the window off."""
     for name in ("first", "second"):  # the first one imports what is needed
-        places = list(give_up_a_window(instrument.profile(tmp_path / name, schedule="1,3"), monkeypatch))
+        prof = instrument.profile(tmp_path / name, schedule="1,3")
+        places = list(give_up_a_window(prof, monkeypatch, way))
+        prof.stop()
     assert len(places) > 20
     print(f"INSTRUMENT_FUZZ_SEED={SEED} draws the same moments again")
     for number, place in enumerate(random.Random(int(SEED)).sample(places, min(len(places), MOMENTS))):
         prof = instrument.profile(tmp_path / str(number), schedule="1,3")
         with pytest.raises(KeyboardInterrupt):
-            give_up_a_window(prof, monkeypatch, place)
+            give_up_a_window(prof, monkeypatch, way, place)
         assert not torch.autograd._profiler_enabled(), place
+        prof.stop()  # as the end of the process does
         assert (sessions.owner, list(Profile._running)) == (None, []), place
         numbers = [window["window"] for window in prof.windows]
         assert len(set(numbers)) == len(numbers), (place, numbers)
@@ -205,10 +238,15 @@ def test_an_interrupt_while_a_window_is_given_up(
 
 
 def give_up_a_window(
-    prof: Profile, monkeypatch: pytest.MonkeyPatch, place: Place | None = None
+    prof: Profile, monkeypatch: pytest.MonkeyPatch, way: Way, place: Place | None = None
 ) -> dict[Place, None]:
-    """Train with a window that cannot be stopped, and is interrupted at ``place`` then; return all such places."""
-    stop, give_up, failed, places = TorchProfilerCapture.stop, Profile._give_up, list[bool](), dict[Place, None]()
+    """The window's stop fails, and Ctrl-C comes at the start of each function that cleans up after it.
+
+    Returns:
+        All such places; with ``place``, Ctrl-C comes at that one alone.
+    """
+    stop, give_up = TorchProfilerCapture.stop, Profile._give_up
+    failed, pressed, places = list[bool](), list[bool](), dict[Place, None]()
 
     def fail_once(capture: TorchProfilerCapture) -> None:
         if not failed:
@@ -221,7 +259,8 @@ def give_up_a_window(
             here = frame.f_code.co_filename, frame.f_code.co_name
             if any(folder in here[0] for folder in ("instrument", "torch")):
                 places.setdefault(here)
-            if here == place:
+            if here == place and not pressed:
+                pressed.append(True)
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
@@ -232,10 +271,8 @@ def give_up_a_window(
         finally:
             sys.setprofile(None)
 
-    with monkeypatch.context() as patch, prof:
+    with monkeypatch.context() as patch:
         patch.setattr(TorchProfilerCapture, "stop", fail_once)
         patch.setattr(Profile, "_give_up", watched)
-        for _ in range(5):
-            torch.ones(3) + 1
-            prof.step()
+        way(prof)
     return places

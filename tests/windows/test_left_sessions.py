@@ -1,4 +1,4 @@
-"""A recording that was left without its stop costs no later one, be that a window or the program's own.
+"""A recording that was left without its stop does not make a later one fail, a window or the program's own.
 
 Torch 2.11 and before refuse every later profiler of the process then; newer versions are made to do so here.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import tempfile
@@ -23,6 +22,7 @@ from instrument.config import settings as ours
 from instrument.errors import CaptureError
 from instrument.windows.schedule import Phase, Schedule
 
+from ..support.torch_versions import names_activities
 from .training import (
     Recorder,
     content,
@@ -37,8 +37,6 @@ from .training import (
     train,
 )
 
-# Whether torch takes names of single activities, as it does since 2.12.
-NAMED_ACTIVITIES = "activity_filters" in inspect.signature(torch.autograd.profiler.profile).parameters
 NONE, WARMUP, RECORD, SAVE = (
     ProfilerAction.NONE,
     ProfilerAction.WARMUP,
@@ -398,7 +396,7 @@ def test_options_of_torch_arrive(out: Path) -> None:
         (
             ValueError,
             {"activities": [{ProfilerActivity.CPU: ["NONE"]}]},
-            "activity type name: 'NONE'" if NAMED_ACTIVITIES else "torch.profiler refuses activities=[{<Prof",
+            "activity type name: 'NONE'" if names_activities() else "torch.profiler refuses activities=[{<Prof",
         ),
         (ValueError, {"post_processing_timeout_s": -1}, "refuses post_processing_timeout_s=-1: "),
         (TypeError, {"post_processing_timeout_s": "1"}, '"post_processing_timeout_s" must be a number of seconds'),

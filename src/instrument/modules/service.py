@@ -31,6 +31,7 @@ class Service(ABC, Generic[T]):
         self._on = False
         self._warmed = 0  # recordings in warm-up, when changes were last brought up to date
         self._suspended = 0
+        self._settling = self._stale = False
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
@@ -84,13 +85,23 @@ class Service(ABC, Generic[T]):
                 self.settle()
 
     def settle(self) -> None:
-        """Bring what is changed up to date."""
+        """Bring what is changed up to date; inside of itself, as in a signal handler, once what runs is done."""
         with self._lock:
-            on = self._on = self._wanted
-            self._warmed = live.live.expected
-            for suspension in (compiling, scripting, graphing):
-                suspension.set_suspended(self.suspended, on)
-            self.apply(on and not self._suspended)
+            self._stale = True
+            while self._stale and not self._settling:
+                try:
+                    self._settling = True
+                    self._stale = False
+                    self._settle()
+                finally:
+                    self._settling = False
+
+    def _settle(self) -> None:
+        on = self._on = self._wanted
+        self._warmed = live.live.expected
+        for suspension in (compiling, scripting, graphing):
+            suspension.set_suspended(self.suspended, on)
+        self.apply(on and not self._suspended)
 
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: object) -> None:
@@ -114,6 +125,7 @@ class Service(ABC, Generic[T]):
     @guard.contained(FEATURE)
     def _forked(self) -> None:
         self._lock = threading.RLock()  # a thread that is not in this process may hold the old one
+        self._settling = False
 
 
 class Handle(Generic[T]):

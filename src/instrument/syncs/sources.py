@@ -57,9 +57,15 @@ class Sources:
     def add(self, listener: Listener) -> None:
         """Tell ``listener`` of waits from now on."""
         with self._lock:
-            if not self._listeners:
-                self._install()
-            self._listeners = (*self._listeners, listener)
+            first, self._listeners = not self._listeners, (*self._listeners, listener)
+            try:
+                if first:
+                    self._install()
+            except BaseException:
+                self.remove(listener)
+                raise
+            if not self._listeners:  # removed meanwhile, by a signal handler
+                self._remove()
 
     def remove(self, listener: Listener) -> None:
         """Tell it no more; the last one takes everything out."""

@@ -114,8 +114,8 @@ class SyncWarning:
     def install(self) -> None:
         """Hear of torch's warnings, which it is told to give once the program has initialized CUDA."""
         name = "_showwarnmsg" if hasattr(warnings, "_showwarnmsg") else "showwarning"
-        self._shown = Patch(warnings, name, self._hook)
-        self._shown.apply()
+        shown = self._shown = Patch(warnings, name, self._hook)
+        shown.apply()
         self._let_through()
         self._forget = compat.when_initialized(self._warn)
 
