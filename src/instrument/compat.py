@@ -346,6 +346,38 @@ def profiler_enabled_somewhere() -> bool:
     return bool(getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False))
 
 
+def frame_evaluation() -> Callable[[Any], Any] | None:
+    """Return what sets by what torch.compile evaluates the frames of this thread, and returns what did so before.
+
+    None turns it off. The function is None where this version of torch has none.
+    """
+    try:
+        from torch._C._dynamo.eval_frame import set_eval_frame
+    except ImportError:
+        return None
+    setter: Callable[[Any], Any] = set_eval_frame
+    return setter
+
+
+_EVAL_FRAME = "torch/_dynamo/eval_frame.py".replace("/", os.sep)
+
+
+def in_compiled_call(frame: FrameType | None) -> bool:
+    """Tell whether ``frame`` is in a call of a function that torch.compile returned."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in ("compile_wrapper", "_fn") and code.co_filename.endswith(_EVAL_FRAME):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def compiled_call_end() -> tuple[Any, str] | None:
+    """Return what such a call calls at its end, as its owner and name, once torch.compile is imported."""
+    module = sys.modules.get("torch._dynamo.eval_frame")
+    return (module, "_maybe_set_eval_frame") if hasattr(module, "_maybe_set_eval_frame") else None
+
+
 # What calls operators, custom functions, backward passes and compiled functions
 _CALLERS = tuple(
     f"torch/{path}".replace("/", os.sep)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 
 import instrument
 from instrument import compat
@@ -363,10 +366,22 @@ def also_in_a_compiled_function(model: nn.Module, backend: Any) -> Program:
     return lambda x: model(x) + inlined(x)
 
 
+def called_between_two_graphs(model: nn.Module, backend: Any) -> Program:
+    forward = model.forward
+
+    def interrupted(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return forward(x)
+
+    model.forward = interrupted  # type: ignore[method-assign]
+    return torch.compile(lambda x: model(x) * 2, backend=backend)
+
+
 @pytest.mark.parametrize("compiled_before", [False, True])
 @pytest.mark.parametrize(
     "make",
     [
+        called_between_two_graphs,
         after_a_compiled_function,
         after_a_compiled_module,
         in_place_after_a_compiled_function,
@@ -382,6 +397,7 @@ def test_a_model_beside_compiled_code(make: Callable[[nn.Module, Any], Program],
 
     def train(followed: bool) -> tuple[int, list[float], int]:
         torch.compiler.reset()
+        counters.clear()
         backend, seen = CompileCounter(), []  # type: ignore[no-untyped-call]
         follower = StepFollower(lambda: seen.append(1), lambda: None, "forward")
         if followed and not compiled_before:
@@ -395,10 +411,80 @@ def test_a_model_beside_compiled_code(make: Callable[[nn.Module, Any], Program],
         finally:
             follower.remove()
         assert vars(nn.Module)["_compiled_call_impl"] is None
-        return backend.frame_count, losses, len(seen)
+        return counters["frames"]["total"], losses, len(seen)
 
     frames, losses, _ = train(followed=False)
     assert train(followed=True) == (frames, losses, 4)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of what torch.compile resumes with
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("sign", ["forward", "backward"])
+def test_steps_of_a_compiled_function(sign: str, fails: bool) -> None:
+    """A step that ends between two graphs counts after the compiled function; no code of ours is compiled."""
+    seen: list[int] = []
+    within: list[int] = []
+
+    @torch.compiler.disable
+    def note() -> None:
+        within.append(len(seen))
+        if fails:
+            raise ZeroDivisionError
+
+    def train(followed: bool) -> int:
+        torch.compiler.reset()
+        counters.clear()
+        within.clear()
+        model = Scaled()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        call_forward = model.forward
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            torch._dynamo.graph_break()
+            return call_forward(x)
+
+        model.forward = forward  # type: ignore[method-assign]
+
+        @torch.compile(backend="eager")
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+            note()
+            return loss
+
+        follower = StepFollower(lambda: seen.append(1), int, sign)
+        if followed:
+            follower.follow()
+        try:
+            for number in range(4):
+                with contextlib.suppress(ZeroDivisionError):
+                    step(torch.ones(1))
+                assert len(seen) == followed * (number + 1)
+        finally:
+            follower.remove()
+        return int(counters["frames"]["total"])
+
+    frames = train(followed=False)
+    assert train(followed=True) <= frames
+    assert within == [0, 1, 2, 3]
+
+
+def test_a_model_that_the_program_drops() -> None:
+    """What follows the model, or takes it for one that may be followed, does not keep it alive."""
+    follower = OutermostModel(lambda _: None, lambda _: None)
+    follower.follow()
+    try:
+        models = [Scaled(), Scaled()]
+        models[1].compile(backend="eager")
+        references = [weakref.ref(model) for model in models]
+        models[0](torch.ones(1))
+        del models
+        gc.collect()
+        assert [reference() for reference in references] == [None, None]
+    finally:
+        follower.remove()
 
 
 def test_a_wrapper_around_a_module_compiled_in_place() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from .. import compat
@@ -31,7 +33,7 @@ class Service(ABC, Generic[T]):
         self._on = False
         self._warmed = 0  # recordings in warm-up, when changes were last brought up to date
         self._suspended = 0
-        self._settling = self._stale = False
+        self._stale = False
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
@@ -88,13 +90,18 @@ class Service(ABC, Generic[T]):
         """Bring what is changed up to date; inside of itself, as in a signal handler, once what runs is done."""
         with self._lock:
             self._stale = True
-            while self._stale and not self._settling:
-                try:
-                    self._settling = True
-                    self._stale = False
-                    self._settle()
-                finally:
-                    self._settling = False
+            while self._stale and not self._settles():
+                self._stale = False
+                self._settle()
+
+    def _settles(self) -> bool:
+        """Tell whether this thread is in `_settle`, by its frames: an interrupt might leave a flag set."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code is Service._settle.__code__ and frame.f_locals["self"] is self:
+                return True
+            frame = frame.f_back
+        return False
 
     def _settle(self) -> None:
         on = self._on = self._wanted
@@ -125,7 +132,6 @@ class Service(ABC, Generic[T]):
     @guard.contained(FEATURE)
     def _forked(self) -> None:
         self._lock = threading.RLock()  # a thread that is not in this process may hold the old one
-        self._settling = False
 
 
 class Handle(Generic[T]):

@@ -15,11 +15,13 @@ from ..identity import IdentitySet
 from ..modules import backward_calls, parts
 from ..modules.optimizers import live_optimizers, share_parameters
 from ..patch import Patch, apply, leave_no_frame, undo
+from .compiled_calls import CompiledCalls
 from .forward import OutermostModel
 from .function import SIGNS, FunctionCalls, check
 from .graphed import GraphMaking
 from .program_steps import program_steps
 from .stepping import FEATURE, OptimizerSteps, running
+from .uncompiled import apart, keep_package
 
 # Calls of a model that may be followed by a backward pass, or replays of a graph that is not known; fewer may be
 # those of one step.
@@ -108,7 +110,8 @@ class StepFollower:
         self._function: FunctionCalls | None = None
         if step_on not in (None, *SIGNS):
             self._function = FunctionCalls(step_on, lambda: self._function_called(step_on))
-        sources = (self._graphs, making, self._steps, self._model, self._function)
+        self._compiled_calls = CompiledCalls()
+        sources = (self._graphs, making, self._steps, self._model, self._function, self._compiled_calls)
         self._sources: list[Source] = [source for source in sources if source is not None]
 
     def follow(self) -> None:
@@ -119,6 +122,7 @@ class StepFollower:
             if self._step_on is None:
                 program_steps.listen(self._program)
             apply(self._patched(), self._patches)
+            compat.when_imported("torch._dynamo", self._compiler_imported)
         except BaseException:
             self.remove()
             raise
@@ -182,9 +186,18 @@ class StepFollower:
         yield Patch(torch.optim.Optimizer, "__init__", self._making)
         yield from parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
+    @guard.contained(FEATURE)
+    def _compiler_imported(self, _: Any) -> None:
+        if self._stepped is not _nothing:
+            keep_package()
+
     # What the sources call
 
+    @apart
     def _ended(self, by: str, count: int = 1) -> None:
+        self._compiled_calls.after(functools.partial(self._step_ended, by, count))
+
+    def _step_ended(self, by: str, count: int) -> None:
         if by in SIGNS and SIGNS.index(by) < self._weakest:
             return
         if by not in ("optimizer", "program"):  # optimizers are told apart by `OptimizerSteps`
@@ -216,6 +229,7 @@ class StepFollower:
         """
         return self._graphs.defer(replayed, *args) or self._graph_making.here
 
+    @apart
     def _function_called(self, function: str) -> None:
         if not self._defer_or_skip(self._function_replayed, function):
             self._ended(function)
@@ -236,6 +250,7 @@ class StepFollower:
             self._ended("replay", replays if self.by is None else 1)
 
     @guard.contained(FEATURE)
+    @apart
     def _begins(self) -> None:
         """Step 0 begins, if it did not before."""
         if self._function is not None:
@@ -265,6 +280,7 @@ class StepFollower:
 
         return init
 
+    @apart
     def _optimizer_made(self, optimizer: Any) -> None:
         self._optimizers.add(optimizer)
         if self._function is not None:
@@ -297,6 +313,7 @@ class StepFollower:
         return len(self._optimizers) > 0 and not self.compiled
 
     @guard.contained(FEATURE)
+    @apart
     def _passed(self) -> None:
         """A backward pass ended."""
         if self._defer_or_skip(self._pass_replayed):

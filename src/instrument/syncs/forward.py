@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import compat, patch
+from .. import compat
 from ..compat import COMPILED_CALL
 from ..guard import guard
 from ..modules.compiling import compiling, scripting
@@ -22,7 +22,7 @@ from ..modules.stack import when_closed
 from ..modules.stand_in import StandIn, called_module, compiled_call
 from ..patch import Patch, apply, leave_no_frame, transparent, undo
 from ..regions import live
-from .uncompiled import keep
+from .uncompiled import apart
 
 FEATURE = "following the calls of the model"
 
@@ -175,6 +175,7 @@ class OutermostModel:
         return output
 
     @guard.contained(FEATURE)
+    @apart
     def _call_ended(self) -> None:
         when_closed(self._ended)
 
@@ -185,8 +186,9 @@ class OutermostModel:
             self._called(model)
 
     @guard.contained("finding the outermost model")
+    @apart
     def _look_at(self, module: nn.Module) -> None:
-        if not self._passes_over() and next(module.parameters(), None) is not None:
+        if not self._passes_over() and any(True for _ in module.parameters()):
             self._searching = False
             undo(self._looking)
             undo(self._candidates)
@@ -206,7 +208,9 @@ class OutermostModel:
             self._copiers.add(copier(module))
             apply([Patch(copier(module), "__getstate__", copied)], self._always)
         compiled = vars(module).get(COMPILED_CALL)
-        apply([Patch(module, COMPILED_CALL, lambda _: _Followed(module, compiled, self))], held)
+        # Made here: what the patch holds must not keep the module alive.
+        stand_in = _Followed(module, compiled, self)
+        apply([Patch(module, COMPILED_CALL, lambda _: stand_in)], held)
         self._stay_removed()
 
     def _in_place(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -232,7 +236,6 @@ class OutermostModel:
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: Any) -> None:
         if not self._removed:
-            keep(sys.modules[__name__], patch)
             compiling.set_suspended(self._compile, True)
             self._stay_removed()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,11 +22,6 @@ from .listener import Listener
 from .sync_warning import SyncWarning
 
 FEATURE = "noting a wait"
-# The modules whose functions run inside of calls that wait
-_CALLED = [f"{__package__}.{name}" for name in (
-    "sources", "calls", "explicit", "sync_warning", "gpu_trace", "listener", "detector", "live", "recorder",
-    "sites", "expression", "policy", "comments", "finding", "budget", "stepping",
-)]  # fmt: skip
 
 
 class Sources:
@@ -78,8 +72,8 @@ class Sources:
                 self._remove()
 
     def _install(self) -> None:
-        if not self._kept:  # 1 ms, once
-            uncompiled.keep(*(sys.modules[name] for name in _CALLED if name in sys.modules))
+        if not self._kept:
+            uncompiled.keep_package()
             self._kept = True
         with contextlib.ExitStack() as stack:  # a part that fails leaves none
             stack.callback(self._trace.remove)

@@ -235,11 +235,11 @@ def running(
 def _set_up(
     stack: contextlib.ExitStack, fake: bool, budget: Budget | None, script: bool, step_on: str | None
 ) -> Run:
+    stack.callback(_set_active, False)  # each before what it undoes: an interrupt may come in between
     _set_active(True)
-    stack.callback(_set_active, False)
     path = RegionPath()
-    live.add(path)
     stack.callback(live.remove, path)
+    live.add(path)
     run = Run(path, fake, budget, script)
     stack.callback(run.close)
     cuda = PretendedCuda(run.state)
