@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -16,36 +17,40 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, list[Callable[[], None]]] = {}  # by thread, while it makes a change
+        self._waiting: dict[int, list[Callable[[], None]]] = {}  # by thread: what is asked for within a change
 
     def make(self, change: Callable[[], None]) -> None:
         """Make ``change`` now or, within another one on this thread, after it."""
-        thread = get_ident()
-        waiting = self._waiting.get(thread)
-        if waiting is not None:
+        waiting = self._waiting.setdefault(get_ident(), [])
+        if self._making():
             waiting.append(change)
-            return
-        self._waiting[thread] = waiting = []
-        try:
-            change()
-        finally:
-            self._waiting.pop(thread, None)
-            if waiting:
-                self._make_all(waiting)
-
-    def _make_all(self, changes: list[Callable[[], None]]) -> None:
-        try:
-            self.make(changes[0])
-        finally:
-            if changes[1:]:
-                self._make_all(changes[1:])
+        elif waiting:  # an interrupt kept the last change from making these
+            waiting.append(change)
+            self._make(waiting.pop(0), waiting)
+        else:
+            self._make(change, waiting)
 
     def outside(self, call: Callable[..., Any], *args: Any) -> None:
         """Call ``call(*args)`` within a change; what it asks for is made at once."""
         thread = get_ident()
-        waiting = self._waiting.pop(thread, None)
+        waiting = self._waiting.pop(thread, [])
         try:
             call(*args)
         finally:
-            if waiting is not None:
-                self._waiting[thread] = waiting
+            self._waiting[thread] = waiting
+
+    def _making(self) -> bool:
+        """Tell whether this thread makes a change, by its frames: an interrupt might leave a flag set."""
+        frame = sys._getframe(1).f_back
+        while frame is not None and frame.f_code is not Changes.outside.__code__:
+            if frame.f_code is Changes._make.__code__ and frame.f_locals["self"] is self:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _make(self, change: Callable[[], None], waiting: list[Callable[[], None]]) -> None:
+        try:
+            change()
+        finally:
+            if waiting:
+                self._make(waiting.pop(0), waiting)

@@ -1,0 +1,74 @@
+"""`Changes`: one change at a time, also after an interrupt in the middle of one."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from instrument.windows.changes import Changes
+
+
+def interrupted(call: Callable[[], None], at: int) -> bool:
+    """Call it with a KeyboardInterrupt before its ``at``-th line in `Changes`; return whether that came."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if "changes.py" not in frame.f_code.co_filename or "test_" in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with suppress(KeyboardInterrupt):
+            call()
+    finally:
+        sys.settrace(before)
+    return lines == at
+
+
+def test_a_change_after_an_interrupt() -> None:
+    """It is made at once, after what the interrupted one kept waiting; each is made once at most."""
+    lost, came, at = list[int](), True, 0
+    while came:
+        changes, made = Changes(), list[str]()
+
+        def first(changes: Changes = changes, made: list[str] = made) -> None:
+            made.append("first")
+            changes.make(lambda: made.append("waiting"))
+
+        at += 1
+        came = interrupted(functools.partial(changes.make, first), at)
+        changes.make(functools.partial(made.append, "next"))
+        assert made in (["first", "waiting", "next"], ["first", "next"], ["next"]), at
+        if made == ["first", "next"]:
+            lost.append(at)
+    assert made == ["first", "waiting", "next"]
+    assert at > 20
+    assert len(lost) < at / 2  # while the first one had not asked for it, and as it was about to begin
+
+
+def test_a_change_within_another() -> None:
+    """It is made after that one, be it over by an error."""
+    changes, made = Changes(), list[str]()
+
+    def fail() -> None:
+        changes.make(lambda: made.append("waiting"))
+        made.append("failing")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        changes.make(fail)
+    assert made == ["failing", "waiting"]
