@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import instrument
-from instrument.regions import live
+from instrument.regions import dispatch
 
 BLOCKS = 40
 CHECKPOINTED = 400
@@ -103,12 +103,12 @@ def in_window() -> None:
 @contextmanager
 def listening() -> Iterator[None]:
     """Somebody hears every region, and does nothing."""
-    emitter = live.Nobody()
-    live.live.add(emitter)
+    emitter = dispatch.NullEmitter()
+    dispatch.active.add(emitter)
     try:
         yield
     finally:
-        live.live.remove(emitter)
+        dispatch.active.remove(emitter)
 
 
 def recomputed() -> None:

@@ -145,8 +145,8 @@ def child() -> None:
 def scores() -> None:
     """How many idioms that wait are found, and how many that do not are taken for such."""
     sys.path.insert(0, str(ROOT))
-    from tests.syncs import unseen_idioms, unseen_idioms_2
-    from tests.syncs.test_dry_idioms import waited
+    from tests.dryrun import unseen_idioms, unseen_idioms_2
+    from tests.dryrun.test_idioms import waited
 
     def right(idiom: unseen_idioms.Idiom, waits: bool, fake: bool) -> bool:
         try:
@@ -154,7 +154,7 @@ def scores() -> None:
         except Exception:  # an idiom that cannot be carried out is none that was told right
             return False
 
-    print("\nIdioms in tests/syncs, told right")
+    print("\nIdioms in tests/dryrun, told right")
     for name, corpus in {"first": unseen_idioms, "second": unseen_idioms_2}.items():
         for fake in (False, True):
             found = [right(idiom, True, fake) for idiom in corpus.SYNCHRONISING.values()]

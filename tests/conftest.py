@@ -18,9 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from instrument.config import settings
 from instrument.exporters.sessions import sessions
-from instrument.regions import annotation, live
+from instrument.regions import annotation, dispatch
 from instrument.windows import process
-from instrument.windows.loop import Profile
+from instrument.windows.api import Profile
 
 # DeepSpeed, which other packages import, chooses once for the process and takes "cuda" for its default.
 if not torch.cuda.is_available():
@@ -56,8 +56,8 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Raise internal errors, and fail a test that leaves a profiler, an emitter or a finishing process live."""
     assert annotation.annotate  # follows torch's profilers from here on
     monkeypatch.setattr(settings, "strict", True)
-    live.compiled_away.clear()
-    live._told.clear()
+    dispatch.compiled_away.clear()
+    dispatch._told.clear()
     yield
     for running in list(Profile._running):  # loops of `steps` that may go on until the process ends
         running.abandon("the test is over")
@@ -69,7 +69,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not any(left._failed for left in finishing)
     assert not torch.autograd._profiler_enabled()
     assert sessions.capture is None
-    assert not live.recording
+    assert not dispatch.recording
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 import instrument
-from instrument.report.whole import render_windows
+from instrument.report.trace_report import render_windows
 from instrument.traces.read import read_file
 from instrument.traces.trace import Trace
 from tests.support.loops import Loop

@@ -23,6 +23,8 @@ from torch.optim import optimizer
 
 import instrument
 from instrument import compat
+from instrument.dryrun.cuda import PretendedCuda
+from instrument.dryrun.session import running
 from instrument.exporters.sessions import OpenRanges
 from instrument.integrations.attachment import Attachment
 from instrument.integrations.loop import Loop
@@ -30,14 +32,12 @@ from instrument.modules.compiling import HookSuspension
 from instrument.modules.installer import installer
 from instrument.modules.step import patcher
 from instrument.patch import TRANSPARENT, Patch
-from instrument.syncs.dry.cuda import PretendedCuda
-from instrument.syncs.dry.session import running
-from instrument.syncs.following import StepFollower
-from instrument.syncs.forward import OutermostModel
-from instrument.syncs.graphed import GraphMaking
-from instrument.syncs.program_steps import program_steps
+from instrument.stepping.follower import StepFollower
+from instrument.stepping.graph_making import GraphMaking
+from instrument.stepping.model_calls import OutermostModel
+from instrument.stepping.optimizers import OptimizerSteps
+from instrument.stepping.program_steps import program_steps
 from instrument.syncs.sources import Sources
-from instrument.syncs.stepping import OptimizerSteps
 from instrument.syncs.sync_warning import SyncWarning
 
 # Of a case and a way, in all: one with less than 1,000 lines has every moment, others some; at least FEWEST.

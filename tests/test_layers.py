@@ -18,12 +18,14 @@ ORDER = [
     ["__main__"],
     ["cli", "pytest_plugin"],
     ["commands"],
-    ["automatic", "launch"],
+    ["bootstrap", "launch"],
     ["integrations"],
     ["__init__"],
     ["windows"],
     ["exporters"],
+    ["dryrun"],
     ["syncs"],
+    ["stepping"],
     ["report"],
     ["diagnosis"],
     ["traces"],
@@ -138,7 +140,7 @@ def test_all() -> None:
     """`__all__` holds every public name, each of which is there, whatever was imported before."""
     code = """
 import instrument
-import instrument.windows.schedule, instrument.regions.live, instrument.exporters.capture
+import instrument.windows.schedule, instrument.regions.dispatch, instrument.exporters.capture
 for name in instrument.__all__:
     assert callable(getattr(instrument, name)), name
 assert set(instrument.__all__) <= set(dir(instrument))

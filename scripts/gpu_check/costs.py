@@ -79,14 +79,14 @@ class _QuietEmitter:
 @contextlib.contextmanager
 def _listening() -> Iterator[None]:
     """Have a tool listen."""
-    from instrument.regions.live import live
+    from instrument.regions.dispatch import active
 
     emitter = _QuietEmitter()
-    live.add(emitter)
+    active.add(emitter)
     try:
         yield
     finally:
-        live.remove(emitter)
+        active.remove(emitter)
 
 
 def checkpointing(context: CheckContext) -> None:

@@ -7,15 +7,15 @@ TYPE_CHECKING = False  # type checkers take it for True; typing itself is not wo
 if TYPE_CHECKING:
     from .config import configure
     from .diagnosis.metrics import metrics
+    from .dryrun.run import dry_run
     from .modules.annotate import annotate_modules
     from .modules.step import annotate_step
     from .regions.annotation import annotate, mark
     from .syncs.audit import audit_syncs
-    from .syncs.dry.run import dry_run
     from .syncs.live import detect_syncs, no_syncs
     from .syncs.policy import allow_sync
     from .traces.read import read_trace
-    from .windows.profile import profile
+    from .windows.api import profile
     from .windows.schedule import schedule
     from .windows.steps import steps
 
@@ -46,11 +46,11 @@ _HOMES = {
     "audit_syncs": ".syncs.audit",
     "configure": ".config",
     "detect_syncs": ".syncs.live",
-    "dry_run": ".syncs.dry.run",
+    "dry_run": ".dryrun.run",
     "mark": ".regions.annotation",
     "metrics": ".diagnosis.metrics",
     "no_syncs": ".syncs.live",
-    "profile": ".windows.profile",
+    "profile": ".windows.api",
     "read_trace": ".traces.read",
     "schedule": ".windows.schedule",
     "steps": ".windows.steps",

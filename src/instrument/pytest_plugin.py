@@ -136,7 +136,7 @@ def _looked_at(body: _Body, fake: bool, on_gpu: Iterable[Any]) -> SyncReport:
     import torch
 
     if not torch.cuda.device_count():  # asks NVML where it can: is_available initializes the driver
-        from .syncs.dry.run import dry_run
+        from .dryrun.run import dry_run
 
         return dry_run(body, fake=fake, on_gpu=on_gpu)
     from .syncs import coverage

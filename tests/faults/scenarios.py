@@ -128,7 +128,7 @@ def _site() -> None:
     sys.modules["sitecustomize"] = types.ModuleType("sitecustomize")
     with contextlib.suppress(KeyboardInterrupt):
         try:
-            importlib.import_module("instrument.automatic.site.sitecustomize")
+            importlib.import_module("instrument.bootstrap.site.sitecustomize")
         except Exception:
             sys.excepthook(*sys.exc_info())
 

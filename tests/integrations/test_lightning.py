@@ -25,7 +25,7 @@ from instrument.integrations import environment
 from instrument.integrations.lightning import InstrumentCallback, InstrumentProfiler, callbacks, install
 from instrument.integrations.lightning import callback as callback_module
 from instrument.integrations.lightning import packages as packages_module
-from instrument.integrations.lightning.everywhere import AutomaticCallback, _patches
+from instrument.integrations.lightning.auto import AutomaticCallback, _patches
 from instrument.integrations.loop import Loop
 
 from ..conftest import annotations

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from instrument.config import RUN
 from instrument.integrations import environment
 from instrument.integrations.megatron import Attachment, attach, core, install
-from instrument.regions import live, region
+from instrument.regions import dispatch, region
 from instrument.traces.read import read_file
 from instrument.traces.summary import summarize
 from tests.conftest import annotations
@@ -349,9 +349,9 @@ class Recorder:
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     recorder = Recorder()
-    live.live.add(recorder)
+    dispatch.active.add(recorder)
     yield recorder
-    live.live.remove(recorder)
+    dispatch.active.remove(recorder)
 
 
 Program = list[Any]
@@ -396,14 +396,14 @@ def test_balanced_whatever_they_do() -> None:
         @given(program=PROGRAMS)
         def check(program: Program) -> None:
             recorder = Recorder()
-            live.live.add(recorder)
+            dispatch.active.add(recorder)
             try:
                 with attached.pushes.around(around, sys._getframe()):
                     execute(program, recorder)
                     assert recorder.open[0] == "around"
                 assert recorder.open == []
             finally:
-                live.live.remove(recorder)
+                dispatch.active.remove(recorder)
 
         check()
 

@@ -13,7 +13,7 @@ from torch import nn
 from instrument.modules.hooks import Hook
 from instrument.modules.installer import installer
 from instrument.modules.stand_in import StandIn
-from instrument.regions import live
+from instrument.regions import dispatch
 from instrument.regions.region import Region
 
 
@@ -79,12 +79,12 @@ def listening() -> Listening:
     @contextlib.contextmanager
     def attach() -> Iterator[Heard]:
         heard = Heard()
-        live.live._attached.append(heard)
-        live.live._settle()
+        dispatch.active._attached.append(heard)
+        dispatch.active._settle()
         try:
             yield heard
         finally:
-            live.live._attached = [emitter for emitter in live.live._attached if emitter is not heard]
-            live.live._settle()
+            dispatch.active._attached = [emitter for emitter in dispatch.active._attached if emitter is not heard]
+            dispatch.active._settle()
 
     return attach

@@ -15,7 +15,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.regions import live
+from instrument.regions import dispatch
 from instrument.traces.summary import summarize
 from tests.modules.conftest import Listening
 from tests.support.native import nvtx_log, ranges
@@ -149,7 +149,7 @@ def test_a_warm_up_that_leads_to_nothing(tmp_path: Path) -> None:
             prof.step()
         assert layers._forward_hooks
     assert not layers._forward_hooks
-    assert live.live.expected == 0
+    assert dispatch.active.expected == 0
 
 
 def test_two_profilers_in_a_row(recorded: Callable[..., list[dict[str, Any]]]) -> None:
@@ -329,6 +329,6 @@ def test_a_failing_emitter(lenient: None, listening: Listening) -> None:
     with instrument.annotate_modules(layers), listening() as heard:
         heard.push = heard.start = None  # type: ignore[assignment]
         assert all(torch.equal(a, b) for a, b in zip(step(layers), expected, strict=True))
-        assert not live.recording
+        assert not dispatch.recording
         assert not layers._forward_hooks
-    live.live._failed.clear()
+    dispatch.active._failed.clear()

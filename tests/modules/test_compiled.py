@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.regions import live
+from instrument.regions import dispatch
 from tests.modules.conftest import Listening
 from tests.support.native import nvtx_log, ranges
 
@@ -133,7 +133,7 @@ def test_regions_around(
         assert heard.tree() == expected
         train(call)
     assert counter.frame_count == 1
-    assert sorted(live.compiled_away) == sorted(hidden)
+    assert sorted(dispatch.compiled_away) == sorted(hidden)
     handle.remove()
     for module in model.modules():
         assert not module._forward_hooks

@@ -75,11 +75,11 @@ def same(one, other):
 @contextlib.contextmanager
 def listening():
     heard = Heard()
-    live.live._attached.append(heard)
-    live.live._settle()
+    live.active._attached.append(heard)
+    live.active._settle()
     yield heard
-    live.live._attached.remove(heard)
-    live.live._settle()
+    live.active._attached.remove(heard)
+    live.active._settle()
 
 def no_sync(model, step):
     losses = []

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import instrument
-from instrument.syncs.forward import OutermostModel
+from instrument.stepping.model_calls import OutermostModel
 
 
 class OwnState(nn.Module):

@@ -24,7 +24,7 @@ from instrument.guard import guard
 from instrument.modules.parts import Switch, contexts
 from instrument.modules.step import patcher
 from instrument.patch import Patch, apply, undo
-from instrument.regions import live, region
+from instrument.regions import dispatch, region
 from tests.conftest import Events
 from tests.modules.conftest import Listening
 from tests.support import native, nsys
@@ -163,7 +163,7 @@ def test_ranges_that_torch_passes_on(
     with listening() as heard, instrument.annotate_step("optimizer"):
         monkeypatch.setattr(type(heard), "name", name)
         with profile(activities=[ProfilerActivity.CPU]):
-            monkeypatch.setattr(live.live, "_target", target)
+            monkeypatch.setattr(dispatch.active, "_target", target)
             optimizer.zero_grad()
             optimizer.step()
         assert shown == len(heard.regions)
@@ -311,7 +311,7 @@ def test_interrupted_context(listening: Listening, where: str) -> None:
     shown, switch = region.make("context", None, None, None, None), Switch()
     with listening() as heard:
         patches: list[Patch] = []
-        apply(contexts(Context, lambda _: live.enter(shown), switch), patches)
+        apply(contexts(Context, lambda _: dispatch.enter(shown), switch), patches)
         for switch.on in (True, False):
             with pytest.raises(KeyboardInterrupt), Context():
                 pass

@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import instrument
-from instrument.regions import live
+from instrument.regions import dispatch
 
 from ..support.net import Block, Net
 from .conftest import Heard, Listening
@@ -840,7 +840,7 @@ def test_window_that_ends_in_a_backward(listening: Listening) -> None:
         middle = model.a(batch())
         middle.register_hook(lambda _: stack.close())
         model.b(middle).sum().backward()
-        assert not live.recording
+        assert not dispatch.recording
         assert heard[0].tree()[:3] == [A, B, B_BACKWARD]
         with listening():
             middle = model.a(batch())
@@ -1576,8 +1576,8 @@ class Tool:
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(inplace=True))
 handle = instrument.annotate_modules(model)
 instrument.annotate_modules(torch.nn.Linear(2, 2))
-live.live._attached.append(Tool())
-live.live._settle()
+live.active._attached.append(Tool())
+live.active._settle()
 assert model[0]._forward_hooks
 class Late:
     def __del__(self):  # as late as can be

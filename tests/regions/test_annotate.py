@@ -22,7 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.regions import live
+from instrument.regions import dispatch
 from instrument.regions.emitters.torch_profiler import TorchProfilerEmitter
 
 Recorded = Callable[..., list[dict[str, Any]]]
@@ -453,7 +453,7 @@ def test_idle_context_manager_keeps_nothing() -> None:
     with idle:
         pass
     assert idle._open == {}
-    assert not live.recording
+    assert not dispatch.recording
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument.regions import live
+from instrument.regions import dispatch
 
 
 @instrument.annotate("scaled")
@@ -105,11 +105,11 @@ def test_one_graph(function: Callable[..., Any], hidden: list[str]) -> None:
     assert torch.equal(compiled(x), expected)
     for _ in range(2):
         with profile(activities=[ProfilerActivity.CPU]):
-            assert live.recording
+            assert dispatch.recording
             assert torch.equal(compiled(x), expected)
         assert torch.equal(compiled(x), expected)
     assert counter.frame_count == 1
-    assert sorted(live.compiled_away) == hidden
+    assert sorted(dispatch.compiled_away) == hidden
 
 
 def test_first_compiled_in_a_window() -> None:

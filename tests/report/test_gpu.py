@@ -10,7 +10,7 @@ from rich.console import Console
 from instrument.diagnosis import metrics as metrics_module
 from instrument.diagnosis.metrics import metrics
 from instrument.report.gpu import Graphs, launched_graphs, render_gpu, render_graphs
-from instrument.report.whole import render_windows
+from instrument.report.trace_report import render_windows
 from instrument.traces import summary
 from instrument.traces.communication import Collectives
 from instrument.traces.step_lengths import Lengths

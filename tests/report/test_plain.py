@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from instrument.report.plain import print_table, sentence
+from instrument.report.console import print_table, sentence
 
 
 @pytest.mark.parametrize("width", range(20, 60))

@@ -148,6 +148,9 @@ def _shown_before(module: Any) -> dict[Any, Any]:
     return {key: value for key, value in registry.items() if key != "version"}
 
 
+_TESTS = ("tests.syncs", "tests.dryrun", "tests.stepping")
+
+
 def state() -> list[Any]:
     """Everything that detection replaces."""
     tensor = {name: vars(torch.Tensor).get(name) for name in ("to", "cuda", "cpu", "copy_")}
@@ -158,7 +161,11 @@ def state() -> list[Any]:
         warnings.showwarning,
         warnings._showwarnmsg,  # type: ignore[attr-defined]
         warnings.onceregistry.copy(),  # type: ignore[attr-defined]
-        [_shown_before(module) for name, module in list(sys.modules.items()) if name.startswith("tests.syncs")],
+        [
+            _shown_before(module)
+            for name, module in list(sys.modules.items())
+            if name.startswith(("tests.syncs", "tests.dryrun"))
+        ],
         [list(registry.callback_list) for registry in REGISTRIES],
         torch.cuda.synchronize,
         torch.cuda.empty_cache,

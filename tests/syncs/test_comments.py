@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from instrument import dry_run
+from instrument.dryrun.run import dry_run_file
 from instrument.syncs.comments import allowed_at
-from instrument.syncs.dry.run import dry_run_file
 from instrument.syncs.finding import Site
 
 COMMENT = "# instrument: allow-sync why"

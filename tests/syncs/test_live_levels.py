@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import instrument
 from instrument.config import settings
 from instrument.errors import SyncError
-from instrument.syncs import coverage
+from instrument.syncs import coverage, instruction, wrappers
 from instrument.syncs.budget import Budget
 from instrument.syncs.detector import SyncDetector
 from instrument.syncs.finding import Event
@@ -347,18 +347,17 @@ def test_off(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
 @pytest.mark.native
 def test_errors_of_ours_are_contained(gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fails inside, the program goes on, and everything is put back."""
-    from instrument.syncs import explicit, expression
 
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(expression, "describe", fail)
+        patch.setattr(instruction, "describe", fail)
         with detect_syncs("error"), no_syncs():
             gpu.x.item()
             str(torch.ones(1))
     with monkeypatch.context() as patch:
-        patch.setattr(explicit, "patches", fail)
+        patch.setattr(wrappers, "patches", fail)
         before = state()
         with detect_syncs("error"), no_syncs():
             assert before == state()

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from instrument.cli import app
-from instrument.syncs.dry.run import dry_run_file
+from instrument.dryrun.run import dry_run_file
 from instrument.syncs.report import SyncReport
 from instrument.syncs.stopped import Stopped
 

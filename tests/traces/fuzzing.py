@@ -25,7 +25,7 @@ from rich.console import Console
 
 from instrument.diagnosis.metrics import metrics
 from instrument.errors import TraceError
-from instrument.report.whole import render_trace
+from instrument.report.trace_report import render_trace
 from instrument.syncs.audit import audit_syncs
 from instrument.syncs.report import render
 from instrument.traces.read import read_trace

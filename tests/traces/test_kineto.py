@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from instrument.traces import pieces, text
+from instrument.traces import chunks, text
 from instrument.traces.kineto import read_kineto
 from instrument.traces.table import COLUMNS
 from instrument.traces.trace import Device, Trace
@@ -100,7 +100,7 @@ def test_any_trace(folder: Path, events: list[Event], style: str, block: int, pa
 def test_events_longer_than_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An event with args of 100,000 objects, which look like events, between two others."""
     monkeypatch.setattr(text, "BLOCK", 10_000)
-    monkeypatch.setattr(pieces, "BLOCK", 10_000)
+    monkeypatch.setattr(chunks, "BLOCK", 10_000)
     listed = ordinary(3)
     listed[1]["args"]["frames"] = [{"name": "a", "ph": 1}, {"id": 2}] * 50_000
     trace = read_kineto(write(tmp_path / "trace.json", written(listed)))

@@ -24,8 +24,8 @@ from instrument.errors import CaptureError
 from instrument.exporters.raw_trace import part
 from instrument.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
 from instrument.guard import guard
-from instrument.regions import live
-from instrument.windows.profile import unmade
+from instrument.regions import dispatch
+from instrument.windows.api import unmade
 
 from ..support import programs
 from .training import Recorder, Trained, manifest, nothing, recorded, statuses, steps, traces, train
@@ -107,7 +107,7 @@ def test_a_stop_that_keeps_failing(out: Path, monkeypatch: pytest.MonkeyPatch, p
         patch.setattr(owner, place, fail)
         run(out)
     assert [("failed", "RuntimeError: cannot stop on purpose")] * 2 == reasons(manifest(out))
-    assert not live.recording
+    assert not dispatch.recording
     assert not torch.autograd._profiler_enabled()
     run(out / "again")
     assert [[2, 3], [6, 7]] == recorded(out / "again")
@@ -477,7 +477,7 @@ def test_a_keyboard_interrupt_while_torch_starts_or_stops(
     with pytest.raises(KeyboardInterrupt):
         run(out)
     assert "failed" == manifest(out)[0]["status"]
-    assert not live.recording
+    assert not dispatch.recording
     assert not torch.autograd._profiler_enabled()
     run(out / "again")
     assert [[2, 3], [6, 7]] == recorded(out / "again")

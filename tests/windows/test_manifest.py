@@ -17,7 +17,7 @@ import pytest
 
 import instrument
 from instrument.integrations.loop import Loop
-from instrument.regions import live
+from instrument.regions import dispatch
 from instrument.windows import manifest as module
 from instrument.windows.manifest import Manifest, append, entries_of, files_of
 
@@ -161,9 +161,9 @@ def test_an_exporter_of_ones_own_is_named(out: Path) -> None:
 
 def test_regions_hidden_in_compiled_code_are_listed(out: Path) -> None:
     """What torch.compile traced through is said, not silently lost."""
-    live.hide("attention")
+    dispatch.hide("attention")
     (entry,) = run(out, 3, schedule=instrument.schedule(at=1), exporter=Recorder())
-    live.compiled_away.clear()
+    dispatch.compiled_away.clear()
     assert ["attention"] == entry["hidden_regions"]
 
 

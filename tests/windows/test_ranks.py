@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import instrument
-from instrument.syncs.program_steps import program_steps
+from instrument.stepping.program_steps import program_steps
 from instrument.traces.ranks import read_ranks
 from instrument.traces.read import read_trace
 

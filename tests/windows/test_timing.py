@@ -12,7 +12,7 @@ import torch
 import instrument
 from instrument.config import settings
 from instrument.integrations.server import Triggered
-from instrument.windows import loop, timing
+from instrument.windows import profile, timing
 from instrument.windows.manifest import entry_of
 from instrument.windows.timing import AROUND
 
@@ -59,13 +59,13 @@ def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyP
 def test_only_steps_around_windows_are_timed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far from a window a step is a compare: the loop comes back no more often than that."""
     came: list[int] = []
-    follow = loop.Profile._follow_plan
+    follow = profile.Profile._follow_plan
 
     def noted(prof: Any) -> None:
         came.append(prof.step_num)
         follow(prof)
 
-    monkeypatch.setattr(loop.Profile, "_follow_plan", noted)
+    monkeypatch.setattr(profile.Profile, "_follow_plan", noted)
     run(out, Clock(monkeypatch), 500, lambda _: 1, schedule=instrument.schedule("100,300"))
     assert came == [0, *range(100 - AROUND, 102 + AROUND), *range(300 - AROUND, 302 + AROUND)]
 

@@ -12,18 +12,18 @@ from typing import Annotated, Any
 
 import typer
 
-from ..automatic.program import PROCESS, command, environment, excluded
+from ..bootstrap.program import PROCESS, command, environment, excluded
 from ..config import RUN, settings
 from ..errors import LaunchError
 from ..launch.vendor import VENDORS, Request, command_line, launch
 from ..printable import shell_line
-from ..syncs.function import check
+from ..stepping.function_calls import check
 from ..windows.manifest import unwritable
 from ..windows.steps import PLAN
 from . import options
 from .budgets import budgets
+from .errors import say, unusable
 from .parsing import Command
-from .sentence import say, unusable
 
 _PROGRAM = f"{__name__}.program"
 

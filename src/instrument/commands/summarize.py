@@ -12,9 +12,9 @@ from rich.console import Console
 
 from ..diagnosis.metrics import metrics
 from ..errors import TraceError
-from ..report.plain import line
+from ..report.console import line
 from ..report.terminal import render_files
-from ..report.whole import render_set, render_windows
+from ..report.trace_report import render_set, render_windows
 from ..traces.add_lanes import add_gpu_lanes, check_out, check_source
 from ..traces.communication import Collectives, compiled
 from ..traces.ranks import TraceSet
@@ -23,8 +23,8 @@ from ..traces.timing import Timing
 from ..traces.trace import Trace
 from ..units import counted
 from ..windows.manifest import entry_of
+from .errors import say, sentence
 from .recorded import Recorded, last_window, recorded
-from .sentence import say, sentence
 
 _TRACE = "TRACE"
 

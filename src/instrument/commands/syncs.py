@@ -14,18 +14,18 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-from ..report.plain import line
+from ..report.console import line
+from ..stepping.function_calls import check
 from ..syncs.allowlist import Known
-from ..syncs.function import check
 from ..syncs.report import SyncReport, render
 from ..syncs.sarif import to_sarif
+from ..syncs.serialize import as_dict
 from ..syncs.stopped import Stopped
-from ..syncs.written import as_dict
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace
 from .budgets import budgets
+from .errors import say, unusable
 from .parsing import Command
-from .sentence import say, unusable
 
 Reports = list[tuple[str, SyncReport]]
 _ARGUMENTS = f"{__name__}.arguments"
@@ -174,7 +174,7 @@ def _look(
 ) -> Iterator[tuple[str, SyncReport]]:
     file, separator, function = ("", "", "") if Path(target).is_file() else target.rpartition("::")
     if separator or target.endswith(".py"):
-        from ..syncs.dry.run import dry_run_file
+        from ..dryrun.run import dry_run_file
 
         if separator and not file:
             raise ValueError(_NAMED.format(target))

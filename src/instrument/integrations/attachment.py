@@ -14,7 +14,7 @@ from .. import compat, log
 from ..config import settings
 from ..guard import guard
 from ..patch import Patch, transparent
-from ..regions import live
+from ..regions import dispatch
 from .loop import Loop
 
 FEATURE = "following the framework"
@@ -91,7 +91,7 @@ class Attachment:
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def when() -> bool:
-                return self.on and not live.tracing()
+                return self.on and not dispatch.tracing()
 
             return in_place_of(original, guard.around(FEATURE, original, around, when))
 

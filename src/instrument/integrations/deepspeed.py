@@ -25,7 +25,7 @@ import instrument
 
 from ..guard import guard
 from ..patch import Patch, transparent
-from ..regions import live
+from ..regions import dispatch
 from .attachment import Attachment, require
 from .environment import automatic
 from .loop import Loop
@@ -218,11 +218,11 @@ class Ranges:
 
         @transparent
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if live.tracing():
+            if dispatch.tracing():
                 return function(*args, **kwargs)
             if not self._attachment.on:
                 return decorated(*args, **kwargs)
-            if not live.recording:
+            if not dispatch.recording:
                 return function(*args, **kwargs)
             with instrument.annotate(name):
                 depth = self._depth()
@@ -253,7 +253,7 @@ class Ranges:
     def _push(self, _: Callable[..., Any], accelerator: Any, msg: str, *args: Any, **kwargs: Any) -> None:
         region = None
         with guard.contained(FEATURE):
-            if live.recording:
+            if dispatch.recording:
                 region = instrument.annotate(str(msg))
                 region.__enter__()
         self._ranges().append(region)

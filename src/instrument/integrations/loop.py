@@ -13,7 +13,7 @@ import instrument
 from .. import log
 from ..guard import guard
 from ..identity import IdentitySet
-from ..windows.loop import Profile
+from ..windows.profile import Profile
 from ..windows.schedule import Phase, Schedule
 from ..windows.steps import PLAN, planned
 

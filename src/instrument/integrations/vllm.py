@@ -18,7 +18,7 @@ import instrument
 
 from .. import log
 from ..guard import guard
-from ..regions import live
+from ..regions import dispatch
 from .attachment import Attachment, require
 from .environment import automatic
 from .loop import Loop
@@ -103,7 +103,7 @@ class Runners:
             self._server.start(*(model for model in [getattr(runner, "model", None)] if model is not None))
         self._attachment.complete = True
         name = None
-        if live.recording:
+        if dispatch.recording:
             with guard.contained(FEATURE):
                 name = phase(scheduled)
         if name is None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ..config import NVTX_START_END
+from ..report.console import line
 from ..report.kernels import render_kernels
-from ..report.plain import line
 from ..traces.ncu import read_kernels
 from .installed import Tool, help_of
 from .reports import matching

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ..config import settings
 from ..guard import guard
-from ..report.plain import line
+from ..report.console import line
 from ..traces.find import rank_of
 from ..windows.manifest import NAME, entries_of, size_of
 from .request import Request, Vendor

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..report.plain import line
-from ..report.whole import render_set, render_windows
+from ..report.console import line
+from ..report.trace_report import render_set, render_windows
 from ..traces.find import rank_of
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..report.plain import line
+from ..report.console import line
 from .installed import Tool, find
 from .request import Request
 

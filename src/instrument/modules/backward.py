@@ -24,7 +24,7 @@ import torch
 
 from .. import compat
 from ..guard import guard
-from ..regions import live
+from ..regions import dispatch
 from .call import Call, Pass, current, next_number
 from .tensors import tensors
 
@@ -122,7 +122,7 @@ class Ends:
     def __call__(self, *gradients: object) -> None:
         """Close the region."""
         try:
-            if live.tracing():
+            if dispatch.tracing():
                 return
             running = current()
             if running is not None and running is self.call.running:

@@ -12,7 +12,7 @@ import torch
 from .. import compat
 from ..guard import guard
 from ..patch import Patch, leave_no_frame
-from ..regions import live
+from ..regions import dispatch
 
 FEATURE = "following backward passes"
 T = TypeVar("T")
@@ -49,7 +49,7 @@ def around(
         def backward(*args: Any, **kwargs: Any) -> Any:
             begun, outermost = None, False
             try:
-                if not live.tracing():
+                if not dispatch.tracing():
                     outermost = not compat.in_backward()
                     begun = begin()
             except Exception as error:

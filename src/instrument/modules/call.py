@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import compat
 from ..guard import guard
-from ..regions import live
+from ..regions import dispatch
 from .layer import Layer
 from .stack import here
 
@@ -48,7 +48,7 @@ class Call:
     )  # fmt: skip
 
     def __init__(
-        self, layer: Layer, around: Call | None, frame: FrameType | None, first: int, token: live.Token
+        self, layer: Layer, around: Call | None, frame: FrameType | None, first: int, token: dispatch.Token
     ) -> None:
         self.layer = layer
         self.around = around
@@ -71,7 +71,7 @@ class Call:
     def __call__(self, gradients: object) -> None:
         """The backward of this call begins, if it did not with that of a call inside: open its region."""
         try:
-            if live.tracing() or not live.recording:
+            if dispatch.tracing() or not dispatch.recording:
                 return
             around = self.around
             running = around.running if around is not None else None
@@ -108,11 +108,11 @@ class Pass:
             self.open(around)
         if region is None:
             return
-        emitter = live.current
+        emitter = dispatch.current
         try:
             call.back = emitter.end, emitter.start(region)
         except Exception as error:
-            call.back = live.failed(emitter, error)
+            call.back = dispatch.failed(emitter, error)
         call.running = self
         self.opened.append(call)
 
@@ -120,7 +120,7 @@ class Pass:
         """Close the innermost region."""
         call = self.opened.pop()
         call.running = None
-        live.leave(call.back)
+        dispatch.leave(call.back)
         return call
 
     def end(self, call: Call) -> None:

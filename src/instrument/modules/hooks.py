@@ -17,7 +17,7 @@ import torch
 from .. import compat
 from ..guard import guard
 from ..patch import transparent
-from ..regions import live
+from ..regions import dispatch
 from ..regions.region import Region
 from .backward import follow
 from .call import Call, next_number
@@ -68,7 +68,7 @@ class Before(Hook):
     ) -> None:
         """Begin a call, whose caller is ``frame``."""
         try:
-            if live.tracing():
+            if dispatch.tracing():
                 return
             if self.module() is not module:
                 self.leave(module)
@@ -92,16 +92,16 @@ class Before(Hook):
             if around is None and layer.alone is not None and not compat.in_backward():
                 layer = layer.alone  # as where an agent calls its actor: not recomputed for a backward
             region = layer.evaluation if getattr(module, "training", True) is False else layer.region
-            call = Call(layer, around, frame, next_number(), live.NOTHING)
+            call = Call(layer, around, frame, next_number(), dispatch.NOTHING)
             stack.append(call)  # first: whoever takes hooks off must know of it
             if region is not None:
                 if self._shapes:
                     region = _shaped(layer, region, (args, kwargs))
-                emitter = live.current
+                emitter = dispatch.current
                 try:
                     call.token = emitter.pop, emitter.push(region)
                 except Exception as error:
-                    call.token = live.failed(emitter, error)
+                    call.token = dispatch.failed(emitter, error)
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -122,7 +122,7 @@ class After(Hook):
     def __call__(self, module: object, args: object, output: object, frame: FrameType | None = None) -> None:
         """End a call, if `Before` saw it begin: an earlier hook may have failed before that."""
         try:
-            if live.tracing():
+            if dispatch.tracing():
                 return
             if self.module() is not module:
                 self.leave(module)
@@ -175,7 +175,7 @@ class Around(StandIn):
         call = self.compiled
         if call is None:
             call = called_module(sys._getframe(1), self._module())._call_impl
-        if live.tracing() or not live.recording:
+        if dispatch.tracing() or not dispatch.recording:
             return call(*args, **kwargs)
         frame, module = sys._getframe(), self._module()
         self._before(module, args, kwargs, frame)

@@ -13,7 +13,7 @@ from torch import nn
 from .. import compat
 from ..guard import guard
 from ..patch import Patch, apply, leave_no_frame, undo
-from ..regions import live
+from ..regions import dispatch
 from .compiled import wrapped
 from .fitting import Fitting, copied
 from .hooks import Around
@@ -81,7 +81,7 @@ class Installer(Service[Fitter]):
                 continue
             with guard.contained("annotating modules"):
                 self._fit(fitter, model, taken)
-        live.tell_hidden()
+        dispatch.tell_hidden()
 
     def _label(self) -> None:
         """Label models that go by the same name."""
@@ -98,7 +98,7 @@ class Installer(Service[Fitter]):
 
     def _fit(self, fitter: Fitter, model: nn.Module, taken: dict[int, Layer]) -> None:
         planned = plan(model, fitter.namer, taken)
-        live.compiled_away.update(planned.hidden)
+        dispatch.compiled_away.update(planned.hidden)
         fitter.layers = [layer for _, layer in planned.layers]
         for module, layer in planned.layers:
             if wrapped.get(id(module)) is module:
@@ -130,7 +130,9 @@ class Installer(Service[Fitter]):
             fitter.seen = fitter.seen or any(layer.seen for layer in fitter.layers)
             if not self._on and fitter.layers:
                 if not fitter.seen and compat.graphs_compiled():
-                    live.compiled_away.update(layer.name for layer in fitter.layers if layer.region is not None)
+                    dispatch.compiled_away.update(
+                        layer.name for layer in fitter.layers if layer.region is not None
+                    )
                 fitter.seen = False
             fitter.layers = []
 

@@ -19,7 +19,7 @@ from .. import compat
 from ..guard import guard
 from ..interrupts import Suppressed
 from ..patch import Patch, leave_no_frame
-from ..regions import live, region
+from ..regions import dispatch, region
 from ..regions.region import Region
 from . import backward_calls
 from .instances import loaders, optimizers
@@ -28,7 +28,7 @@ FEATURE = "the regions of a step"
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 DATA = "enumerate(DataLoader)#"
 _NUMBERS = itertools.count()
-Begin = Callable[[Any], live.Token | None]
+Begin = Callable[[Any], dispatch.Token | None]
 
 
 class Switch:
@@ -62,7 +62,7 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
                 return original(context, *exception)
             finally:
                 if token is not None:
-                    live.leave(token)
+                    dispatch.leave(token)
 
         return leave
 
@@ -71,14 +71,14 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
         def enter(context: Any) -> Any:
             token = None
             try:
-                token = None if live.tracing() or not switch.on else begin(context)
+                token = None if dispatch.tracing() or not switch.on else begin(context)
                 if token is not None:
                     vars(context)[kept] = token
             except Exception as error:
                 opened, token = token, None
                 try:
                     if opened is not None:
-                        live.leave(opened)
+                        dispatch.leave(opened)
                     guard.failed(FEATURE, error)
                 except Exception as raised:
                     if raised is error:
@@ -90,7 +90,7 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
             except BaseException as error:
                 leave_no_frame(error)
                 vars(context).pop(kept, None)
-                live.leave(token)
+                dispatch.leave(token)
                 raise
 
         return enter
@@ -108,12 +108,12 @@ def _data(switch: Switch) -> Iterator[Patch]:
     with guard.contained("telling data loaders apart"):
         loaders.look()
 
-    def begin(context: Any) -> live.Token | None:
+    def begin(context: Any) -> dispatch.Token | None:
         if not context.name.startswith(DATA):
             return None
         with guard.contained("naming a data loader"):
             context.name += loaders.suffix(compat.caller_in(sys._getframe(2), "torch.utils.data.dataloader"))
-        return live.enter_beside_torch(region.make(context.name, None, None, None, None))
+        return dispatch.enter_beside_torch(region.make(context.name, None, None, None, None))
 
     return contexts(torch.autograd.profiler.record_function, begin, switch)
 
@@ -123,12 +123,12 @@ def _optimizer(switch: Switch) -> Iterator[Patch]:
     with guard.contained("telling optimizers apart"):
         optimizers.look()
 
-    def begin(context: Any) -> live.Token | None:
+    def begin(context: Any) -> dispatch.Token | None:
         if not context.name.startswith(OPTIMIZER):
             return None
         with guard.contained("naming an optimizer"):
             context.name += optimizers.suffix(compat.caller_in(sys._getframe(2), "torch.optim.optimizer"))
-        return live.enter_beside_torch(region.make(context.name, None, None, None, None))
+        return dispatch.enter_beside_torch(region.make(context.name, None, None, None, None))
 
     return contexts(torch.autograd.profiler.record_function, begin, switch)
 
@@ -139,9 +139,9 @@ def _clipping(switch: Switch) -> Iterator[Patch]:
     if clipping is None:
         return
 
-    def begin(_: object) -> live.Token | None:
+    def begin(_: object) -> dispatch.Token | None:
         name = clipping(sys._getframe(2))
-        return None if name is None else live.enter(region.make(name, None, None, None, None))
+        return None if name is None else dispatch.enter(region.make(name, None, None, None, None))
 
     yield from contexts(torch.no_grad, begin, switch)
 
@@ -160,9 +160,9 @@ def _calls(
         def call(*args: Any, **kwargs: Any) -> Any:
             token, overriding = None, None
             try:
-                if not live.tracing():
+                if not dispatch.tracing():
                     shown = named(*args, **kwargs) if switch.on else None
-                    token = None if shown is None else live.enter(shown)
+                    token = None if shown is None else dispatch.enter(shown)
                     given = (*args, *kwargs.values()) if overridable else ()
                     if has_torch_function(given):
                         overriding = [value for value in given if type(value) is not torch.Tensor]
@@ -181,7 +181,7 @@ def _calls(
                 raise
             finally:
                 if token is not None:
-                    live.leave(token)
+                    dispatch.leave(token)
 
         return call
 
@@ -200,12 +200,12 @@ def _backward(switch: Switch) -> Iterator[Patch]:
 
     Code that is annotated "backward" has that region already.
     """
-    shown = region.make(live.ONCE, None, None, None, None)
+    shown = region.make(dispatch.ONCE, None, None, None, None)
 
-    def begin() -> live.Token | None:
-        return live.enter(shown) if switch.on and not live.is_open() else None
+    def begin() -> dispatch.Token | None:
+        return dispatch.enter(shown) if switch.on and not dispatch.is_open() else None
 
-    yield backward_calls.around(begin, live.leave)
+    yield backward_calls.around(begin, dispatch.leave)
 
 
 def _copies(switch: Switch) -> Iterator[Patch]:

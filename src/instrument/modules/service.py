@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from .. import compat
 from ..config import settings
 from ..guard import guard
-from ..regions import live
+from ..regions import dispatch
 from .compiling import compiling, graphing, scripting
 
 FEATURE = "annotating modules and steps"
@@ -53,8 +53,8 @@ class Service(ABC, Generic[T]):
     def _serve(self, request: T) -> None:
         with self._lock:
             self.requests.append(request)
-            if self.observe not in live.live.observers:
-                live.live.observers.append(self.observe)
+            if self.observe not in dispatch.active.observers:
+                dispatch.active.observers.append(self.observe)
                 atexit.register(self.clear)
                 compat.when_imported("torch._dynamo", self._compiler_imported)
             self.settle()
@@ -76,13 +76,13 @@ class Service(ABC, Generic[T]):
 
     @property
     def _wanted(self) -> bool:
-        return (live.recording or (self.early and live.live.expected > 0)) and bool(self.requests)
+        return (dispatch.recording or (self.early and dispatch.active.expected > 0)) and bool(self.requests)
 
     @guard.contained(FEATURE)
     def observe(self) -> None:
         """A recording warms up, starts or stops: what was changed for its warm-up stays for its steps."""
         with self._lock:
-            warmed = self.early and 0 < live.live.expected == self._warmed
+            warmed = self.early and 0 < dispatch.active.expected == self._warmed
             if not (warmed and self._on and self._wanted):
                 self.settle()
 
@@ -105,7 +105,7 @@ class Service(ABC, Generic[T]):
 
     def _settle(self) -> None:
         on = self._on = self._wanted
-        self._warmed = live.live.expected
+        self._warmed = dispatch.active.expected
         for suspension in (compiling, scripting, graphing):
             suspension.set_suspended(self.suspended, on)
         self.apply(on and not self._suspended)

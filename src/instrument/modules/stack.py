@@ -10,7 +10,7 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
-from ..regions import live
+from ..regions import dispatch
 from .layer import Layer
 
 
@@ -43,7 +43,7 @@ class Stack(list[Any]):
         """Close the innermost call."""
         call = self.pop()
         call.frame = None  # it refers to the arguments
-        live.leave(call.token)
+        dispatch.leave(call.token)
 
 
 class _Here(threading.local):

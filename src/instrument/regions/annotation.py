@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 
 from ..config import settings
 from ..guard import guard
-from . import live, region, wrap
+from . import dispatch, region, wrap
 
 _CONTEXTLIB = contextlib.ExitStack.__enter__.__code__.co_filename
 FEATURE = "annotate"
@@ -41,7 +41,7 @@ class Annotation:
         self._name = name
         self._attributes = attributes
         self._region: region.Region | None = None
-        self._open: dict[Place, list[live.Token]] = {}  # what to close, by who opened it
+        self._open: dict[Place, list[dispatch.Token]] = {}  # what to close, by who opened it
 
     def __repr__(self) -> str:
         return f"annotate({self._name!r})"
@@ -52,7 +52,7 @@ class Annotation:
     def __call__(self, wrapped: C, /) -> C:
         """Return ``wrapped``, annotated."""
         try:
-            if live.tracing() or not settings.enabled:
+            if dispatch.tracing() or not settings.enabled:
                 return wrapped
             return self._decorate(wrapped, self._name)  # type: ignore[no-any-return]
         except (TypeError, ValueError):
@@ -94,7 +94,7 @@ class Annotation:
                 return  # `__enter__` raises
             named = self._region = region.make(self._name, *self._attributes)
         # Latched here: what is opened now is closed by `_finish`, whoever listens by then.
-        token = (live.enter if place[0] else live.start)(named) if live.recording else live.NOTHING
+        token = (dispatch.enter if place[0] else dispatch.start)(named) if dispatch.recording else dispatch.NOTHING
         self._open.setdefault(place, []).append(token)
 
     def _finish(self, place: Place) -> None:
@@ -110,14 +110,14 @@ class Annotation:
         token = tokens.pop()
         if not tokens:
             del self._open[place]
-        live.leave(token)
+        dispatch.leave(token)
 
     def __enter__(self) -> Annotation:
         try:
-            if live.tracing():
-                live.hide(self._name or "")
+            if dispatch.tracing():
+                dispatch.hide(self._name or "")
                 return self
-            if live.recording or self._open:
+            if dispatch.recording or self._open:
                 self._begin(_place(sys._getframe(1)))
         except Exception as error:
             try:
@@ -131,7 +131,7 @@ class Annotation:
 
     def __exit__(self, *_: object) -> None:
         try:
-            if not live.tracing() and self._open:
+            if not dispatch.tracing() and self._open:
                 self._finish(_place(sys._getframe(1)))
         except Exception as error:
             try:
@@ -142,7 +142,7 @@ class Annotation:
 
     async def __aenter__(self) -> Annotation:
         try:
-            if live.recording or self._open:
+            if dispatch.recording or self._open:
                 self._begin(_place(sys._getframe(1)))
         except Exception as error:
             try:
@@ -264,9 +264,9 @@ def mark(
     message = "" if message is None else message
     if not isinstance(message, str):
         raise TypeError(f'"message" must be a string: {message!r}')
-    if live.tracing():
-        live.hide(message)
+    if dispatch.tracing():
+        dispatch.hide(message)
         return
     region.check(color, domain, category, payload)
-    if live.recording:
-        live.instant(region.make(message, color, domain, category, payload))
+    if dispatch.recording:
+        dispatch.instant(region.make(message, color, domain, category, payload))

@@ -11,7 +11,7 @@ Token = tuple[list[Region], Region]
 
 
 class RegionPath:
-    """An emitter that only remembers; `instrument.regions.live.live.add` makes it listen."""
+    """An emitter that only remembers; `instrument.regions.dispatch.active.add` makes it listen."""
 
     name = "path"
 

@@ -17,31 +17,31 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from ..patch import TRANSPARENT, transparent
-from . import live
+from . import dispatch
 from .region import Region
 
-Maker = Callable[[Callable[..., Any], Callable[[], live.Token], str, ModuleType], FunctionType]
+Maker = Callable[[Callable[..., Any], Callable[[], dispatch.Token], str, ModuleType], FunctionType]
 
 # {names} is the parameter list, {call} the same as arguments. Under Dynamo `tracing()` is the constant True, so
 # that `recording` is never read there: read, it would be guarded and the code compiled again when it changes.
 # The closure holds functions and strings alone: Dynamo must be able to build it anew for an object made inside
 # the graph.
 _TEMPLATE = """
-def make(_function_, _enter_, _name_, _live_):
+def make(_function_, _enter_, _name_, _dispatch_):
     def wrapper({names}):
-        if _live_.tracing():
-            _live_.hide(_name_)
+        if _dispatch_.tracing():
+            _dispatch_.hide(_name_)
             return _function_({call})
-        if _live_.recording:
+        if _dispatch_.recording:
             _token_ = _enter_()
             try:
                 return _function_({call})
             finally:
-                _live_.leave(_token_)
+                _dispatch_.leave(_token_)
         return _function_({call})
     return wrapper
 """
-_TAKEN = {"_function_", "_enter_", "_name_", "_live_", "_token_"}
+_TAKEN = {"_function_", "_enter_", "_name_", "_dispatch_", "_token_"}
 _ANYTHING = ("*args, **kwargs", "*args, **kwargs")
 
 
@@ -79,25 +79,25 @@ def _parameters(code: CodeType) -> tuple[str, str]:
 
 
 def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
-    def enter() -> live.Token:  # `live.enter`, without the call
-        emitter = live.current
+    def enter() -> dispatch.Token:  # `dispatch.enter`, without the call
+        emitter = dispatch.current
         try:
             if once:
-                return live.enter(region)
+                return dispatch.enter(region)
             return emitter.pop, emitter.push(region)
         except Exception as error:
             try:
-                return live.failed(emitter, error)
+                return dispatch.failed(emitter, error)
             except Exception as raised:
                 if raised is error:
                     raise
-                return live.NOTHING
+                return dispatch.NOTHING
 
-    once = region.name == live.ONCE
+    once = region.name == dispatch.ONCE
     if not isinstance(function, FunctionType):
-        return _maker(*_ANYTHING)(function, enter, region.name, live)
+        return _maker(*_ANYTHING)(function, enter, region.name, dispatch)
     parameters = _parameters(function.__code__)
-    made = _maker(*parameters)(function, enter, region.name, live)
+    made = _maker(*parameters)(function, enter, region.name, dispatch)
     # A code object of its own: Dynamo caches by code object and gives up after a few entries on one.
     code = made.__code__.replace(co_name=function.__name__)
     # With the function's own globals: torch.jit.script compiles its source and looks names up there.
@@ -111,13 +111,13 @@ def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
 def _generator(function: Callable[..., Generator[Any, Any, Any]], region: Region) -> Callable[..., Any]:
     @transparent
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        if live.tracing() or not live.recording:
+        if dispatch.tracing() or not dispatch.recording:
             return (yield from function(*args, **kwargs))
-        token = live.start(region)
+        token = dispatch.start(region)
         try:
             return (yield from function(*args, **kwargs))
         finally:
-            live.leave(token)
+            dispatch.leave(token)
 
     return wrapper
 
@@ -125,13 +125,13 @@ def _generator(function: Callable[..., Generator[Any, Any, Any]], region: Region
 def _coroutine(function: Callable[..., Awaitable[Any]], region: Region) -> Callable[..., Any]:
     @transparent
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not live.recording:
+        if not dispatch.recording:
             return await function(*args, **kwargs)
-        token = live.start(region)
+        token = dispatch.start(region)
         try:
             return await function(*args, **kwargs)
         finally:
-            live.leave(token)
+            dispatch.leave(token)
 
     return wrapper
 
@@ -140,7 +140,7 @@ def _async_generator(function: Callable[..., AsyncGenerator[Any, Any]], region: 
     @transparent
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = function(*args, **kwargs)
-        token = live.start(region) if live.recording else None
+        token = dispatch.start(region) if dispatch.recording else None
         try:  # what `yield from` does for a generator
             item = await inner.__anext__()
             while True:
@@ -159,7 +159,7 @@ def _async_generator(function: Callable[..., AsyncGenerator[Any, Any]], region: 
                 await inner.aclose()
             finally:
                 if token is not None:
-                    live.leave(token)
+                    dispatch.leave(token)
 
     return wrapper
 

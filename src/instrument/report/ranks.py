@@ -13,7 +13,7 @@ from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.salvage import OTHER_TYPES
 from ..units import duration, percent
-from .plain import line, print_table, sentence
+from .console import line, print_table, sentence
 
 _MOST = 20  # ranks in one line
 _FILES = 20

@@ -12,7 +12,7 @@ from ..traces.salvage import OTHER_TYPES
 from ..traces.summary import OperatorStat, RegionStat, Summary
 from ..traces.trace import Lost
 from ..units import count, counted, duration, percent
-from .plain import line, print_table, sentence
+from .console import line, print_table, sentence
 from .step_times import headline, step_times
 
 _REGIONS = 30  # rows of a tree that a person still reads

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from .. import compat, gpu
-from . import expression, policy, sites
+from . import instruction, policy, sites
 from .finding import Direction, Event
 from .listener import Listener
 
@@ -89,7 +89,7 @@ def begun(
     if here.site is None and caller is not None:
         frame = caller.frame
     stands = here.frame or sites.locate(frame).frame
-    op = op or (expression.describe(stands).op if stands is not None else None) or "synchronize"
+    op = op or (instruction.describe(stands).op if stands is not None else None) or "synchronize"
     direction, size = copy() if copy is not None else (None, None)
     if direction is None:
         direction = "D2H" if op in _READS else "H2D" if op in _SENDS else None

@@ -39,7 +39,7 @@ def missing() -> str | None:
     """
     if not settings.enabled:
         return OFF
-    if getattr(sys.modules.get("instrument.syncs.dry.session"), "active", False):
+    if getattr(sys.modules.get("instrument.dryrun.session"), "active", False):
         return DRY
     import torch
 

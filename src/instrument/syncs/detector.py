@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import log
 from ..guard import guard
-from ..regions.live import live
+from ..regions.dispatch import active
 from ..regions.path import RegionPath
 from . import coverage
 from .budget import Budget
@@ -80,7 +80,7 @@ class SyncDetector(Listener):
         if self._budget is not None:
             self._budget.clear()
         with guard.contained("following the steps"):
-            from .following import StepFollower  # which imports torch
+            from ..stepping.follower import StepFollower  # which imports torch
 
             self._follower = StepFollower(self._follower_stepped, self._restarted)
             self._follower.follow()
@@ -146,7 +146,7 @@ class SyncDetector(Listener):
 
     def _arm(self) -> None:
         with guard.contained("looking for waits"):
-            live.add(self._path)
+            active.add(self._path)
             self._armed = True
             sources.add(self)
             self._traced, self._error_mode = sources.traced, sources.error_mode
@@ -155,7 +155,7 @@ class SyncDetector(Listener):
         if self._armed:
             self._armed = False
             sources.remove(self)
-            live.remove(self._path)
+            active.remove(self._path)
 
     def _unhook(self) -> None:
         if self._follower is not None:

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from ..guard import guard
 from ..patch import transparent
-from ..regions import live as regions
+from ..regions import dispatch as regions
 from . import coverage, policy
 from .budget import Budget
 from .detector import SyncDetector

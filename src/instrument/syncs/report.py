@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..units import count
-from . import sarif, text, written
+from . import sarif, serialize, text
 from .finding import CHOSEN
 from .pattern import times
 from .results import Results
@@ -86,8 +86,8 @@ class SyncReport(Results):
         return f"{'once' if least == 1 else count(least)} to {times(most)}{in_most}"
 
     def to_json(self) -> str:
-        """Return everything, exact, as JSON; `instrument.syncs.written.as_dict` says what is in it."""
-        return written.to_json(self)
+        """Return everything, exact, as JSON; `instrument.syncs.serialize.as_dict` says what is in it."""
+        return serialize.to_json(self)
 
     def to_sarif(self) -> str:
         """Return the findings as SARIF 2.1.0, for code scanning: GitHub shows them on a pull request."""

@@ -15,7 +15,8 @@ from types import FrameType
 
 from .. import compat
 from ..guard import guard
-from . import explicit, uncompiled
+from ..stepping import uncompiled
+from . import wrappers
 from .calls import Caller, Copy, Scope, Wait, begun, context_of, is_profiler_frame, returns_to_python
 from .gpu_trace import GpuTrace
 from .listener import Listener
@@ -80,7 +81,7 @@ class Sources:
             self._trace.install()
             stack.callback(self._warning.remove)
             self._warning.install()
-            for patch in explicit.patches(self):
+            for patch in wrappers.patches(self):
                 patch.apply_in(stack)
             self._installed = stack.pop_all()
 

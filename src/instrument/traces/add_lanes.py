@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+from .chunks import Index
 from .gpu_lanes import GpuLane, gpu_lanes
-from .pieces import Index
 from .text import blocks
 from .trace import Lost, Trace
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TraceError
+from .chunks import Pieces
 from .events import Collector
 from .links import assemble
-from .pieces import Pieces
 from .salvage import metadata
 from .text import blocks, most_events, most_text
 from .trace import Device, Lost, Thread, Trace

@@ -12,7 +12,7 @@ from typing import Any
 from .. import log
 from ..errors import CaptureError
 from ..exporters.capture import Capture
-from ..regions import live
+from ..regions import dispatch
 from .schedule import Window
 
 Saved = tuple[
@@ -80,12 +80,12 @@ class Recording:
         """A step of warm-up begins: its forward may have its backward in a recorded step, and needs hooks."""
         if not self._warming:
             self._warming = True
-            live.live.expect(1)
+            dispatch.active.expect(1)
 
     def _warm(self) -> None:
         if self._warming:
             self._warming = False
-            live.live.expect(-1)
+            dispatch.active.expect(-1)
 
     def step(self, number: int, metadata: Mapping[str, str], mark: bool) -> None:
         """The step ``number``, to be recorded, begins; the first one puts ``metadata`` into the trace.
@@ -150,4 +150,4 @@ class Recording:
                     self.capture.stop()
             self._stopped = True
         finally:
-            live.live.check()
+            dispatch.active.check()

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from .. import log
 from ..guard import guard
-from .loop import FEATURE, Profile
-from .profile import folder_of, profile, unmade
+from .api import folder_of, profile, unmade
+from .profile import FEATURE, Profile
 from .schedule import Schedule, span
 from .schedule import schedule as make_schedule
 
@@ -81,7 +81,7 @@ class Count:
         self._most, self._updates = max(self._most, self._updates), 0
         near = self.profile.near or (self._late and self._follower is None)
         if near and self._follower is None and "torch" in sys.modules:
-            from ..syncs.stepping import OptimizerSteps  # which imports torch
+            from ..stepping.optimizers import OptimizerSteps  # which imports torch
 
             self._follower = OptimizerSteps(self._updated, every=True)
             self._follower.follow()

@@ -7,8 +7,8 @@ over, once where several optimizers take turns, and also where a GradScaler skip
 ``trainer.global_step``.
 """
 
+from .auto import callbacks, install
 from .callback import InstrumentCallback
-from .everywhere import callbacks, install
 from .profiler import InstrumentProfiler
 
 __all__ = ["InstrumentCallback", "InstrumentProfiler", "callbacks", "install"]

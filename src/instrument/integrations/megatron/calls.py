@@ -11,7 +11,7 @@ from typing import Any
 
 from ...guard import guard
 from ...modules.parts import Switch
-from ...regions import live
+from ...regions import dispatch
 from ...regions.region import Region
 from .pushes import Pushes
 
@@ -67,7 +67,7 @@ def named(
     """
 
     def when() -> bool:
-        return not live.tracing() and switch.on and live.recording
+        return not dispatch.tracing() and switch.on and dispatch.recording
 
     def following(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         region = None

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...guard import guard
 from ...patch import Change, Patch, apply
-from ...regions import live, region
+from ...regions import dispatch, region
 from ...regions.region import DOMAIN, Region, by_name
 from .calls import FEATURE, Arguments, Everywhere, named
 from .driver import Driver
@@ -81,7 +81,7 @@ def schedules(driver: Driver, module: ModuleType) -> Iterator[Change]:
         def following(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with guard.contained("following a micro-batch"):
                 begin(given.get("model", args, kwargs), given.get("forward_step_func", args, kwargs))
-            if not live.recording:
+            if not dispatch.recording:
                 return original(*args, **kwargs)
             label: Label = (None, "stage 0")
             with guard.contained("numbering a micro-batch"):
@@ -93,7 +93,7 @@ def schedules(driver: Driver, module: ModuleType) -> Iterator[Change]:
             return result
 
         def when() -> bool:
-            return driver.switch.on and not live.tracing()
+            return driver.switch.on and not dispatch.tracing()
 
         return functools.wraps(original)(guard.around(FEATURE, original, following, when))
 
@@ -129,7 +129,7 @@ def optimizers(driver: Driver, module: ModuleType) -> Iterator[Change]:
                 return original(*args, **kwargs)
             driver.updating = True
             try:
-                if live.recording:
+                if dispatch.recording:
                     with driver.pushes.around(shown, sys._getframe(1)):
                         result = original(*args, **kwargs)
                 else:

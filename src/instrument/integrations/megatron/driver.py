@@ -12,7 +12,7 @@ import torch
 from ...guard import guard
 from ...modules.parts import Switch
 from ...patch import Change
-from ...syncs.stepping import OptimizerSteps
+from ...stepping.optimizers import OptimizerSteps
 from ..loop import Loop
 from .calls import FEATURE
 from .pushes import Pushes

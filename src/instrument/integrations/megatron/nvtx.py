@@ -17,7 +17,7 @@ from typing import Any
 from ...guard import guard
 from ...modules.parts import Switch
 from ...patch import Change, Patch
-from ...regions import live, region
+from ...regions import dispatch, region
 from .calls import FEATURE, Everywhere, named
 from .driver import Driver
 from .pushes import Pushes
@@ -45,13 +45,13 @@ def _name(frame: FrameType, message: str | None, suffix: str | None) -> str:
 def _push(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Callable[..., None]:
     def nvtx_range_push(msg: str | None = None, suffix: str | None = None) -> None:
         """Open a region."""
-        if live.tracing():
+        if dispatch.tracing():
             return
         if not switch.on:
             original(_name(sys._getframe(1), msg, suffix))
             return
         try:
-            if live.recording:
+            if dispatch.recording:
                 frame = sys._getframe(1)
                 shown = region.make(_name(frame, msg, suffix), None, None, None, None)
                 pushes.push(shown, frame, owned=msg is None)
@@ -68,7 +68,7 @@ def _push(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Call
 def _pop(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Callable[..., None]:
     def nvtx_range_pop(msg: str | None = None, suffix: str | None = None) -> None:
         """Close a region and what was left open inside."""
-        if live.tracing():
+        if dispatch.tracing():
             return
         if not switch.on:
             original(_name(sys._getframe(1), msg, suffix))

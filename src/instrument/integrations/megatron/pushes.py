@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 
-from ...regions import live
+from ...regions import dispatch
 from ...regions.region import Region
 
 Call = tuple[int, CodeType]
@@ -17,7 +17,7 @@ class Pushes(threading.local):
     """What is open on this thread, outermost first: name, the function call it belongs to if any, token."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[str, Call | None, live.Token]] = []
+        self._open: list[tuple[str, Call | None, dispatch.Token]] = []
 
     def __len__(self) -> int:
         return len(self._open)
@@ -34,7 +34,7 @@ class Pushes(threading.local):
             if owned and (name, other) == (region.name, owner):  # a later call of the same, at the same address
                 self.close(depth)
                 break
-        self._open.append((region.name, owner, live.enter(region)))
+        self._open.append((region.name, owner, dispatch.enter(region)))
 
     def pop(self, name: str) -> None:
         """Close the last range ``name`` and what was left open inside; nothing where there is none."""
@@ -46,7 +46,7 @@ class Pushes(threading.local):
     def close(self, depth: int) -> None:
         """Close all but the outermost ``depth`` ranges."""
         while len(self._open) > depth:
-            live.leave(self._open.pop()[2])
+            dispatch.leave(self._open.pop()[2])
 
     def settle(self, frame: FrameType | None) -> None:
         """Close what belongs to function calls that are over, as seen from ``frame``: 100 ns a frame."""
@@ -65,9 +65,9 @@ class Pushes(threading.local):
     def around(self, region: Region, frame: FrameType) -> Iterator[None]:
         """Open ``region`` around the body; what is pushed inside ends inside."""
         self.settle(frame)
-        depth, token = len(self._open), live.enter(region)
+        depth, token = len(self._open), dispatch.enter(region)
         try:
             yield
         finally:
             self.close(depth)
-            live.leave(token)
+            dispatch.leave(token)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ... import __version__
 from ...printable import printable
-from ...report.plain import line
+from ...report.console import line
 from .check import Status
 from .examine import Examined
 

@@ -1,0 +1,238 @@
+"""`Session`: drives the loop of a process whose framework does not, by what shows its steps."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import weakref
+from typing import Any
+
+from .. import log
+from ..guard import exiting, guard
+from ..identity import IdentitySet
+from ..integrations.loop import Loop
+from ..interrupts import Suppressed
+from ..regions import dispatch
+from ..stepping.follower import StepFollower
+from ..stepping.program_steps import program_steps
+from .models import outermost, trains
+from .program import PROCESS
+from .termination import Termination
+
+_LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
+FEATURE = "following optimizers"
+_MOST = 16  # optimizers whose models are looked for
+_ELSE = "choose what a step is with --step-on backward, forward or FUNCTION (train.py:train_step)"
+_NO_STEP = f"nothing was recorded: no optimizer stepped, and nothing else showed steps; {_ELSE}"
+_COMPILED = f"nothing was recorded: a compiled optimizer's steps cannot be seen; {_ELSE}"
+_WAITED = f"nothing was recorded: an optimizer was made, but its step() was not called; {_ELSE}"
+
+
+class Session:
+    """Drives the loop by a `StepFollower`; models are those that the optimizers train, or the one that is called.
+
+    A framework that starts a loop itself, or a program that does, is left to it.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        loop.modes = True
+        self._optimizers = IdentitySet()  # that were made, or stepped
+        self._new: list[weakref.ref[Any]] = []  # those whose models are to be named
+        self._process = os.getpid()
+        self._since = time.time()
+        self._steps: StepFollower | None = None
+        self._termination = Termination(loop)
+        self._begun = False
+        self._missed = False  # step 0 was over before recording began
+        self._explained = False
+        self._left = False  # the hooks stay: torch calls them from a dictionary that must not change then
+
+    def begin(self) -> None:
+        """Follow the steps of this process."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(self._after)  # before steps are counted: models come first
+        self._steps = StepFollower(
+            self._stepped,
+            self._restarted,
+            self._loop.step_on,
+            begun=self._step_0 if self._loop.records(0) else None,
+            missed=self._steps_missed,
+            made=self._optimizer_made,
+            found=self._model_found,
+        )
+        self._steps.follow()
+        self._termination.install()
+        atexit.register(self._over)
+
+    def leave(self) -> None:
+        """Follow them no more."""
+        self._left = True
+
+    def _optimizer_made(self, optimizer: Any) -> None:
+        self._note(optimizer)
+        if self._begun and not self._left and self._steps is not None and self._steps.by is None:
+            self._name_trained()  # step 0 is recorded, and may need the regions of the model
+
+    def _model_found(self, model: Any) -> None:
+        if self._loop.records(0) and not self._left and Loop.current() in (None, self._loop):
+            self._name_trained(model)
+
+    def _after(self, optimizer: Any, *_: Any) -> None:
+        """Take note of an optimizer that steps, in case it was not made but copied or loaded."""
+        try:
+            if not dispatch.tracing():
+                self._note(optimizer)
+        except Exception as error:
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
+
+    def _note(self, optimizer: Any) -> None:
+        if not self._left and optimizer not in self._optimizers and len(self._optimizers) < _MOST:
+            self._optimizers.add(optimizer)
+            self._new.append(weakref.ref(optimizer))
+
+    @guard.contained(FEATURE)
+    def _step_0(self) -> None:
+        """Step 0, which is to be recorded, begins."""
+        if Loop.current() is None and not self._left:
+            self._name_trained()
+            self._start(0)
+
+    @guard.contained(FEATURE)
+    def _stepped(self) -> None:
+        """End the step: here, where torch is in none of its own ranges."""
+        self._termination.check()
+        if not self._prepared():
+            return
+        if self._missed:  # the step that is over went by unseen, and the next one is the first
+            self._missed = False
+            log.warning("step 0 is not recorded: it was over before recording could begin")
+        else:
+            self._loop.step()
+
+    @guard.contained(FEATURE)
+    def _steps_missed(self, count: int) -> None:
+        """Start the plan over at step ``count``, as the steps before it went by unseen."""
+        if self._prepared():
+            self._missed = False
+            reason = f"steps up to {count - 1} passed before it was known what a step is"
+            log.warning(reason)
+            self._loop.restart(count, reason)
+
+    def _prepared(self) -> bool:
+        """Name the models of new optimizers and begin if nothing runs yet; False where something else counts."""
+        if self._left or self._steps is None or not self._drives():
+            return False
+        if self._steps.by == "program":
+            self._loop.give_way()
+        self._prepare()
+        if not self._begun:
+            self._missed = self._loop.records(0)
+            self._start(int(self._missed), late=True)
+        return True
+
+    @guard.contained(FEATURE)
+    def _prepare(self) -> None:
+        """Do what is to be done before a window opens, or between two steps of one that is open."""
+        self._name_new()
+        self._explain()
+
+    def _name_new(self) -> None:
+        """Annotate the models of new optimizers; later, where a window ends with this step."""
+        if self._begun and self._loop.record and self._loop.over:
+            return
+        if self._unnamed() and self._loop.between_steps():
+            self._name_trained()
+
+    def _name_trained(self, *models: Any) -> None:
+        """Annotate the models of new optimizers, and ``models``, each with the modules around it."""
+        optimizers = self._unnamed()
+        self._new.clear()
+        if optimizers or models:
+            with self._loop.own_work():
+                found = outermost(optimizers, models)
+            self._name(*found)
+
+    def _unnamed(self) -> list[Any]:
+        """Return the new optimizers, but for those that update parameters of annotated models alone."""
+        known = [optimizer() for optimizer in self._new]
+        known = [
+            optimizer for optimizer in known if optimizer is not None and not trains(optimizer, self._loop.models)
+        ]
+        self._new = [weakref.ref(optimizer) for optimizer in known]
+        return known
+
+    def _name(self, *models: Any) -> None:
+        new = [model for model in models if model not in self._loop.models]
+        if new:
+            with self._loop.own_work():
+                self._loop.name(*new)
+
+    def _explain(self) -> None:
+        """Log once what counts as a step, unless an optimizer does, and annotate the model that shows it."""
+        explanation = self._steps.explanation if self._steps is not None else None
+        if (explanation or self._loop.step_on) and not self._explained:
+            self._explained = True
+            self._loop.between_steps()
+            if explanation and not program_steps.followed:
+                with self._loop.own_work():
+                    log.warning(explanation)
+            if self._steps is not None and self._steps.model is not None and not self._loop.records(0):
+                self._name_trained(self._steps.model)  # else it is annotated since it was found
+
+    def _restarted(self) -> None:
+        """The steps so far were a part of step 0: what is recorded from here on is counted anew."""
+        if self._begun and not self._left and self._steps is not None and self._steps.by != "program":
+            self._explained = False
+            self._prepare()
+            self._missed = self._loop.records(0)
+            reason = f"the plan started over: steps are now counted by the {self._steps.by}"
+            self._loop.restart(int(self._missed), reason)
+
+    def _drives(self) -> bool:
+        """Tell whether no other loop runs, to which the steps would be left."""
+        if Loop.current() is not (self._loop if self._begun else None):
+            self.leave()
+        return not self._left
+
+    def _start(self, first_step: int, *, late: bool = False) -> None:
+        self._begun = True
+        self._loop.start(first_step=first_step, late=late)
+        self._loop.until_told = self.leave
+
+    @guard.contained(FEATURE)
+    def _over(self) -> None:
+        if self._process != os.getpid():  # a forked child
+            return
+        counted = self._left or (self._loop.begun and self._steps is not None and self._steps.by is not None)
+        self.leave()
+        with exiting():
+            self._loop.stop()
+        self._termination.remove()
+        if program_steps.followed:
+            self._loop.give_way()
+            return
+        asked = os.environ.get(PROCESS) == str(self._process)
+        if asked and not counted and not self._others() and sys.modules.keys().isdisjoint(_LAUNCHERS):
+            log.warning(self._why())
+
+    def _why(self) -> str:
+        steps = self._steps
+        if steps is None:
+            return _NO_STEP
+        if steps.missing:
+            return f"nothing was recorded: the function {self._loop.step_on} was not found, or never called"
+        return _COMPILED if steps.compiled else _WAITED if steps.waiting else _NO_STEP
+
+    def _others(self) -> bool:
+        """Tell whether processes that this one started recorded something."""
+        with Suppressed(OSError):
+            return self._loop.manifest.stat().st_mtime >= self._since
+        return False

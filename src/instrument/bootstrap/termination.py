@@ -1,0 +1,190 @@
+"""SIGTERM, as a scheduler or torchrun sends it: save an open window, then end by the signal."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import threading
+import time
+import weakref
+from pathlib import Path
+from types import FrameType
+
+from .. import compat, log
+from ..cuda_graphs import cuda_graphs
+from ..descriptors import OwnDescriptor
+from ..guard import guard
+from ..integrations.loop import Loop
+from ..sigaction import c_handler, c_library, is_default
+from ..windows.profile import Profile
+
+FEATURE = "handling SIGTERM"
+_PACKAGE = Path(__file__).parents[1]
+_OWN = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
+_WAITS = str(_PACKAGE / "windows/steps.py")  # for the program's own items
+_GRACE_S = 10  # for Python code to run again, where the program is inside of a call that does not return
+_LOOK_S = 0.05
+
+
+class Termination:
+    """Handles SIGTERM while windows may be open, unless the program has a handler of its own, in Python or in C.
+
+    The window is saved on the main thread, where torch's profiler runs, and the process ends by the signal, with
+    the exit status that it would have had. A second signal ends it at once. So does the first, after 10 s, where
+    the main thread is inside a call that does not return, such as a collective whose other ranks are gone: Python
+    runs no handler then. For that, a thread reads the wakeup descriptor, to which Python writes signal numbers.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = weakref.ref(loop)
+        self._process = os.getpid()
+        self._pipe: tuple[OwnDescriptor, OwnDescriptor] | None = None
+        self._c_handler: int | None = None  # Python's own, while it calls `_signalled`
+        self._sent = 0  # by `_wait`, to itself
+        self._saving = False
+        self._again = False  # the thread calls the handler once more
+
+    def install(self) -> None:
+        """Handle the signal when the first window may be open."""
+        if os.name == "nt":
+            return
+        Profile.started.append(self._started)
+        Profile.idle.append(self._idle)
+        os.register_at_fork(after_in_child=self._forked)
+
+    @guard.contained(FEATURE)
+    def _started(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if self._pipe is not None or not main or os.getpid() != self._process:
+            return
+        if not is_default(signal.SIGTERM):
+            return
+        reader, writer = map(OwnDescriptor, os.pipe())
+        os.set_blocking(writer.number, False)
+        before = signal.set_wakeup_fd(writer.number, warn_on_full_buffer=False)
+        if before != -1:  # somebody's, such as an event loop's
+            signal.set_wakeup_fd(before)
+            reader.close()
+            writer.close()
+            return
+        self._pipe = reader, writer
+        self._sent = 0
+        signal.signal(signal.SIGTERM, self._signalled)
+        self._c_handler = c_handler(signal.SIGTERM)
+        threading.Thread(target=self._watch, args=(reader,), name="instrument-sigterm", daemon=True).start()
+
+    @guard.contained(FEATURE)
+    def _idle(self) -> None:
+        """Handle the signal no more, as no window is open or to come."""
+        if threading.current_thread() is threading.main_thread() and not (self._saving or self._again):
+            self.remove()
+
+    def remove(self) -> None:
+        """Put back what was there before; the thread ends by itself."""
+        if self._pipe is not None and os.getpid() == self._process:
+            self._restore()
+
+    @guard.contained(FEATURE)
+    def check(self) -> None:
+        """Forget descriptors that the program closed: their numbers may be those of its own files by now."""
+        if self._pipe is None or self._pipe[1].own:
+            return
+        if threading.current_thread() is threading.main_thread() and os.getpid() == self._process:
+            self._restore()
+            log.warning(
+                "SIGTERM no longer saves an open window, "
+                "because the program closed file descriptors that it did not open"
+            )
+
+    @guard.contained(FEATURE)
+    def _forked(self) -> None:
+        """Leave a child with what it would have had."""
+        if self._pipe is not None:
+            reader = self._pipe[0]
+            self._restore()
+            reader.close()
+
+    def _restore(self) -> None:
+        assert self._pipe is not None
+        current = signal.set_wakeup_fd(-1)
+        if current != self._pipe[1].number:
+            signal.set_wakeup_fd(current)
+        if self._installed():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        writer, self._pipe = self._pipe[1], None
+        writer.close()
+
+    def _signalled(self, _: int, frame: FrameType | None) -> None:
+        """Save what is open, unless this interrupts the very code that records, a backward pass or a capture."""
+        if self._saving:
+            _die()
+        early = True
+        with guard.contained(FEATURE):
+            early = compat.in_backward() or cuda_graphs.capturing or _inside(frame)
+        if early:
+            self._again = True
+            return
+        self._saving = True
+        try:
+            with guard.contained("saving at SIGTERM"):
+                loop = self._loop()
+                if loop is not None:
+                    loop.stop(interrupted=True)
+                Profile.stop_all()
+        finally:  # also where an error is to be raised
+            _die()
+
+    @guard.contained(FEATURE)
+    def _watch(self, reader: OwnDescriptor) -> None:
+        """Count the signals that arrive, whatever the main thread does."""
+        received = 0
+        while numbers := reader.read(4096):
+            if self._replaced():
+                continue
+            first = received == 0
+            received += numbers.count(signal.SIGTERM)
+            if received - self._sent > 1:
+                _die()
+            elif first and received:
+                threading.Thread(target=self._wait, name="instrument-sigterm", daemon=True).start()
+        reader.close()
+
+    @guard.contained(FEATURE)
+    def _wait(self) -> None:
+        """Call the handler again where it came too early; end the process where it never comes to it."""
+        deadline = time.monotonic() + _GRACE_S
+        while not self._saving:
+            if self._again:
+                self._again = False
+                self._sent += 1
+                _thread.interrupt_main(signal.SIGTERM)
+            elif self._replaced():
+                return
+            elif time.monotonic() > deadline or self._pipe is None:  # nothing handles it any more
+                _die()
+            time.sleep(_LOOK_S)
+
+    def _installed(self) -> bool:
+        return signal.getsignal(signal.SIGTERM) == self._signalled and c_handler(signal.SIGTERM) == self._c_handler
+
+    def _replaced(self) -> bool:
+        """Return whether the program has set a handler of its own, in Python or in C, or ignores the signal."""
+        return not (self._installed() or is_default(signal.SIGTERM))
+
+
+def _inside(frame: FrameType | None) -> bool:
+    """Tell whether ``frame`` is called by the code that opens and closes windows."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OWN) and frame.f_code.co_filename != _WAITS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _die() -> None:
+    """End by the signal, from any thread."""
+    libc = c_library()
+    if libc is not None:
+        libc.signal(int(signal.SIGTERM), None)  # Python's own function works on the main thread alone
+    os.kill(os.getpid(), signal.SIGTERM)

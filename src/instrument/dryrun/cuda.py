@@ -1,0 +1,170 @@
+"""A GPU that is not there: what asks `torch.cuda` or `torch.accelerator` gets the answers of one.
+
+The functions of ``torch._C`` below torch's own are replaced, and not those: what was imported by name beforehand
+is answered as well, and each version of torch keeps its own behaviour. Where a build for the CPU lacks them,
+they are added.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..patch import Patch, apply, undo
+from . import caches, legacy, libraries
+from .devices import Devices, Properties
+from .generators import DefaultGenerator, Generator
+from .graphs import Graph, make_graphed_callables
+from .memory import Memory, Pool
+from .streams import Event, Stream, Streams
+from .waits import Waits
+
+CUDA_VERSION = "12.8"
+_Make = Callable[[Any], Any]
+_Change = tuple[Any, str, _Make]
+# They took functions of ``torch._C`` by name when they were imported
+_TAKERS = (
+    "torch.cuda", "torch.cuda.graphs", "torch.cuda.memory", "torch._dynamo.device_interface",
+    "torch._inductor.cudagraph_trees",
+)  # fmt: skip
+
+
+class PretendedCuda:
+    """Installs the pretended GPU, in the whole process, and takes it away again.
+
+    Args:
+        waits: takes note of waits, and of what cannot be carried out.
+        devices: how many GPUs there seem to be.
+    """
+
+    def __init__(self, waits: Waits, devices: int = 1) -> None:
+        self._waits = waits
+        self._devices = Devices(devices)
+        self._streams = Streams(waits, self._devices)
+        self._memory = Memory(self._streams)
+        self._cudart = libraries.Cudart(self._memory)
+        self._patches: list[Patch] = []
+
+    def install(self) -> None:
+        """Install all of it, or nothing where something fails; once is enough."""
+        if self._patches:
+            return
+        try:
+            apply((Patch(*change) for change in self._changes()), self._patches)
+        except BaseException:
+            self.undo()
+            raise
+        caches.forget()
+
+    def undo(self) -> None:
+        """Put back what was there; more than once does no harm."""
+        if not self._patches:
+            return
+        undo(self._patches)
+        caches.forget()
+
+    def _changes(self) -> Iterator[_Change]:
+        answers = {
+            **self._devices.answers(), **self._streams.answers(), **self._memory.answers(),
+            **libraries.answers(self._waits), "_has_cuda": True, "_cudart": self._cudart,
+        }  # fmt: skip
+        for name, answer in answers.items():
+            yield torch._C, name, _constant(answer)
+        for taker in (sys.modules[name] for name in _TAKERS if name in sys.modules):
+            yield from ((taker, name, _constant(answers[name])) for name in answers if name in vars(taker))
+        for owner, functions in libraries.public(self._waits).items():
+            yield from ((owner, name, _constant(functions[name])) for name in functions if hasattr(owner, name))
+        yield from self._state()
+        yield from self._classes()
+
+    def _state(self) -> Iterator[_Change]:
+        """What `torch.cuda` and its like keep in variables."""
+        count = self._devices.count
+        values = {
+            "_initialized": True, "_cached_device_count": count, "_cudart": self._cudart,
+            "_exchange_device": self._devices.exchange, "_maybe_exchange_device": self._devices.exchange,
+            "_CudaDeviceProperties": Properties, "_get_device_properties": Properties,
+            "default_generators": tuple(DefaultGenerator(index) for index in range(count)),
+            **legacy.types(),
+        }  # fmt: skip
+        for name, value in values.items():
+            yield torch.cuda, name, _constant(value)
+        if not hasattr(torch._C, "_nvtx"):
+            yield torch.cuda.nvtx, "_nvtx", _constant(libraries.Nvtx())
+        if torch.version.cuda is None:
+            yield torch.version, "cuda", _constant(CUDA_VERSION)
+        if hasattr(torch.accelerator, "get_device_capability"):
+            yield torch.accelerator, "get_device_capability", _constant(self._devices.capability)
+        graphed = make_graphed_callables(self._waits)
+        yield torch.cuda, "make_graphed_callables", _constant(graphed)
+        yield torch.cuda.graphs, "make_graphed_callables", _constant(graphed)
+
+    def _classes(self) -> Iterator[_Change]:
+        """Make classes of `torch.cuda` return pretended objects; others stand in for those of ``torch``."""
+        cuda, streams = torch.cuda, self._streams
+        yield cuda.Stream, "__new__", _static(streams.new)
+        yield cuda.Event, "__new__", _static(streams.event)
+        yield cuda.Event, "from_ipc_handle", _static(lambda device, handle: streams.event(cuda.Event))
+        yield cuda.CUDAGraph, "__new__", _static(lambda kind, *_, **__: Graph(streams, kind))
+        yield cuda.MemPool, "__new__", _static(lambda kind, allocator=None, *_, **__: Pool(kind, allocator))
+        if hasattr(cuda.memory, "MemPoolContext"):  # torch 2.6
+            yield cuda.memory.MemPoolContext, "__new__", _static(lambda kind, pool: pool)
+        if hasattr(torch.accelerator, "Graph"):
+            made = _static(lambda kind, keep_graph=False, *, pool=None, **_: Graph(streams, kind, pool))
+            yield torch.accelerator.Graph, "__new__", made
+        capturing = Stream(streams, cuda.Stream, 1, 0)
+        yield cuda.graph, "default_capture_stream", _constant(capturing)
+        yield torch.Tensor, "record_stream", _record_stream
+        yield torch, "Stream", lambda real: self._stand_in(real, streams.generic, Stream)
+        yield torch, "Event", lambda real: self._stand_in(real, streams.generic_event, Event)
+        yield torch, "Generator", lambda real: self._stand_in(real, _generator(self._devices), Generator)
+
+    def _stand_in(self, real: Any, pretended: Callable[..., Any], kind: type) -> Any:
+        """Return a class that is ``real`` to all who ask, but makes what ``pretended`` returns where not None."""
+        meta: Any = type(real)
+        patches = self._patches  # empty again once undone: whoever kept the class then gets the real thing
+
+        class Kind(meta):  # type: ignore[misc]
+            def __call__(self, *args: Any, **options: Any) -> Any:
+                if self is not stand_in:
+                    return super().__call__(*args, **options)
+                made = pretended(*args, **options) if patches else None
+                return real(*args, **options) if made is None else made
+
+            def __instancecheck__(self, instance: Any) -> bool:
+                if self is not stand_in:
+                    return bool(super().__instancecheck__(instance))
+                return isinstance(instance, real) or type.__instancecheck__(kind, instance)
+
+            def __subclasscheck__(self, subclass: Any) -> bool:
+                if self is not stand_in:
+                    return bool(super().__subclasscheck__(subclass))
+                return issubclass(subclass, real)
+
+        stand_in: Any = Kind(real.__name__, (real,), {"__module__": real.__module__, "__doc__": real.__doc__})
+        return stand_in
+
+
+def _constant(value: Any) -> _Make:
+    return lambda _: value
+
+
+def _static(function: Callable[..., Any]) -> _Make:
+    return lambda _: staticmethod(function)
+
+
+def _record_stream(real: Callable[..., Any]) -> Callable[..., Any]:
+    def record_stream(tensor: Any, stream: Any) -> Any:
+        return None if type(stream) is Stream else real(tensor, stream)
+
+    return record_stream
+
+
+def _generator(devices: Devices) -> Callable[..., Generator | None]:
+    def generator(device: Any = "cpu") -> Generator | None:
+        return Generator(devices.index(device)) if devices.meant(device) else None
+
+    return generator

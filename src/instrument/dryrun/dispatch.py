@@ -1,0 +1,142 @@
+"""The mode below autograd: carries tags from operands to results, and notes the operators that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from ..syncs.finding import CHOSEN
+from .rules import Rule, rule_of
+from .state import State
+from .tags import tensors
+
+_OWN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
+_RULES: dict[Any, Rule] = {}
+_KNOWN = ("aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims")
+_BEFORE = (
+    ". What existed before the dry run, such as an optimizer or a copy of the model, is on the CPU unless on_gpu "
+    "names it: on_gpu=[model, optimizer, copy]"
+)
+
+
+class Dispatch(TorchDispatchMode):  # type: ignore[misc]
+    """Sees each operator that one thread runs, forward and backward."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self._state = state
+        self._here = state.here
+        self._first = state.tags.first
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator."""
+        if types and not _OWN.issuperset(types):
+            return NotImplemented  # a subclass of tensors goes first, and what it does comes back here
+        kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._whole(func, args, kwargs)
+        rule = _RULES.get(func)
+        if rule is None:
+            rule = _RULES[func] = rule_of(func)
+        state, here = self._state, self._here
+        if rule.creates:
+            device = self._inherited()
+        else:
+            device = self._first(args)
+            if device is None and kwargs:
+                device = self._first(kwargs.values())
+            here.last = device
+        if device is not None:
+            if rule.check is not None:
+                rule.check(state, func, args, kwargs)
+            elif rule.together and not here.quiet and self._apart(args):
+                self._refused(rule.name)
+        here.depth += 1
+        try:
+            fake = state.fake
+            out = attempt(func, args, kwargs) if fake is None else fake.run(func, args, kwargs)
+        finally:
+            here.depth -= 1
+        if fake is not None and isinstance(out, torch.Tensor) and out.layout is not torch.strided:
+            state.uncovered("tensors without data are never sparse inside: what waits for them was not looked at")
+        if device is not None:
+            if not rule.writes:
+                self._tag(rule, out, device)
+            if func.namespace not in _KNOWN:
+                state.uncovered(f"what the operator {func._schema.name} does inside was not looked at")
+        return out
+
+    def _whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run an operator made of others, as flex_attention, whose parts do not come back here."""
+        device = self._first(args)
+        out = func(*args, **kwargs)
+        if device is not None:
+            self._state.tags.put(out, device)
+            self._state.uncovered(f"what the operator {func.name()} does inside was not looked at")
+        return out
+
+    def _refused(self, name: str) -> None:
+        """Note an operator that would raise on a GPU, once for each run where an early choice may be the cause."""
+        state = self._state
+        why = f"{name} takes tensors of the CPU and of the GPU, which raises an error on a GPU"
+        if state.code_before:
+            why += _BEFORE
+        if state.cpu_by_name is not None:
+            if state.early:
+                return
+            state.early = True
+            why = (
+                f"{CHOSEN}, without a GPU, so {state.cpu_by_name} uses the CPU. Choose the device inside the "
+                "step, or run the file: instrument syncs FILE.py::FUNCTION"
+            )
+        state.uncovered(why, fails=True)
+
+    def _apart(self, values: Sequence[Any]) -> bool:
+        """Tell whether a tensor of more than one number is not on a GPU."""
+        device = self._state.tags.device
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if value.dim() and device(value) is None and value.numel():
+                    return True
+            elif isinstance(value, (list, tuple)) and self._apart(value):
+                return True
+        return False
+
+    def _tag(self, rule: Rule, out: Any, device: torch.device) -> None:
+        if rule.outputs is not None:
+            out = [out[index] for index in rule.outputs]
+        self._state.tags.put(out, device)
+
+    def _inherited(self) -> torch.device | None:
+        """Return where C++ code creates a tensor: where the arguments are of what it was called for."""
+        inputs = self._here.inputs
+        if inputs is not None:
+            found: torch.device | None = self._first(inputs)
+            return found
+        # A formula of the backward pass creates it for the gradient that the operator before had.
+        return self._here.last if torch._C._current_autograd_node() is not None else None
+
+
+def attempt(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an operator; of a type that only CUDA has it for, as double."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        if "not implemented for '" not in str(error) or func._schema.is_mutable:
+            raise
+    kinds = {tensor.dtype for tensor in tensors([*args, kwargs])}
+    wide = tree_map_only(torch.Tensor, torch.Tensor.double, (tuple(args), kwargs))
+    out = func(*wide[0], **wide[1])
+    return (
+        tree_map_only(torch.Tensor, lambda tensor: tensor.to(next(iter(kinds))), out) if len(kinds) == 1 else out
+    )

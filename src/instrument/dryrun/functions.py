@@ -1,0 +1,119 @@
+"""The mode above autograd: answers for devices, carries out moves, and names the outermost public call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _device
+
+from .. import compat
+from .state import State, as_cuda
+from .tags import PINNED
+
+CPU = torch.device("cpu")
+_METHODS = dict(vars(torch.Tensor))  # those that torch itself wrote in Python, among others
+Handler = Callable[["Functions", Any, Sequence[Any], dict[str, Any]], Any]
+
+
+@lru_cache(maxsize=1024)
+def _original(func: Any) -> Any:
+    """Return the method of torch's in whose place somebody put ``func``; ``func`` where nobody did."""
+    name = next((name for name, held in vars(torch.Tensor).items() if held is func), None)
+    return func if name is None or name in _METHODS else getattr(torch._C.TensorBase, name, func)
+
+
+class Functions(TorchFunctionMode):  # type: ignore[misc]
+    """Sees each torch function that one thread calls from Python.
+
+    Args:
+        state: the dry run.
+        answers: by function, what answers for tensors.
+        calls: by function, what carries out calls that are different on a GPU.
+    """
+
+    def __init__(self, state: State, answers: Mapping[Any, Handler], calls: Mapping[Any, Handler]) -> None:
+        super().__init__()
+        self._answers = answers
+        self._calls = calls
+        self.state = state
+        self.here = state.here
+        self.here.functions = self
+        self.tags = state.tags
+        self._constructors = _device._device_constructors()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function."""
+        if type(func) is FunctionType:
+            func = _original(func)
+        answer = self._answers.get(func)
+        if answer is not None and not self.here.foreign:
+            return answer(self, func, args, kwargs or {})
+        here = self.here
+        outer, inputs = here.call, here.inputs
+        if not outer:
+            here.call, here.waited = getattr(func, "__name__", "?"), False
+        here.inputs = args
+        here.depth += 1
+        try:
+            return self._calls.get(func, Functions.placed)(self, func, args, kwargs or {})
+        finally:
+            here.depth -= 1
+            here.call, here.inputs = outer, inputs
+
+    @contextmanager
+    def reentered(self) -> Iterator[None]:
+        """Watch code of the user's inside of a call, where the mode is off: hooks, recomputed layers."""
+        here = self.here
+        before = here.call, here.waited, here.inputs, here.depth
+        here.call, here.inputs, here.depth = "", None, 0
+        try:
+            if any(mode is self for mode in compat.function_modes()):
+                yield
+            else:
+                with self:
+                    yield
+        finally:
+            here.call, here.waited, here.inputs, here.depth = before
+
+    def placed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run ``func`` with what it creates where it was asked to be."""
+        fake = self.state.fake
+        run = func if fake is None else partial(fake.attempt, func)
+        device = kwargs.get("device") if kwargs else None
+        if device is None and func in self._constructors:
+            device = _device.CURRENT_DEVICE
+        if device is None and not (kwargs and kwargs.get("pin_memory")):
+            return run(*args, **kwargs)
+        kwargs = dict(kwargs)
+        target = as_cuda(device)
+        pinned = kwargs.pop("pin_memory", False)
+        if device is not None:
+            if target is None and device is not _device.CURRENT_DEVICE:
+                self.state.asked_for_cpu()
+            kwargs["device"] = device if target is None else CPU
+            self.here.inputs = ()
+        out = run(*args, **kwargs)
+        if device is not None or pinned:
+            self.tags.put(out, target or (PINNED if pinned else None))
+        return out
+
+    def read(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run ``func``, which reads a tensor as a whole: without data, one that has some."""
+        fake = self.state.fake
+        return self.unwatched(func, *args, **kwargs) if fake is None else fake.answer(func, *args, **kwargs)
+
+    def unwatched(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run ``func``; what it reads on the CPU is no wait."""
+        self.here.quiet += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.here.quiet -= 1

@@ -1,0 +1,70 @@
+"""Ends a program after a number of steps, where the next step begins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..syncs.finding import Event
+from ..syncs.recorder import Recorder
+from ..syncs.stopped import Ending
+
+
+class StepLimit(Recorder):
+    """Records what follows the last step that is wanted, and stops the program.
+
+    What a program does after an update, such as logging, belongs to the step of that update. So the program goes
+    on until it begins another step: it calls a module with trainable parameters, or an optimizer. What was
+    recorded until then is partly the beginning of that step, as the copy of its batch; `merge_into` leaves it out.
+
+    Args:
+        steps: how many there were.
+        path: as in `Recorder`.
+        ending: ends the program.
+    """
+
+    def __init__(self, steps: int, path: Callable[[], tuple[str, ...]], ending: Ending) -> None:
+        super().__init__(path)
+        self.step = steps
+        self._limit = steps
+        self._ending = ending
+        self._events: list[Event] = []
+        self._handles = [
+            register_module_forward_pre_hook(self._called),
+            register_optimizer_step_pre_hook(lambda *_: self.stop()),
+        ]
+
+    def add(self, event: Event) -> None:
+        """Keep ``event``."""
+        self._events.append(event)
+
+    def remove(self) -> None:
+        """Stop nothing any more."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def stop(self) -> None:
+        """End the program.
+
+        Raises:
+            Stopped: always.
+        """
+        self._ending.end(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, as --steps asked")
+
+    def merge_into(self, recorder: Recorder) -> None:
+        """Add what was recorded to that of the steps before, as often as their steps have it."""
+        for event in self._events:
+            found = recorder.like(event)
+            seen = Counter[int | None]() if found is None else found.steps
+            inner = [count for step, count in seen.items() if step is not None and 0 < step < self._limit]
+            usual = max(inner, default=0) if self._limit > 1 else int(seen[0] > 0)
+            if not usual or seen[0] + seen[self._limit] < usual:
+                recorder.add(event)
+
+    def _called(self, module: Any, *_: Any) -> None:
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self.stop()

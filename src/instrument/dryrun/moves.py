@@ -1,0 +1,248 @@
+"""Where tensors are, and how they get elsewhere: moves between memory and GPU, and tensors made of data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _device
+from torch.utils._pytree import tree_map_only
+from torch.utils.dlpack import DLDeviceType
+
+from ..syncs.transfer import Transfer, parse_cuda, parse_to
+from .copies import dense, moved
+from .functions import CPU, Functions, Handler
+from .state import as_cuda, size_of
+from .tags import PINNED, tensors
+
+T = torch.Tensor
+
+
+def _device_of(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return mode.tags.device(args[0]) or func(*args)
+
+
+def _is_cuda(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return mode.tags.device(args[0]) is not None or func(*args)
+
+
+def _is_cpu(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return mode.tags.device(args[0]) is None and func(*args)
+
+
+def _get_device(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    device = mode.tags.device(args[0])
+    index: int = func(*args, **kwargs) if device is None else device.index
+    return index
+
+
+def _is_pinned(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return mode.tags.get(args[0]) is PINNED
+
+
+def _named(mode: Functions, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return arguments of `Tensor.to` with devices by name, where torch would ask the GPU or a tensor for them."""
+    positional, named = list(args), dict(kwargs)
+    first = positional[0] if positional else None
+    if isinstance(first, T):
+        positional[:1] = [_placed_on(mode, first), first.dtype]
+    elif type(first) is int:
+        positional[0] = as_cuda(first)
+    if isinstance(other := named.pop("tensor", None), T):
+        named |= {"device": _placed_on(mode, other), "dtype": other.dtype}
+    if type(named.get("device")) is int:
+        named["device"] = as_cuda(named["device"])
+    return positional, named
+
+
+def _placed_on(mode: Functions, tensor: torch.Tensor) -> torch.device:
+    device: torch.device = mode.tags.device(tensor) or _real_device(tensor)
+    return device
+
+
+def _parsed(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The parser of `Module.to` and `PackedSequence.to`."""
+    positional, named = _named(mode, args, kwargs)
+    return func(*positional, **named)
+
+
+def _to(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source, *rest = args
+    transfer = parse_to(*_named(mode, rest, kwargs))
+    if transfer.device is None:
+        return mode.placed(func, args, kwargs)
+    return _moved(mode, "to", source, transfer)
+
+
+def _cuda(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    transfer = parse_cuda(args[1:], kwargs)
+    device = as_cuda("cuda" if transfer.device is None else transfer.device)
+    if device is None:
+        raise RuntimeError(f"Invalid device, must be cuda device: {transfer.device}")
+    return _moved(mode, "cuda", args[0], transfer._replace(device=device))
+
+
+def _cpu(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return _moved(mode, "cpu", args[0], Transfer(CPU, **kwargs))
+
+
+def _moved(mode: Functions, name: str, source: torch.Tensor, transfer: Transfer) -> Any:
+    tags, target = mode.tags, as_cuda(transfer.device)
+    before = tags.device(source)
+    dtype, non_blocking = transfer.dtype or source.dtype, transfer.non_blocking
+    memory_format = transfer.memory_format or torch.preserve_format
+    if target is None and (transfer.device.type != "cpu" or _real_device(source).type != "cpu"):
+        return source.to(transfer.device, dtype, non_blocking, transfer.copy)  # "meta", and what has no memory
+    if target is not None and _real_device(source).type != "cpu":
+        return source.to(CPU)  # raises what torch would
+    if before == target:
+        if target is None:
+            mode.state.asked_for_cpu()
+        return mode.placed(T.to, (source, dtype, non_blocking, transfer.copy), {"memory_format": memory_format})
+    if source.numel() and (before is None or target is None):
+        # torch pins what it makes for a copy from the GPU that need not wait
+        pinned = non_blocking if target is None else tags.get(source) is PINNED and dense(source)
+        moved(mode.state, name, target is not None, pinned, non_blocking, size_of(source))
+    out = mode.unwatched(source.to, dtype=dtype, copy=True, memory_format=memory_format)
+    tags.put(out, target or (PINNED if non_blocking else None))
+    return out
+
+
+def _type(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source = args[0]
+    wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
+    device = mode.tags.device(source)
+    if wanted is None:
+        name: str = func(source)
+        return name if device is None else name.replace("torch.", "torch.cuda.", 1)
+    if isinstance(wanted, torch.dtype):
+        return mode.placed(func, args, kwargs)
+    name = wanted if isinstance(wanted, str) else f"{wanted.__module__}.{wanted.__name__}"
+    target = as_cuda("cuda") if ".cuda." in name else CPU
+    kind = torch.empty(0).type(name.replace(".cuda.", ".")).dtype
+    non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+    return _moved(mode, "type", source, Transfer(target, kind, non_blocking))
+
+
+def _type_as(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source, other = args[0], args[1] if len(args) > 1 else kwargs["other"]
+    return _moved(mode, "type_as", source, Transfer(_placed_on(mode, other), other.dtype))
+
+
+def _pin_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source = args[0]
+    if mode.tags.get(source) is PINNED:
+        return source
+    if mode.tags.device(source) is not None:
+        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+    out = source.clone()
+    mode.tags.put(out, PINNED)
+    return out
+
+
+def _from_data(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`torch.tensor` and its like: data of Python's, of numpy's, or tensors."""
+    method = func is T.new_tensor
+    data = args[1 if method else 0] if len(args) > method else kwargs.get("data", kwargs.get("obj"))
+    own = mode.tags.device(data) if isinstance(data, T) else None
+    device = kwargs.get("device")
+    if device is None:
+        device = (mode.tags.device(args[0]) if method else own) or _device.CURRENT_DEVICE
+    target = as_cuda(device)
+    name, state = func.__name__, mode.state
+    if not isinstance(data, T):
+        held = [t for t in tensors(data) if mode.tags.device(t) is not None]
+        if held:
+            state.wait(name, "reads the tensors it is made of back from the GPU", "D2H")
+        if state.fake is not None and next(tensors(data), None) is not None:
+            data = state.fake.answer(lambda real: tree_map_only(T, T.tolist, real), data)
+            args = (args[0], data, *args[2:]) if method else (data, *args[1:])
+    if own != target and target is not None and (not isinstance(data, T) or data.numel()):
+        out = _quietly(mode, func, args, kwargs)
+        if out.numel():
+            pinned = isinstance(data, T) and mode.tags.get(data) is PINNED
+            moved(state, name, True, pinned, False, size_of(out))
+    else:
+        if own is not None and target is None:
+            state.wait(name, "copies from the GPU", "D2H", size_of(data))
+        out = _quietly(mode, func, args, kwargs)
+    if out is data and own != target:
+        out = data.clone()
+    if target is not None or own is not None:
+        mode.tags.put(out, target)
+    return out
+
+
+def _quietly(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("device") is not None or _device.CURRENT_DEVICE is not None:
+        kwargs = {**kwargs, "device": CPU}
+    pinned = kwargs.get("pin_memory", False)
+    out = mode.unwatched(func, *args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
+    if pinned:
+        mode.tags.put(out, PINNED)
+    return out
+
+
+def _real_device(tensor: torch.Tensor) -> torch.device:
+    return T.device.__get__(tensor)
+
+
+def _new(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The old `Tensor.new`, of sizes or of data."""
+    out = mode.unwatched(mode.placed, func, args, kwargs)
+    device = mode.tags.device(args[0])
+    if device is not None:
+        if len(args) > 1 and not isinstance(args[1], (int, T)):
+            moved(mode.state, "new", True, False, False, size_of(out))
+        mode.tags.put(out, device)
+    return out
+
+
+def _is_shared(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return mode.tags.device(args[0]) is not None or func(*args)
+
+
+def _share_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Memory of a GPU is shared as it is."""
+    return args[0] if mode.tags.device(args[0]) is not None else mode.placed(func, args, kwargs)
+
+
+def _dlpack_device(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    device = mode.tags.device(args[0])
+    return func(*args) if device is None else (DLDeviceType.kDLCUDA, device.index)
+
+
+def _device_of_index(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`torch.device`, which asks the GPU where it is given a number alone."""
+    number = args[0] if args else kwargs.get("device")
+    alone = type(number) is int and len(args) + len(kwargs) == 1
+    return as_cuda(number) if alone else func(*args, **kwargs)
+
+
+ANSWERS: dict[Any, Handler] = {
+    torch.device: _device_of_index,
+    torch._C._nn._parse_to: _parsed,
+    T.__dlpack_device__: _dlpack_device,
+    T.device.__get__: _device_of,
+    T.is_cuda.__get__: _is_cuda,
+    T.is_cpu.__get__: _is_cpu,
+    T.get_device: _get_device,
+    torch.get_device: _get_device,
+    T.is_pinned: _is_pinned,
+    T.is_shared: _is_shared,
+}
+CALLS: dict[Any, Handler] = {
+    T.to: _to,
+    T.cuda: _cuda,
+    T.cpu: _cpu,
+    T.type: _type,
+    T.type_as: _type_as,
+    T.pin_memory: _pin_memory,
+    T.share_memory_: _share_memory,
+    torch.tensor: _from_data,
+    torch.as_tensor: _from_data,
+    torch.asarray: _from_data,
+    T.new_tensor: _from_data,
+    T.new: _new,
+}

@@ -1,0 +1,84 @@
+"""What is replaced outside of torch.cuda while a dry run lasts; each is put back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _device
+
+from ..patch import Patch
+from . import callbacks, storages, without_data
+from .state import State
+from .storages import Made
+
+_ASKED = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@contextmanager
+def patched(state: State) -> Iterator[None]:
+    """Replace what must know of pretended devices; put everything back at the end, whatever happened."""
+    with ExitStack() as stack:
+        for owner, name, make in _changes(state):
+            if hasattr(owner, name):
+                Patch(owner, name, make).apply_in(stack)
+        if state.fake is not None:
+            # It logs 40 lines for each operator that is given what cannot be
+            log = logging.getLogger("torch._subclasses.fake_tensor")
+            stack.callback(log.removeFilter, _nothing)
+            log.addFilter(_nothing)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(_reset_default_device, _device.CURRENT_DEVICE)
+        yield
+
+
+def _changes(state: State) -> Iterator[Made]:
+    yield from _python_bodies()
+    yield from storages.changes(state)
+    yield from callbacks.changes(state)
+    if state.fake is not None:
+        yield from without_data.changes(state.fake, state)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
+
+
+def _reset_default_device(before: Any) -> None:
+    if before != _device.CURRENT_DEVICE:
+        torch.set_default_device(before)
+
+
+def _python_bodies() -> Iterator[Made]:
+    """Have functions of torch's that are written in Python run as if they were the user's own.
+
+    Otherwise a function mode sees them as one call, and nothing of what they do inside, such as user code in
+    backward hooks.
+    """
+    for owner in (torch.nn.functional, torch.nn.init, torch.autograd, torch._lowrank, torch._lobpcg):
+        for name in _ASKED:
+            yield owner, name, lambda original: _by_subclass
+
+
+def _by_subclass(*args: Any) -> bool:
+    """Tell whether a class of tensors of the user's overrides functions; modes do not count."""
+    values = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+    kinds = {type(value) for value in values if hasattr(type(value), "__torch_function__")}
+    functions = [kind.__torch_function__ for kind in kinds]
+    return any(getattr(function, "__func__", function) not in _PLAIN for function in functions)
+
+
+_PLAIN = (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
+
+
+def _scripted_as_builtin(function: Any) -> None:
+    """Let TorchScript take ``function`` for those whose place it takes."""
+    register = getattr(torch.jit._builtins, "_register_builtin", None)
+    if register is not None:
+        register(function, "aten::has_torch_function")
+
+
+_scripted_as_builtin(_by_subclass)

@@ -1,0 +1,192 @@
+"""`dry_run`: carries a training step out without a GPU, and lists where it would wait for one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..syncs.budget import Budget
+from ..syncs.finding import error_text
+from ..syncs.report import SyncReport
+from ..syncs.roots import INSTALLED
+from ..syncs.stopped import Ending, Stopped, interrupted, stopping
+from .session import Run, running
+
+
+def dry_run(
+    step: Callable[[], object],
+    *,
+    fake: bool = False,
+    on_gpu: Iterable[Any] = (),
+    budget: int | Mapping[str, int] | None = None,
+) -> SyncReport:
+    """Call ``step`` as if there were a GPU, and list where the CPU would wait for it.
+
+    The step runs for real, on the CPU: what it trains is trained, what it writes is written. An error in it ends
+    the run and is in the report.
+
+    Args:
+        step: called once, without arguments: a training step, or all of a short training, which is told apart
+            into steps by the first optimizer that steps.
+        fake: run without data, for models that are too large for this machine. What the step creates then has
+            shapes only.
+        on_gpu: modules, optimizers and tensors that exist already and are to be on the GPU. A module takes the
+            state along that optimizers keep of its parameters. All else that exists is on the CPU.
+        budget: waits that a step may make, in all or by regions, as in `detect_syncs`; a step lasts from a step
+            of the optimizer to the next. `SyncReport.assert_max` then fails for what exceeds it.
+
+    Raises:
+        TypeError: ``step`` cannot be called, or ``on_gpu`` holds something else.
+        RuntimeError: inside another dry run.
+
+    Example:
+        >>> def step():
+        ...     model = torch.nn.Linear(4, 4, device="cuda")
+        ...     loss = model(torch.randn(2, 4, device="cuda")).sum()
+        ...     print(loss.item())
+        >>> instrument.dry_run(step).assert_max(1)
+        Traceback (most recent call last):
+        AssertionError: ...
+    """
+    _check(step, '"step"')
+    with running(fake, None if budget is None else Budget(budget)) as run:
+        run.state.code_before = True
+        run.place(on_gpu)
+        run.carry_out(step)
+    return run.report()
+
+
+def dry_run_file(
+    path: Path,
+    function: str | None,
+    *,
+    fake: bool = False,
+    args: Sequence[str] = (),
+    budget: int | Mapping[str, int] | None = None,
+    steps: int | None = None,
+    time_limit: float | None = None,
+    step_on: str | None = None,
+    caught: Callable[[SyncReport], None] | None = None,
+) -> SyncReport:
+    """Run a script as if there were a GPU, or import it and call one function of it.
+
+    Args:
+        path: the script.
+        function: what to call, without arguments; None runs the script as ``__main__``.
+        fake: as in `dry_run`.
+        step_on: what ends a step, as `StepFollower` takes it.
+        budget: as in `dry_run`.
+        args: the arguments of the script.
+        steps: end the run after so many steps, where the next one begins; None lets it come to its end.
+        time_limit: end the run after so many seconds.
+        caught: called with the report where the script catches what ends it, as ``except BaseException`` in a loop
+            does, and goes on, or at the second Ctrl-C or SIGTERM; it ends the process. None lets the script go on.
+
+    However the run ends, by a limit, an error, Ctrl-C or SIGTERM, the report has what was found until then. It
+    ends from inside, as by `sys.exit`: ``finally`` blocks run.
+
+    Raises:
+        ValueError: there is no such file, or no such function in it.
+        TypeError: the function needs arguments.
+    """
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    before = sys.argv, list(sys.path), dict(sys.modules)
+    sys.argv, sys.path[:0] = [str(path), *args], [str(path.parent.resolve()), str(Path.cwd())]
+    try:
+        limits = None if budget is None else Budget(budget)
+        with running(fake, limits, script=function is None, step_on=step_on) as run:
+            ending = Ending(None if caught is None else lambda stopped: caught(_report(run, stopped)))
+            with stopping(ending, time_limit):
+                if function is None:
+                    run.stop_after(steps, ending)
+                    run.carry_out(_interruptible(lambda: runpy.run_path(str(path), run_name="__main__")))
+                else:
+                    step = run.carry_out(_interruptible(lambda: _function(path, function)))
+                    if step is not None:
+                        run.forget()
+                        run.stop_after(steps, ending)
+                        run.carry_out(_interruptible(step))
+        if isinstance(run.error, _UsageError):
+            raise run.error.args[0]
+        return run.report()
+    finally:
+        sys.argv, sys.path[:] = before[:2]
+        _forget(before[2], path.parent.resolve())
+
+
+def _report(run: Run, stopped: Stopped) -> SyncReport:
+    run.stopped_by(stopped)
+    return run.report()
+
+
+def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
+    """Return ``step`` with Ctrl-C as one of its ends."""
+
+    def call() -> Any:
+        try:
+            return step()
+        except KeyboardInterrupt:
+            raise interrupted() from None
+
+    return call
+
+
+def _forget(before: dict[str, Any], folder: Path) -> None:
+    """Take the script's own modules out again: another one may have others of the same names."""
+    ours = __name__.partition(".")[0]
+    for name, module in list(sys.modules.items()):
+        file = str(getattr(module, "__file__", None) or os.devnull)
+        own = Path(file).is_relative_to(folder) and not any(part in file for part in INSTALLED)
+        if own and name not in before and name.partition(".")[0] != ours:
+            del sys.modules[name]
+
+
+class _UsageError(Exception):
+    """Carries an error that is not the script's."""
+
+
+def _function(path: Path, name: str) -> Callable[[], object]:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise _UsageError(ValueError(f"{path} is not a Python file"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        raise _UsageError(ValueError(f"cannot import {path}: {error_text(error)}")) from None
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise _UsageError(ValueError(f"there is no function {name} in {path}"))
+        found = getattr(found, part)
+    try:
+        _check(found, f"{name} in {path}")
+    except TypeError as error:
+        raise _UsageError(error) from None
+    step: Callable[[], object] = found
+    return step
+
+
+def _check(step: Any, what: str) -> None:
+    """Raise ``TypeError`` for what cannot be called as a step."""
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.isclass)
+    if not callable(step) or any(is_kind(step) for is_kind in kinds):
+        raise TypeError(f"{what} must be a plain function without arguments: {step!r}")
+    with contextlib.suppress(ValueError):  # built-in functions have no signature
+        needed = [p.name for p in inspect.signature(step).parameters.values() if _needed(p)]
+        if needed:
+            raise TypeError(f"{what} needs arguments: {', '.join(needed)}")
+
+
+def _needed(parameter: inspect.Parameter) -> bool:
+    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variadic

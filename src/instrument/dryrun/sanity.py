@@ -1,0 +1,92 @@
+"""Which answer lets a check pass: False for ``if (std == 0).any(): raise``, True for ``assert mask.all()``."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from functools import lru_cache
+from types import CodeType, FrameType
+
+from ..syncs import sites
+
+_READS = {"item", "bool", "float", "int", "tolist", "equal", "allclose"}
+_EQUALITY = (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)
+_NO_TENSOR = (ast.Is, ast.IsNot, ast.In, ast.NotIn)  # comparisons whose result is a bool
+
+
+def passing(frame: FrameType | None) -> bool | None:
+    """Return the truth of the expression that ``frame`` evaluates, for the check around it to pass.
+
+    A check is an ``assert``, or an ``if`` whose body raises. None where there is none around, or where another
+    part of its condition decides.
+
+    Args:
+        frame: of the call that reads a value, or of anything that it calls.
+    """
+    here = sites.locate(frame).frame
+    return None if here is None else _passing(here.f_code, here.f_lasti, here.f_lineno or 0)
+
+
+@lru_cache(maxsize=1024)
+def _passing(code: CodeType, instruction: int, line: int) -> bool | None:
+    for node, wanted in _checks(code.co_filename):
+        if node.lineno <= line <= (node.end_lineno or node.lineno):
+            return _inside(node, wanted, _column(code, instruction), line)
+    return None
+
+
+@lru_cache(maxsize=64)
+def _checks(file: str) -> tuple[tuple[ast.expr, bool], ...]:
+    """The conditions of a file's checks, each with the truth that lets it pass."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            found.append((node.test, True))
+        elif isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
+            found.append((node.test, False))
+    return tuple(found)
+
+
+def _is_read(node: ast.expr) -> bool:
+    """Whether the truth of ``node`` itself is read: it is not where a part of it is, as in ``x.item() > 3``."""
+    if _called(node) in _READS:
+        return True
+    for part in ast.walk(node):
+        if _called(part) in _READS or (isinstance(part, ast.Compare) and isinstance(part.ops[0], _NO_TENSOR)):
+            return False
+    return True
+
+
+def _called(node: ast.AST) -> str | None:
+    if not isinstance(node, ast.Call):
+        return None
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+
+
+def _column(code: CodeType, instruction: int) -> int | None:
+    positions = getattr(code, "co_positions", None)  # from Python 3.11 on
+    found = list(positions())[instruction // 2] if positions is not None else None
+    return None if found is None else found[2]
+
+
+def _inside(node: ast.expr, wanted: bool, column: int | None, line: int) -> bool | None:
+    """The truth that is wanted of the part of a condition at a place."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _inside(node.operand, not wanted, column, line)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        operator, right = node.ops[0], node.comparators[0]
+        if isinstance(operator, _EQUALITY) and isinstance(right, ast.Constant) and isinstance(right.value, bool):
+            equal = wanted != isinstance(operator, (ast.IsNot, ast.NotEq))
+            return _inside(node.left, right.value == equal, column, line)
+    if not isinstance(node, ast.BoolOp):
+        return wanted if _is_read(node) else None
+    for value in node.values:
+        start = (value.lineno, value.col_offset)
+        end = (value.end_lineno or value.lineno, value.end_col_offset or 0)
+        if column is not None and start <= (line, column) < end:
+            return _inside(value, wanted, column, line)
+    return None

@@ -1,0 +1,269 @@
+"""One dry run, from its start to its report."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+
+from ..guard import uninterrupted
+from ..patch import Patch
+from ..regions import dispatch
+from ..regions.path import RegionPath
+from ..stepping.follower import StepFollower
+from ..syncs import sites
+from ..syncs.budget import Budget
+from ..syncs.finding import NOT_COVERED, Event, error_text
+from ..syncs.recorder import Recorder
+from ..syncs.report import SyncReport
+from ..syncs.stopped import Ending, Stopped
+from .cuda import PretendedCuda
+from .existing import existing
+from .fake import Fake
+from .limit import StepLimit
+from .modes import modes
+from .patches import patched
+from .state import State, as_cuda
+
+_WITHOUT_TENSORS = {"tqdm_monitor", "instrument", "instrument-sigterm"}  # names of threads
+_COVERAGE = (
+    "a dry run: tensors on the GPU were on the CPU, so waits have no times; what libraries do outside of torch, "
+    "and in CUDA code of their own, was not looked at; autocast changed no types"
+)
+_FAKE = "tensors had no data: branches on values, and code that asks whether it is traced, may go the other way"
+_NOWHERE = (
+    'nothing was on a GPU: build the model inside of the step with device="cuda", '
+    "or name what is on the GPU already by on_gpu=[model, optimizer]"
+)
+_NOWHERE_IN_SCRIPT = (
+    "nothing was moved to a GPU: does the script choose its device from torch.cuda.is_available(), or does it "
+    "need an option such as --device cuda?"
+)
+_STOPPED_EARLY = "the run ended before anything was moved to the GPU"
+_TOO_EARLY = (
+    "{} asks for the CPU: where the device was chosen before the dry run began, choose it inside the step, or run "
+    "the file: instrument syncs FILE.py::FUNCTION"
+)
+
+
+class Run:
+    """One dry run, from its start to its report."""
+
+    def __init__(self, path: RegionPath, fake: bool, budget: Budget | None, script: bool = False) -> None:
+        self.recorder = Recorder(path.names)
+        self.state = State(self.recorder, Fake() if fake else None, budget)
+        self.error: BaseException | None = None
+        self._stopped: Stopped | None = None
+        self._script = script
+        self._most: int | None = None
+        self._ending = Ending()
+        self._limit: StepLimit | None = None
+        self.follower: StepFollower | None = None
+        self._stepped = 0
+        self._built = False
+        pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # what these are given is watched
+        known = {threading.current_thread(), threading.main_thread(), *pools}
+        names = {thread.name for thread in threading.enumerate() if thread not in known}
+        self._before = sorted(names - _WITHOUT_TENSORS)
+
+    def place(self, on_gpu: Iterable[Any]) -> None:
+        """Take tensors that exist already for being on the GPU."""
+        if found := existing(on_gpu):
+            self.state.tags.put(found, as_cuda("cuda"))
+
+    def carry_out(self, step: Callable[[], Any]) -> Any:
+        """Call ``step``; keep what ended it early."""
+        try:
+            return step()
+        except Stopped as stopped:
+            self.stopped_by(stopped)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                self._ended(error)
+        except Exception as error:
+            self._ended(error)
+
+    def stopped_by(self, stopped: Stopped) -> None:
+        """Keep what ended the program before its own end."""
+        self._stopped = stopped
+        self.error = stopped if stopped.code else None
+
+    def _ended(self, error: BaseException) -> None:
+        self.error = error
+        traceback = error.__traceback__
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        place = sites.locate(traceback.tb_frame if traceback else None)
+        text = f"the step ended here with {error_text(error)}"
+        self.recorder.add(Event(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
+
+    def forget(self) -> None:
+        """Forget what waited, and the steps, so far."""
+        self.recorder.clear()
+        self._stepped = 0
+        self.recorder.step = None if self.recorder.step is None else 0
+        self._forget_budget()
+
+    def built(self) -> None:
+        """An optimizer is made: what came before was not yet a step."""
+        if self.recorder.step is None:
+            self.recorder.step, self._built = 0, True
+            self._forget_budget()
+
+    def stop_after(self, steps: int | None, ending: Ending) -> None:
+        """End the program once it made ``steps`` more steps; None lets it go on."""
+        self._most, self._ending = steps, ending
+
+    def stepped(self) -> None:
+        """A step ended."""
+        if self._limit is not None:
+            self._limit.stop()
+        self._stepped += 1
+        self.recorder.step = self._stepped
+        self._next_step()
+        if self._stepped == self._most:
+            self.state.recorder = self._limit = StepLimit(self._stepped, self.recorder.path, self._ending)
+
+    def close(self) -> None:
+        """Remove what ends the program."""
+        if self._limit is not None:
+            self._limit.remove()
+
+    def _forget_budget(self) -> None:
+        if self.state.budget is not None:
+            self.state.budget.clear()
+
+    def restarted(self) -> None:
+        """All that ended so far was a part of step 0, which a stronger sign of steps ends now."""
+        self._stepped = 0
+        for found in self.recorder.findings:
+            before = found.steps.pop(None, 0)
+            found.steps = +Counter({0: found.steps.total(), None: before})
+
+    def _next_step(self) -> None:
+        if self.state.budget is not None:
+            self.state.budget.next_step()
+
+    def _settled(self, seen: Counter[int | None], steps: int) -> Counter[int | None]:
+        """Return where waits were.
+
+        A step ends with the update of the first optimizer. What comes before the first update is step 0, but for
+        what no other step has as often: preparations. What follows the last update is outside of the steps, such
+        as an evaluation at the end. A line that waits in all other steps waits in step 0 too, where it comes
+        after the update in the loop: its waits after the last update count there. Without an optimizer all is one
+        step.
+        """
+        settled = Counter({step: waits for step, waits in seen.items() if step is None or 0 < step < steps})
+        before, after = seen[0], seen[steps]
+        if steps == 1:
+            before, after = seen.total() - seen[None], 0
+        if not self._built:
+            before += settled.pop(None, 0)
+        others = [waits for step, waits in settled.items() if step is not None]
+        first = before if steps == 1 else min(before, max(others, default=0))
+        if others and len(others) == steps - 1:
+            first += min(after, max(min(others) - first, 0))
+        settled.update({0: first, None: before + after - first})
+        return +settled
+
+    def _nowhere(self) -> str:
+        if self._stopped is not None:
+            return _STOPPED_EARLY
+        if self._script:
+            return _NOWHERE_IN_SCRIPT
+        chosen = self.state.cpu_by_name
+        return _NOWHERE if chosen is None else f"{_NOWHERE}. {_TOO_EARLY.format(chosen)}"
+
+    def report(self) -> SyncReport:
+        """Return what was found."""
+        recorder = self.recorder
+        steps = max(self._stepped, 1)
+        if self._limit is not None:
+            self._limit.merge_into(recorder)
+        for found in recorder.findings:
+            found.steps = self._settled(found.steps, steps)
+        blind = "" if self.state.tags.used or self.error is not None else self._nowhere()
+        coverage = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
+        if self._stopped is not None and self.error is None:
+            coverage.append(self._stopped.why)
+        if self.follower is not None and self.follower.explanation is not None:
+            coverage.append(self.follower.explanation)
+        if self._before:
+            coverage.append(f"threads that ran before were not watched: {', '.join(self._before)}")
+        return SyncReport(
+            "dry run",
+            recorder.findings,
+            steps,
+            coverage,
+            error=self.error,
+            dropped=recorder.dropped,
+            blind=blind,
+            budgeted=self.state.budget is not None,
+            exceeded=[] if self.state.budget is None else self.state.budget.exceeded(steps),
+        )
+
+
+active = False
+
+
+@contextlib.contextmanager
+def running(
+    fake: bool, budget: Budget | None = None, *, script: bool = False, step_on: str | None = None
+) -> Iterator[Run]:
+    """Pretend that there is a GPU, and watch."""
+    if active:
+        raise RuntimeError("a dry run is running already: this one would see its pretended GPU")
+    stack = contextlib.ExitStack()
+    try:
+        with uninterrupted():
+            run = _set_up(stack, fake, budget, script, step_on)
+        yield run
+    finally:
+        try:
+            with uninterrupted():
+                stack.close()
+        finally:
+            stack.close()  # where it was interrupted before it began
+
+
+def _set_up(
+    stack: contextlib.ExitStack, fake: bool, budget: Budget | None, script: bool, step_on: str | None
+) -> Run:
+    stack.callback(_set_active, False)  # each before what it undoes: an interrupt may come in between
+    _set_active(True)
+    path = RegionPath()
+    stack.callback(dispatch.active.remove, path)
+    dispatch.active.add(path)
+    run = Run(path, fake, budget, script)
+    stack.callback(run.close)
+    cuda = PretendedCuda(run.state)
+    stack.callback(cuda.undo)
+    cuda.install()
+    stack.enter_context(patched(run.state))
+    # Without an optimizer a function that is called once is one step, and a script has as many as it shows.
+    run.follower = StepFollower(run.stepped, run.restarted, step_on, weakest="forward" if script else "optimizer")
+    stack.callback(run.follower.remove)
+    run.follower.follow()
+    Patch(torch.optim.Optimizer, "__init__", lambda original: _noting(original, run)).apply_in(stack)
+    stack.enter_context(modes(run.state))
+    return run
+
+
+def _set_active(value: bool) -> None:
+    global active
+    active = value
+
+
+def _noting(original: Any, run: Run) -> Any:
+    @wraps(original)
+    def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        run.built()
+
+    return init

@@ -1,0 +1,169 @@
+"""What the parts of one dry run share."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.autograd.profiler import profile
+
+from .. import gpu
+from ..syncs import sites
+from ..syncs.budget import Budget
+from ..syncs.finding import NOT_COVERED, Direction, Site
+from ..syncs.recorder import Recorder
+from .tags import Tags
+
+NAMES = {
+    "__bool__": "bool", "__getitem__": "getitem", "__setitem__": "setitem", "__format__": "format",
+    "__repr__": "print", "__contains__": "contains", "__int__": "int", "__float__": "float", "__index__": "int",
+    "__complex__": "complex", "__array__": "numpy", "__reduce_ex__": "pickle", "_local_scalar_dense": "item",
+    "_unique2": "unique", "_unique": "unique", "_index_put_impl_": "setitem", "index_put_": "setitem",
+    "index": "getitem", "_coalesce": "coalesce", "is_nonzero": "bool", "_linalg_svd": "svd",
+    "_linalg_eigh": "eigh", "_linalg_check_errors": "linalg", "_to_sparse": "to_sparse",
+}  # fmt: skip
+
+
+_LITERAL = re.compile(r"""["']cpu["']|\.cpu\(""")
+_PROFILER = (
+    profile.__exit__.__code__,
+    torch.profiler.profile.stop_trace.__code__,
+    gpu.synchronize.__code__,  # at the end of a window
+)
+
+
+class Here:
+    """What one thread is doing.
+
+    Attributes:
+        call: the name of the outermost torch function that runs; empty outside of any.
+        waited: that call waited already: all that it waits for is one event.
+        inputs: the arguments of the innermost torch function; what it creates goes where they are.
+        last: the device of the operator before, as far as it takes tensors; None is the CPU.
+        quiet: greater than 0 where a wait is only the CPU's.
+        functions: the thread's function mode.
+        foreign: greater than 0 where a FakeTensorMode of the program's looks at tensors.
+        depth: greater than 0 inside of torch, where devices are the real ones.
+    """
+
+    __slots__ = ("call", "depth", "foreign", "functions", "inputs", "last", "quiet", "waited")
+
+    def __init__(self) -> None:
+        self.call = ""
+        self.waited = False
+        self.inputs: Any = None
+        self.last: torch.device | None = None
+        self.quiet = 0
+        self.depth = 0
+        self.functions: Any = None
+        self.foreign = 0
+
+
+class State:
+    """One dry run: its tags and findings, and what each of its threads is doing."""
+
+    def __init__(self, recorder: Recorder, fake: Any = None, budget: Budget | None = None) -> None:
+        self.recorder = recorder
+        self.budget = budget
+        self.fake = fake  # the FakeTensorMode, or None
+        self.tags = Tags()
+        self._threads = threading.local()
+        self.code_before = False  # code that may have chosen a device ran before the dry run
+        self.cpu_by_name: Site | None = None
+        self.early = False  # that this may be the cause of an error was said
+        self._asked: set[tuple[CodeType, int]] = set()
+
+    @property
+    def here(self) -> Here:
+        """The calling thread."""
+        try:
+            here: Here = self._threads.here
+        except AttributeError:
+            here = self._threads.here = Here()
+        return here
+
+    @contextmanager
+    def named(self, call: str) -> Iterator[None]:
+        """Run the body as ``call``, a public function that is not one of torch's overridable functions."""
+        here = self.here
+        outer = here.call
+        if not outer:
+            here.call, here.waited = call, False
+        try:
+            yield
+        finally:
+            here.call = outer
+
+    def wait(self, op: str, cause: str, direction: Direction | None = None, size: int | None = None) -> None:
+        """Note that the calling thread waits; once in a call of a torch function."""
+        here = self.here
+        if here.quiet:
+            return
+        if here.call:
+            if here.waited:
+                return
+            here.waited, op = True, here.call
+        frame = sys._getframe(1)
+        if _flushes(frame):
+            return
+        event = self.recorder.note(NAMES.get(op, op), cause, frame, direction=direction, bytes=size)
+        self.recorder.add(event)
+        if self.budget is not None and event.allowed is None:
+            self.budget.spend(event)
+
+    def asked_for_cpu(self) -> None:
+        """Note the first line of the user's that asks for the CPU by a variable: it may hold an earlier choice."""
+        if not self.code_before or self.cpu_by_name is not None or self.here.quiet:
+            return
+        place = sites.locate(sys._getframe(1))
+        if place.frame is None or place.site is None or place.via is not None:
+            return
+        key = place.frame.f_code, place.site.line
+        if key not in self._asked:
+            self._asked.add(key)
+            if place.site.code and not _LITERAL.search(place.site.code):
+                self.cpu_by_name = place.site
+
+    def uncovered(self, why: str, *, fails: bool = False) -> None:
+        """Note something that cannot be carried out; with ``fails``, on a GPU neither."""
+        event = self.recorder.note(NOT_COVERED, why, sys._getframe(1))
+        event.forbidden = fails
+        self.recorder.add(event)
+
+
+def _flushes(frame: FrameType | None) -> bool:
+    """Tell whether a profiler synchronizes as it stops, which is not a synchronization of the program."""
+    for _ in range(8):
+        if frame is None:
+            return False
+        if frame.f_code in _PROFILER:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def as_cuda(device: Any) -> torch.device | None:
+    """Return ``device``, as users write it, with an index if it is a GPU; None if it is not."""
+    if device is None or isinstance(device, bool):
+        return None
+    if isinstance(device, int):
+        return torch.device("cuda", device)
+    if isinstance(device, str):
+        if not device.startswith("cuda"):
+            return None
+        device = torch.device(device)
+    if not isinstance(device, torch.device) or device.type != "cuda":
+        return None
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """Return the size of the elements of ``tensor``, in bytes."""
+    size: int = tensor.numel() * tensor.element_size()
+    return size

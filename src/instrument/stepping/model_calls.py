@@ -1,0 +1,274 @@
+"""The calls of the outermost model: the first module with parameters that the program calls."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import compat
+from ..compat import COMPILED_CALL
+from ..guard import guard
+from ..modules.compiling import compiling, scripting
+from ..modules.fitting import copied, copier
+from ..modules.stack import when_closed
+from ..modules.stand_in import StandIn, called_module, compiled_call
+from ..patch import Patch, apply, leave_no_frame, transparent, undo
+from ..regions import dispatch
+from .uncompiled import apart
+
+FEATURE = "following the calls of the model"
+
+
+class _Here(threading.local):
+    """On this thread: how many calls of the model run, one inside the other."""
+
+    depth = 0
+
+
+class _Followed(StandIn):
+    """Stands in for the call of the outermost model, or, until that is found, of a module compiled in place."""
+
+    __slots__ = ("_module", "_outermost")
+
+    def __init__(self, module: nn.Module, compiled: Callable[..., Any] | None, outermost: OutermostModel) -> None:
+        super().__init__(compiled)
+        self._module = weakref.ref(module)
+        self._outermost = outermost
+
+    @transparent
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what it stands for."""
+        module = called_module(sys._getframe(1), self._module())
+        call = self.compiled
+        if call is None:
+            # Another one may look for a model: what is on a module hides what is on its class.
+            looking = vars(nn.Module)[COMPILED_CALL]
+            call = module._call_impl if looking is None else functools.partial(looking, module)
+        if dispatch.tracing() or module is None:  # the module is gone, not what compiling it made
+            return call(*args, **kwargs)
+        try:
+            return self._outermost.call(module, call, args, kwargs)
+        except BaseException as error:
+            leave_no_frame(error)
+            raise
+
+
+class OutermostModel:
+    """Finds the outermost model and follows its calls, from `follow` to `remove`.
+
+    The model is found by a class attribute that torch reads at each call of a module; it is reset at once, so that
+    neither other modules nor compiled code ever see it. From then on a stand-in replaces the call of that model:
+    no hook, as some refuse models with hooks, or run them in another way. ``model.compile()`` sets the same
+    attribute on the module, which hides the class attribute; a stand-in is put on such a module until the model is
+    found.
+
+    Args:
+        found: called with the model before its first call.
+        called: called with the model after each call that did not fail, once its region is closed; of calls inside
+            each other, after the outermost.
+        passes_over: tells whether the calls that this thread makes now find no model.
+    """
+
+    def __init__(
+        self,
+        found: Callable[[nn.Module], None],
+        called: Callable[[nn.Module], None],
+        passes_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._found = found
+        self._called = called
+        self._passes_over = passes_over
+        self._here = _Here()
+        self._model: weakref.ref[nn.Module] | None = None
+        self._removed = False
+        self._searching = False  # from `follow` until it is found
+        self._looking: list[Patch] = []  # the class attribute
+        self._candidates: list[Patch] = []  # on modules compiled in place, while it is searched for
+        self._following: list[Patch] = []
+        self._always: list[Patch] = []  # until the end
+        self._copiers: set[type] = set()  # classes whose copies leave out what stands for a call
+
+    def follow(self) -> None:
+        """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
+        if not compat.has_compiled_call():
+            return
+        self._searching = True
+        self._look()
+        apply([Patch(nn.Module, "compile", self._in_place)], self._always)
+        for module in compat.compiled_in_place():
+            self._compiled_in_place(module)
+        compat.when_imported("torch._dynamo", self._compiler_imported)
+        self._stay_removed()
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The outermost model; None before its first call, and once it is gone."""
+        return self._model() if self._model is not None else None
+
+    @property
+    def running(self) -> bool:
+        """Whether this thread is inside a call of the model."""
+        return self._here.depth > 0
+
+    def remove(self) -> None:
+        """End, and put back all that was replaced."""
+        self._removed = True
+        self._searching = False
+        undo(self._looking)
+        undo(self._candidates)
+        undo(self._following)
+        undo(self._always)
+        compiling.set_suspended(self._compile, False)
+        scripting.set_suspended(self._scripted, False)
+
+    def _stay_removed(self) -> None:
+        """Undo what was done while a signal handler or another thread called `remove`."""
+        if self._removed:
+            self.remove()
+
+    def _look(self) -> None:
+        apply([Patch(nn.Module, COMPILED_CALL, self._first_call)], self._looking)
+        self._stay_removed()
+
+    def _first_call(self, another: Callable[..., Any] | None) -> Callable[..., Any]:
+        """Return what torch calls in place of a module's ``_call_impl``, or of ``another`` of these."""
+        outermost = self
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            own = module._call_impl if another is None else functools.partial(another, module)
+            if dispatch.tracing():
+                return own(*args, **kwargs)
+            try:
+                return outermost.call(module, own, args, kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+
+        return call
+
+    @transparent
+    def call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call ``module`` through ``run`` and, if it is the followed model, notify `called`."""
+        if self._searching:
+            self._look_at(module)
+        here, model = self._here, self._model
+        before = here.depth
+        try:
+            following = model is not None and module is model()
+            here.depth = before + following
+            output = run(*args, **kwargs)
+        except BaseException as error:
+            leave_no_frame(error)
+            raise
+        finally:
+            here.depth = before
+        if following and not before and self._following and self._model is model:  # not compiled meanwhile
+            self._call_ended()
+        return output
+
+    @guard.contained(FEATURE)
+    @apart
+    def _call_ended(self) -> None:
+        when_closed(self._ended)
+
+    @guard.contained(FEATURE)
+    def _ended(self) -> None:
+        model = self.model
+        if model is not None and not self._removed:
+            self._called(model)
+
+    @guard.contained("finding the outermost model")
+    @apart
+    def _look_at(self, module: nn.Module) -> None:
+        if not self._passes_over() and any(True for _ in module.parameters()):
+            self._searching = False
+            undo(self._looking)
+            undo(self._candidates)
+            self._attach(module)
+            scripting.set_suspended(self._scripted, True)
+            self._stay_removed()
+            self._found(module)
+
+    def _attach(self, module: nn.Module) -> None:
+        if not isinstance(module, torch.jit.ScriptModule):
+            self._model = weakref.ref(module)
+            self._put_on(module, self._following)
+
+    def _put_on(self, module: nn.Module, held: list[Patch]) -> None:
+        """Stand for the call of ``module``, also in copies of it."""
+        if copier(module) not in self._copiers:
+            self._copiers.add(copier(module))
+            apply([Patch(copier(module), "__getstate__", copied)], self._always)
+        compiled = vars(module).get(COMPILED_CALL)
+        # Made here: what the patch holds must not keep the module alive.
+        stand_in = _Followed(module, compiled, self)
+        apply([Patch(module, COMPILED_CALL, lambda _: stand_in)], held)
+        self._stay_removed()
+
+    def _in_place(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            try:
+                original(module, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            self._compiled_in_place(module)
+
+        return compile
+
+    @guard.contained(FEATURE)
+    def _compiled_in_place(self, module: nn.Module) -> None:
+        if self._searching:
+            self._put_on(module, self._candidates)
+        elif self._following and module is self.model:
+            undo(self._following)
+            self._attach(module)
+
+    @guard.contained(FEATURE)
+    def _compiler_imported(self, _: Any) -> None:
+        if not self._removed:
+            compiling.set_suspended(self._compile, True)
+            self._stay_removed()
+
+    @contextlib.contextmanager
+    def _scripted(self) -> Iterator[None]:
+        """Leave nothing on the model while TorchScript goes through its attributes."""
+        followed = bool(self._following)
+        undo(self._following)
+        yield
+        model = self.model
+        if followed and model is not None and not self._removed:
+            self._attach(model)
+
+    @contextlib.contextmanager
+    def _compile(self) -> Iterator[None]:
+        """Leave what is compiled alone, and then follow what ``torch.compile`` returned for the model, if it did.
+
+        One that is compiled in place is called through what stands for its call, which is not compiled.
+        """
+        looking, model = bool(self._looking), self._not_compiled()
+        undo(self._looking)
+        if model is not None:
+            undo(self._following)
+        yield
+        if looking and self._searching:
+            self._look()
+        if model is not None and not self._removed:
+            compiled = compat.called_compiled(model)
+            self._attach(model if compiled is None else compiled)
+
+    def _not_compiled(self) -> nn.Module | None:
+        """Return the model, if it is followed and a graph may be made of it."""
+        kind, model = compat.compiled_module(), self.model
+        if not self._following or model is None or compiled_call(model) is not None:
+            return None
+        return None if kind and isinstance(model, kind) else model

@@ -1,0 +1,275 @@
+"""Where a step ends: where the program says so, else where its first optimizer has stepped."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from threading import get_ident
+from typing import Any
+
+from .. import compat
+from ..cuda_graphs import GraphFollower, cuda_graphs
+from ..guard import guard
+from ..identity import IdentitySet
+from ..modules import backward_calls
+from ..modules.optimizers import parameters, share_parameters
+from ..patch import Patch, apply, leave_no_frame, undo
+from ..regions import dispatch
+
+FEATURE = "following optimizers"
+_RANGE = "Optimizer.step#"  # torch's own, around a step
+_PHASE = 6  # steps of the first optimizer in a row, as in a phase of its own; the critic of a GAN makes 5
+_ALONE = 50  # steps of another optimizer, none of the first in between
+
+
+class _Here(threading.local):
+    """On this thread: open ranges of optimizers' steps, whether a step is due after them, and updates so far."""
+
+    ranges = 0
+    due = False
+    count = 0
+
+
+class OptimizerSteps:
+    """Calls ``stepped()`` after each step of the first optimizer that steps, from `follow` to `remove`.
+
+    With ``every``, it does so after the steps of all optimizers, as far as the thread that makes this calls them.
+
+    Another one takes its place when it steps twice in a row, if it updates some of the same parameters, as where
+    each epoch makes one anew, or follows a phase of the first alone, as where layers are trained one after the
+    other; else once it goes on alone. One on another thread does so only after the thread of the first has ended.
+    A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes in the backward pass, as where
+    each parameter has its own, ends with that pass, and is a step of the thread that called the pass. An optimizer
+    that wraps another counts as one step. One in the capture of a CUDA graph, which runs nothing, is a step of
+    each replay.
+
+    A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` says whether there
+    was one.
+
+    The call comes after torch closed the range that it draws around the step, and after the whole backward: a
+    recording that stops inside of these and another that starts there crash torch.
+    """
+
+    def __init__(self, stepped: Callable[[], None], *, every: bool = False) -> None:
+        self._graphs = GraphFollower()
+        self._stepped = stepped
+        self._every = every
+        self._first: weakref.ref[Any] | None = None
+        self._apart = IdentitySet()  # optimizers that share no parameter with it
+        self._rival: weakref.ref[Any] | None = None  # the first other one since its last step
+        self._rival_steps = 0
+        self._in_a_row = 0  # steps of the first one since another one stepped
+        self._uncounted = False  # a step that was not told
+        self._before = len(_compiled)
+        self._here = _Here()
+        self._thread = get_ident() if every else None  # whose steps count; None before the first
+        self._passes: set[int] = set()  # the threads that called a backward pass which runs
+        self._due: set[int] = set()  # those of them in whose pass a step was made
+        self._handle: Any = None
+        self._patches: list[Patch] = []
+
+    def follow(self) -> None:
+        """Begin; whoever holds this can `remove` it, wherever an interrupt comes.
+
+        An interrupt in torch's registration itself leaves a hook that does nothing.
+        """
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        try:
+            self._graphs.follow()
+            self._handle = register_optimizer_step_post_hook(self._after)
+            apply(self._patched(), self._patches)
+        except BaseException:
+            self.remove()
+            raise
+        if self._stepped is _nothing:  # removed meanwhile, by a signal handler or another thread
+            self.remove()
+
+    @property
+    def compiled(self) -> bool:
+        """Whether some optimizer's step was compiled since this was made."""
+        return len(_compiled) > self._before
+
+    @property
+    def parameters(self) -> list[Any]:
+        """What the first optimizer updates; empty where none has stepped so far."""
+        first = self._first() if self._first is not None else None
+        return parameters(first) if first else []
+
+    def remove(self) -> None:
+        """End."""
+        self._stepped = _nothing
+        try:
+            if self._handle is not None:
+                self._handle.remove()
+            self._graphs.remove()
+        finally:
+            undo(self._patches)
+
+    def _patched(self) -> Iterator[Patch]:
+        import torch
+
+        from ..modules.parts import Switch, contexts
+
+        yield Patch(torch.amp.GradScaler, "step", self._scaled)
+        yield backward_calls.around(self._pass_begins, self._passes.discard, self._passed)
+        yield from contexts(torch.autograd.profiler.record_function, self._range, Switch())
+
+    def _range(self, context: Any) -> dispatch.Token | None:
+        if not context.name.startswith(_RANGE):
+            return None
+        self._here.ranges += 1
+        return self._out_of_range, None
+
+    @guard.contained(FEATURE)
+    def _out_of_range(self, _: None) -> None:
+        here = self._here
+        here.ranges -= 1
+        if here.due and not here.ranges:
+            here.due = False
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._here.ranges:
+            self._here.due = True
+            return
+        if self._uncounted:
+            self._uncounted = False
+            self._stepped()
+        self._stepped()
+
+    def _after(self, optimizer: Any, *_: Any) -> None:
+        try:
+            if dispatch.tracing():
+                _note_compiled()
+                return
+            if cuda_graphs.captures and self._graphs.defer(self._replayed, weakref.ref(optimizer)):
+                return
+            thread = self._calling_thread()
+            if thread is None or not self._counts(optimizer, thread):
+                return
+            if compat.in_backward():
+                self._due.add(thread)
+            else:
+                self._here.count += 1
+                self._tell()
+        except Exception as error:
+            try:
+                guard.failed(FEATURE, error)
+            except Exception as raised:
+                if raised is error:
+                    raise
+
+    def _replayed(self, reference: weakref.ref[Any]) -> None:
+        """Count an update in a graph; one of an optimizer that is gone where it is that which counts."""
+        optimizer = reference()
+        if optimizer is not None:
+            self._after(optimizer)
+        elif reference is self._first:
+            self._tell()
+
+    def _pass_begins(self) -> int | None:
+        if compat.in_backward():
+            return None
+        self._passes.add(get_ident())
+        return get_ident()
+
+    @guard.contained(FEATURE)
+    def _passed(self) -> None:
+        if get_ident() in self._due:
+            self._due.discard(get_ident())
+            self._tell()
+
+    def _calling_thread(self) -> int | None:
+        """Return the thread that called the update which runs here; None where torch does not show it.
+
+        In a backward pass that may be a thread of autograd, which serves the passes of all.
+        """
+        here = get_ident()
+        if here in self._passes or not compat.in_backward():
+            return here
+        passes = list(self._passes)
+        if len(passes) == 1:
+            return passes[0]
+        return self._thread if self._thread in passes else None if passes else here
+
+    def _counts(self, optimizer: Any, thread: int) -> bool:
+        if not self._every:
+            return self._is_first(optimizer, thread)
+        if thread != self._thread:
+            return False
+        if self._first is None:
+            self._first = weakref.ref(optimizer)
+        return True
+
+    def _is_first(self, optimizer: Any, thread: int) -> bool:
+        first = self._first() if self._first is not None else None
+        if first is not optimizer and thread != self._thread and running(self._thread):
+            return False
+        self._thread = thread
+        if first is optimizer:
+            self._in_a_row = 1 if self._rival is not None else self._in_a_row + 1
+            self._rival = None
+            return True
+        if first is not None and not self._takes_over(first, optimizer):
+            return False
+        self._in_a_row = self._rival_steps if first is not None else 1
+        self._first, self._rival, self._apart = weakref.ref(optimizer), None, IdentitySet()
+        return True
+
+    def _takes_over(self, first: Any, optimizer: Any) -> bool:
+        rival = self._rival() if self._rival is not None else None
+        if rival is None:
+            rival, self._rival, self._rival_steps = optimizer, weakref.ref(optimizer), 0
+            if optimizer not in self._apart and not share_parameters(first, optimizer):
+                self._apart.add(optimizer)
+        if rival is not optimizer:
+            return False
+        self._rival_steps += 1
+        follows = optimizer not in self._apart or self._in_a_row >= _PHASE
+        self._uncounted = follows and self._rival_steps > 1  # its step before
+        return self._uncounted or self._rival_steps > _ALONE
+
+    def _scaled(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._here.count
+            try:
+                result = original(scaler, optimizer, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            self._scaler_stepped(optimizer, before)
+            return result
+
+        return step
+
+    @guard.contained(FEATURE)
+    def _scaler_stepped(self, optimizer: Any, before: int) -> None:
+        if self._here.count > before or cuda_graphs.graph is not None:
+            return
+        if self._counts(optimizer, get_ident()):
+            self._here.count += 1
+            self._tell()
+
+
+def running(thread: int | None) -> bool:
+    """Tell whether ``thread`` is the number of a thread that runs."""
+    return any(found.ident == thread for found in threading.enumerate()) if thread is not None else False
+
+
+def _nothing() -> None:
+    pass
+
+
+_compiled: list[bool] = []
+
+
+def _note_compiled() -> None:
+    """Note that torch.compile traces an optimizer's step; like `dispatch.hide` it leaves no trace in the graph."""
+    _compiled.append(True)
+
+
+_note_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,129 @@
+"""A dry run tells the idioms that wait from their lookalikes that do not, each by itself."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import io
+import os
+import pickle
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from instrument.dryrun.run import dry_run
+from instrument.syncs.finding import Finding
+from instrument.syncs.report import SyncReport
+from tests.dryrun import unseen_idioms, unseen_idioms_2
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one"),
+    pytest.mark.filterwarnings("ignore"),  # torch's own, of the idioms
+]
+FILE = "/nowhere/idiom.py"
+PROTOTYPES = Path(__file__).parents[2] / os.environ.get("INSTRUMENT_IDIOMS", "../shared/prototypes/idioms.py")
+SETS: list[tuple[str, ModuleType]] = [("first", unseen_idioms), ("second", unseen_idioms_2)]
+CASES = [
+    pytest.param(idiom.source, waits, id=f"{which}-{name}")
+    for which, module in SETS
+    for waits, group in ((True, module.SYNCHRONISING), (False, module.CLEAN))
+    for name, idiom in group.items()
+]
+
+
+# Which way they go, or whether they go on at all, depends on values; a run without data says where it ended.
+BY_VALUE = {"first-gradcheck"}
+
+UNSEEN = {"first-sparse_adam"}  # sparse tensors, which a run without data does not have, and says so
+
+
+def names() -> dict[str, Any]:
+    """What the idioms use: tensors on the GPU, a module with gradients, a tensor on the host and a pinned one."""
+    t = torch.randn(4, device="cuda")
+    m = nn.Linear(4, 2).to("cuda")
+    m(t).sum().backward()
+    return {
+        "torch": torch, "nn": nn, "F": F, "np": np, "copy": copy, "pickle": pickle, "io": io, "t": t, "m": m,
+        "x": torch.randn(3, 4, device="cuda"), "i": torch.tensor([0, 1, 2, 1], device="cuda"),
+        "b": torch.tensor([True, False, True, True], device="cuda"), "h": torch.randn(4),
+        "p": torch.randn(4).pin_memory(), "__name__": "idiom",
+    }  # fmt: skip
+
+
+def run(source: str, fake: bool) -> tuple[SyncReport, list[Finding]]:
+    """The report of a dry run of ``source``, and what it found there."""
+    code = compile(source, FILE, "exec")
+    report = dry_run(lambda: exec(code, names()), fake=fake)
+    return report, [found for found in report.findings if found.site is None or found.site.file == FILE]
+
+
+def waited(source: str, fake: bool) -> bool:
+    """Whether a dry run says that ``source`` waits."""
+    report, here = run(source, fake)
+    if report.error is not None:
+        raise report.error
+    return any(found.covered for found in here)
+
+
+@pytest.mark.parametrize(("source", "waits"), CASES)
+def test_idioms(source: str, waits: bool) -> None:
+    """What waits is found, and what does not wait is not."""
+    assert waits == waited(source, fake=False)
+
+
+@pytest.mark.parametrize(("source", "waits"), [case for case in CASES if case.id not in BY_VALUE | UNSEEN])
+def test_idioms_without_data(source: str, waits: bool) -> None:
+    """The same holds where tensors have no data."""
+    assert waits == waited(source, fake=True)
+
+
+@pytest.mark.parametrize(("source", "waits"), [case for case in CASES if case.id in BY_VALUE])
+def test_idioms_that_depend_on_data(source: str, waits: bool) -> None:
+    """Without data they end early, which is a finding of its own; what waited until then is found."""
+    report, here = run(source, fake=True)
+    assert report.error is not None
+    assert [False] == [found.covered for found in here if not found.covered]
+    assert waits == any(found.covered for found in here)
+
+
+def listed() -> list[Any]:
+    """The idioms of a list that is kept beside the repository."""
+    if not PROTOTYPES.is_file():
+        reason = f"needs {PROTOTYPES.resolve()}: INSTRUMENT_IDIOMS names the file of listed idioms"
+        return [pytest.param("", True, marks=pytest.mark.skip(reason=reason), id="missing")]
+    groups = {
+        node.targets[0].id: {word.arg: ast.literal_eval(word.value) for word in node.value.keywords}
+        for node in ast.parse(PROTOTYPES.read_text("utf-8")).body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Call)
+        if node.targets[0].id in ("SYNC", "NOSYNC")
+    }
+    return [
+        pytest.param(source, kind == "SYNC", id=f"{kind}-{name}")
+        for kind, group in groups.items()
+        for name, source in group.items()
+    ]
+
+
+LISTED = listed()
+
+
+@pytest.mark.parametrize(("source", "waits"), [case for case in CASES if case.id in UNSEEN])
+def test_idioms_that_are_not_seen(source: str, waits: bool) -> None:
+    """What a run without data cannot look at is a finding, never silence."""
+    report, here = run(source, fake=True)
+    assert (None, waits) == (report.error, any(not found.covered for found in here))
+
+
+@pytest.mark.parametrize(("source", "waits"), LISTED)
+@pytest.mark.parametrize("fake", [False, True], ids=["real", "fake"])
+def test_listed_idioms(source: str, waits: bool, fake: bool) -> None:
+    """All listed idioms are told right."""
+    assert waits == waited(source, fake)

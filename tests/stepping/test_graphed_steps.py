@@ -1,0 +1,292 @@
+"""Steps in CUDA graphs: one that is captured does not run, each replay runs those of its graph."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from instrument.stepping.follower import StepFollower
+from instrument.stepping.optimizers import OptimizerSteps
+
+from ..support.cuda_graphs import Device, Training, emulate
+
+METHODS = ("capture_begin", "capture_end", "replay")
+GRAPHS = [torch.cuda.CUDAGraph, getattr(torch.xpu, "XPUGraph", torch.cuda.CUDAGraph)]  # which older versions lack
+
+
+class Counter:
+    """Counts the steps that a follower tells."""
+
+    def __init__(self, step_on: str | None = None) -> None:
+        self.steps = self.restarts = 0
+        self.follower = StepFollower(self._step, self._restart, step_on)
+        self.follower.follow()
+
+    def _step(self) -> None:
+        self.steps += 1
+
+    def _restart(self) -> None:
+        self.restarts += 1
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return emulate(monkeypatch)
+
+
+@pytest.fixture
+def counter(device: Device) -> Iterator[Counter]:
+    before = [vars(kind)[name] for kind in GRAPHS for name in METHODS]
+    made = Counter()
+    yield made
+    made.follower.remove()
+    assert before == [vars(kind)[name] for kind in GRAPHS for name in METHODS]
+
+
+@pytest.mark.parametrize(("warmups", "updates"), [(3, 1), (4, 1), (3, 4), (0, 1)])
+def test_a_replay_is_the_steps_of_its_graph(counter: Counter, warmups: int, updates: int) -> None:
+    """What is captured does not run; each replay runs all of it."""
+    training = Training(warmups, updates=updates)
+    training.run(0)
+    assert counter.steps == warmups
+    for _ in range(100):
+        training.graph.replay()
+    assert counter.steps == warmups + 100 * updates
+    assert counter.follower.by == "optimizer"
+
+
+def test_a_step_in_two_graphs(counter: Counter) -> None:
+    """The graph of forward and backward holds no step, that of the update does."""
+    training = Training()
+    training.step()
+    update = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(training.graph):
+        training.half()
+    with torch.cuda.graph(update):
+        training.optimizer.step()
+    for _ in range(10):
+        training.graph.replay()
+        update.replay()
+    assert counter.steps == 11
+
+
+def test_forward_and_backward_alone(counter: Counter) -> None:
+    """An optimizer outside of the graph counts as it does without."""
+    training = Training()
+    with torch.cuda.graph(training.graph):
+        training.half()
+    for _ in range(10):
+        training.graph.replay()
+        training.optimizer.step()
+    assert counter.steps == 10
+
+
+def test_two_optimizers_in_a_graph(counter: Counter) -> None:
+    """The first one counts, as it does without a graph."""
+    first, second = Training(), Training()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first.step()
+        second.step()
+    for _ in range(200):
+        graph.replay()
+    assert counter.steps == 200
+
+
+@pytest.mark.parametrize("how", ["body", "end"])
+def test_a_capture_that_fails(counter: Counter, device: Device, how: str) -> None:
+    """The error is the program's; training without the graph goes on to count."""
+    training = Training()
+
+    def fail() -> None:
+        if how == "body":
+            raise ValueError("on purpose")
+        device.fail = True
+
+    with pytest.raises(ValueError if how == "body" else RuntimeError):
+        training.capture(fail)
+    assert not device.capturing
+    for _ in range(5):
+        training.step()
+    assert counter.steps == 5
+
+
+def test_captured_again(counter: Counter) -> None:
+    """After `reset` a graph holds what is captured next."""
+    training = Training()
+    training.run(10)
+    training.graph.reset()
+    with torch.cuda.graph(training.graph):
+        training.step()
+        training.step()
+    training.graph.replay()
+    assert counter.steps == 3 + 10 + 2
+
+
+def test_another_thread_captures(counter: Counter, device: Device) -> None:
+    """Steps that run meanwhile on this thread count."""
+    training, other = Training(), Training()
+    begun, over = threading.Event(), threading.Event()
+
+    def inside() -> None:
+        begun.set()
+        over.wait(60)
+
+    training.step()
+    thread = threading.Thread(target=other.capture, args=(inside,))
+    thread.start()
+    begun.wait(60)
+    for _ in range(5):
+        training.step()
+    over.set()
+    thread.join()
+    assert counter.steps == 6
+    assert not device.capturing
+
+
+def test_a_gradient_scaler(counter: Counter) -> None:
+    """A step that a scaler makes in a capture is one of each replay."""
+    training = Training()
+    scaler = torch.amp.GradScaler("cpu")
+
+    def step() -> None:
+        scaler.scale(training.model(torch.ones(1, 2)).sum()).backward()
+        scaler.step(training.optimizer)
+        scaler.update()
+
+    for _ in range(3):
+        step()
+    with torch.cuda.graph(training.graph):
+        step()
+    for _ in range(10):
+        training.graph.replay()
+    assert counter.steps == 13
+
+
+def train_step() -> None:
+    """A step that names itself."""
+
+
+@pytest.mark.parametrize("step_on", ["backward", "forward", f"{__name__}:train_step"])
+def test_what_else_ends_a_step(device: Device, step_on: str) -> None:
+    """Backward passes, calls of the model and of a function are captured as updates are."""
+    counter = Counter(step_on)
+    training = Training()
+    try:
+        for _ in range(3):
+            training.half()
+            train_step()
+        with torch.cuda.graph(training.graph):
+            training.half()
+            train_step()
+        for _ in range(10):
+            training.graph.replay()
+    finally:
+        counter.follower.remove()
+    assert counter.steps == 13
+
+
+def test_every_optimizer(device: Device) -> None:
+    """For a loop that counts the updates of an item, a replay makes those of its graph."""
+    updates: list[int] = []
+    steps = OptimizerSteps(lambda: updates.append(1), every=True)
+    steps.follow()
+    try:
+        first, second = Training(), Training()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            first.step()
+            second.step()
+        assert not updates
+        graph.replay()
+    finally:
+        steps.remove()
+    assert len(updates) == 2
+
+
+def test_an_optimizer_that_is_gone(counter: Counter) -> None:
+    """Its updates are in the graph, and it is not kept alive for them."""
+    training = Training()
+    training.run(0)
+    del training.optimizer
+    for _ in range(10):
+        training.graph.replay()
+    assert counter.steps == 13
+
+
+def test_a_graph_that_is_gone(counter: Counter) -> None:
+    """It is not kept alive, and one that takes its place is another."""
+    training = Training()
+    training.run(1)
+    reference = weakref.ref(training.graph)
+    training.graph = torch.cuda.CUDAGraph()
+    assert reference() is None
+    with torch.cuda.graph(training.graph):
+        training.half()
+    training.graph.replay()
+    assert counter.steps == 4
+
+
+def test_a_graph_captured_before(device: Device) -> None:
+    """What it holds is not known: where nothing else shows a step, each replay is one, in time."""
+    training = Training()
+    training.run(0)
+    counter = Counter()
+    try:
+        for _ in range(100):
+            training.graph.replay()
+        assert (counter.steps, counter.follower.explanation) == (0, None)
+        for _ in range(50):
+            training.graph.replay()
+        explanation = counter.follower.explanation
+    finally:
+        counter.follower.remove()
+    assert counter.steps == 150
+    assert "a CUDA graph that was captured before" in str(explanation)
+
+
+def test_graphs_captured_before_beside_an_optimizer(device: Device) -> None:
+    """Where an optimizer steps, replays of graphs that are not known are a part of its steps."""
+    training = Training()
+    with torch.cuda.graph(training.graph):
+        training.half()
+    counter = Counter()
+    try:
+        for _ in range(4):
+            for _ in range(90):
+                training.graph.replay()
+            training.optimizer.step()
+    finally:
+        counter.follower.remove()
+    assert (counter.steps, counter.follower.by) == (4, "optimizer")
+
+
+def test_a_failing_listener(device: Device, lenient: None) -> None:
+    """An error of ours does not reach who replays."""
+
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    steps = OptimizerSteps(fail)
+    steps.follow()
+    try:
+        training = Training(0)
+        training.run(2)
+    finally:
+        steps.remove()
+    assert device.replays == 2
+
+
+def test_a_replay_that_was_looked_up_earlier(counter: Counter, device: Device) -> None:
+    """A method of the graph that a program kept works on, when nobody follows any more as well."""
+    training = Training()
+    training.run(0)
+    replay = training.graph.replay
+    replay()
+    counter.follower.remove()
+    replay()
+    assert (counter.steps, device.replays) == (4, 2)

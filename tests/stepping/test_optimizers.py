@@ -1,0 +1,347 @@
+"""Where steps end: after those of the first optimizer, however it is called."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from instrument.modules import parts
+from instrument.stepping.follower import StepFollower
+from instrument.stepping.optimizers import OptimizerSteps
+
+RANGES = torch.autograd.profiler.record_function
+BEFORE = {
+    (owner, name): vars(owner).get(name)
+    for owner, name in [(RANGES, "__enter__"), (RANGES, "__exit__"), (torch.amp.GradScaler, "step")]
+}
+
+
+class Counter:
+    """Counts steps, and how many of torch's ranges of optimizers are open when they are told."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.steps_of = OptimizerSteps(self.step)
+        self.steps_of.follow()
+
+    def step(self) -> None:
+        self.steps += 1
+        assert torch._C._current_graph_task_id() == -1
+
+
+@pytest.fixture
+def counter() -> Iterator[Counter]:
+    made = Counter()
+    yield made
+    made.steps_of.remove()
+    assert {place: vars(place[0]).get(place[1]) for place in BEFORE} == BEFORE
+
+
+def weights(count: int = 2) -> list[torch.Tensor]:
+    return [torch.ones(2, requires_grad=True) for _ in range(count)]
+
+
+def backward(parameters: list[torch.Tensor]) -> None:
+    sum((parameter**2).sum() for parameter in parameters).backward()  # type: ignore[union-attr]
+
+
+def test_plain(counter: Counter) -> None:
+    """A step is one update, whatever the number of backward passes."""
+    parameters = weights()
+    optimizer = torch.optim.SGD(parameters)
+    for batch in range(6):
+        backward(parameters)
+        if batch % 2:
+            optimizer.step()
+    assert counter.steps == 3
+
+
+def test_two_optimizers(counter: Counter) -> None:
+    """Of several the one counts that steps first, until it is gone."""
+    parameters = weights()
+    first, second = (torch.optim.SGD([parameter]) for parameter in parameters)
+    for _ in range(3):
+        backward(parameters)
+        first.step()
+        second.step()
+    assert counter.steps == 3
+    del first
+    second.step()
+    assert counter.steps == 4
+
+
+def test_one_for_each_epoch(counter: Counter) -> None:
+    """A new optimizer for the same model goes on with the steps, though a scheduler keeps the old one."""
+    parameters = weights()
+    kept = []
+    for _ in range(3):
+        optimizer = torch.optim.SGD(parameters)
+        kept.append(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+        for _ in range(4):
+            backward(parameters)
+            optimizer.step()
+    assert counter.steps == 12
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_that_shares_some_parameters(counter: Counter, order: int) -> None:
+    """So does one that has parameters of its own beside, wherever among them the shared ones are."""
+    head, other_head, body = weights(3)
+    optimizers = [torch.optim.SGD([head, body]), torch.optim.SGD([body, other_head])]
+    for optimizer in optimizers[::order]:
+        for _ in range(4):
+            optimizer.step()
+    assert counter.steps == 8
+
+
+def test_another_training(counter: Counter) -> None:
+    """One that goes on alone takes over, a critic that takes several steps at a time does not."""
+    first, second = (torch.optim.SGD([parameter]) for parameter in weights())
+    for _ in range(3):
+        first.step()
+        for _ in range(5):
+            second.step()
+    assert counter.steps == 3
+    for _ in range(100):
+        second.step()
+    assert counter.steps > 30
+
+
+@pytest.mark.parametrize("phases", [(6, 6), (80, 80, 80, 80), (6, 40, 7, 2)])
+def test_phases(counter: Counter, phases: tuple[int, ...]) -> None:
+    """Where optimizers are trained one after the other, or by turns of many steps, each update is a step."""
+    optimizers = [torch.optim.SGD([parameter]) for parameter in weights()]
+    for number, steps in enumerate(phases):
+        for _ in range(steps):
+            optimizers[number % 2].step()
+    assert counter.steps == sum(phases)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "critic", "actor"),
+    [(0, 1, 1), (0, 2, 1), (0, 2, 2), (0, 5, 1), (0, 5, 2), (100, 1, 1), (100, 2, 1), (0, 100, 1)],
+)
+def test_turns(counter: Counter, warmup: int, critic: int, actor: int) -> None:
+    """Where two take turns, also after a warm-up of the first, the first one counts."""
+    first, second = (torch.optim.SGD([parameter]) for parameter in weights())
+    for _ in range(warmup):
+        first.step()
+    for _ in range(20):
+        for _ in range(critic):
+            first.step()
+        for _ in range(actor):
+            second.step()
+    assert counter.steps == warmup + 20 * critic
+
+
+def test_skipped_by_a_scaler(counter: Counter) -> None:
+    """A step that is skipped for infinite gradients counts, the very first too."""
+    parameters = weights(1)
+    optimizer = torch.optim.SGD(parameters)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for factor in (float("inf"), 1.0, float("inf"), 1.0):
+        scaler.scale((parameters[0] * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert counter.steps == 4
+
+
+def test_in_the_backward(counter: Counter) -> None:
+    """Where each parameter has an optimizer that steps in the backward, a step ends with the pass."""
+    parameters = weights(60)
+    optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in parameters}
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
+    for number in range(4):
+        assert counter.steps == number
+        backward(parameters)
+    assert counter.steps == 4
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another, as for sharding or averaging."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def test_wrapped(counter: Counter) -> None:
+    """An optimizer that calls another one's step makes one step."""
+    parameters = weights()
+    optimizer = Wrapper(torch.optim.SGD(parameters))
+    for _ in range(3):
+        backward(parameters)
+        optimizer.step()
+    assert counter.steps == 3
+
+
+def test_closure(counter: Counter) -> None:
+    """One that calls the model again and again within a step makes one."""
+    parameters = weights()
+    optimizer = torch.optim.LBFGS(parameters, max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.stack([(parameter**2).sum() for parameter in parameters]).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert counter.steps == 1
+
+
+def test_compiled() -> None:
+    """A compiled step is not seen, which is told; it compiles to the same graphs as without us."""
+
+    def graphs() -> int:
+        torch.compiler.reset()
+        parameters, found = weights(), []
+
+        def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+            found.append(graph)
+            return graph.forward
+
+        step = torch.compile(torch.optim.SGD(parameters).step, backend=backend)
+        for _ in range(3):
+            backward(parameters)
+            step()
+        return len(found)
+
+    plain = graphs()
+    counter = Counter()
+    assert graphs() == plain
+    assert (counter.steps, counter.steps_of.compiled) == (0, True)
+    counter.steps_of.remove()
+
+
+def test_failing_step(counter: Counter) -> None:
+    """A step that raises is none, and the next one counts."""
+    parameters = weights()
+    optimizer = torch.optim.LBFGS(parameters)
+
+    def closure() -> float:
+        raise ValueError("no loss")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no loss"):
+            optimizer.step(closure)
+    assert counter.steps == 0
+    torch.optim.SGD(parameters).step()
+    assert counter.steps == 1
+
+
+def test_a_recording_between_two_steps() -> None:
+    """Recordings may stop and start where a step ends: torch has closed its range of the optimizer by then."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    running: list[profile] = []
+
+    def step() -> None:
+        if running:
+            running.pop().stop()
+        running.append(profile(activities=[ProfilerActivity.CPU]))
+        running[0].start()
+
+    steps = OptimizerSteps(step)
+    steps.follow()
+    for _ in range(20):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    steps.remove()
+    names = [event.name for event in running[0].events()] if running[0].stop() is None else []
+    assert not any(name.startswith("Optimizer.step") for name in names)
+
+
+@pytest.mark.parametrize("failing_call", [1, 2])
+def test_one_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch, failing_call: int) -> None:
+    """Where the last patches cannot be made, those before are undone."""
+    watched = [*BEFORE, (torch.autograd, "backward"), (torch.optim.Optimizer, "__init__"), (nn.Module, "__call__")]
+    before = {place: vars(place[0]).get(place[1]) for place in watched}
+    hooks = len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks)
+    contexts, calls = parts.contexts, 0
+
+    def failing(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        patches = contexts(*given)
+        if calls == failing_call:
+            yield next(patches)
+            raise MemoryError
+        yield from patches
+
+    monkeypatch.setattr(parts, "contexts", failing)
+    with pytest.raises(MemoryError):
+        StepFollower(int, int).follow()
+    assert {place: vars(place[0]).get(place[1]) for place in watched} == before
+    assert len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks) == hooks
+
+
+def in_a_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def updates(count: int) -> Callable[[], None]:
+    """Return a training of so many updates, by an optimizer of its own."""
+    parameters = weights()
+    optimizer = torch.optim.SGD(parameters)
+
+    def train() -> None:
+        for _ in range(count):
+            backward(parameters)
+            optimizer.step()
+
+    return train
+
+
+def test_a_training_on_another_thread(counter: Counter) -> None:
+    """The optimizer that steps first keeps its place while its thread runs, however many steps others make."""
+    train, other = updates(7), updates(60)
+    for _ in range(2):
+        train()
+        in_a_thread(other)
+    assert counter.steps == 14
+
+
+def test_a_training_after_that_of_another_thread(counter: Counter) -> None:
+    """Once the thread of the first optimizer has ended, the next one takes its place as on the same thread."""
+    in_a_thread(updates(7))
+    updates(7)()
+    assert counter.steps == 14
+
+
+def test_every_update_of_one_thread() -> None:
+    """Those in a backward pass too, which belong to the thread that called it."""
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        assert threading.current_thread() is threading.main_thread()
+
+    steps = OptimizerSteps(step, every=True)
+    steps.follow()
+    parameter = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter])
+    parameter.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    try:
+        in_a_thread(updates(3))
+        in_a_thread(lambda: backward([parameter]))
+        backward([parameter])
+        updates(3)()
+    finally:
+        steps.remove()
+    assert count == 4

@@ -1,0 +1,153 @@
+"""The operation that a line of Python stands at."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from instrument.syncs.instruction import Expression, callee_in, describe
+
+
+class Asked:
+    """Notes what the caller is doing whenever something is asked of it."""
+
+    def __init__(self) -> None:
+        self.seen: list[Expression] = []
+
+    def note(self, *_: Any, **__: Any) -> Any:
+        frame = sys._getframe(1)
+        assert frame is not None
+        self.seen.append(describe(frame))
+        return self
+
+    def text(self, *_: Any) -> str:
+        self.seen.append(describe(sys._getframe(1)))
+        return "1"
+
+    def truth(self, *_: Any) -> bool:
+        self.seen.append(describe(sys._getframe(1)))
+        return True
+
+    def number(self, *_: Any) -> int:
+        self.seen.append(describe(sys._getframe(1)))
+        return 1
+
+    def __iter__(self) -> Any:
+        self.seen.append(describe(sys._getframe(1)))
+        return iter((1, 2))
+
+    item = cpu = to = sum = note
+    __getitem__ = __add__ = __radd__ = __matmul__ = __lt__ = __neg__ = __mod__ = note
+    __setitem__ = __delitem__ = __iadd__ = note
+    __bool__ = __contains__ = truth
+    __float__ = lambda self: float(self.number())  # noqa: E731
+    __repr__ = __format__ = text
+
+
+EXPRESSIONS = {
+    "x.item()": "item",
+    "x.sum().item()": "sum item",
+    "x.to('cpu', non_blocking=False)": "to",
+    "y = [x.cpu()]": "cpu",
+    "function(x)": "function",
+    "functions[0](x)": None,
+    "holder.deep.note(1)": "note",
+    "note(1)": "note",
+    "note(*[1])": "note",
+    "note(1, **{})": "note",
+    "x.sum(\n).to(\n1,\n)": "sum to",
+    "(x\n.sum()\n.item())": "sum item",
+    "bool(x)": "bool",
+    "str(x)": "format",
+    "print(x, file=nothing)": "print",
+    "f'{x}'": "format",
+    "f'{x:.3f}'": "format",
+    "f'{x!r}'": "format",
+    "x[0]": "getitem",
+    "x[0:1]": "getitem",
+    "x[0] = 1": "setitem",
+    "del x[0]": "delitem",
+    "if x: pass": "bool",
+    "while x: break": "bool",
+    "y = 1 if x else 2": "bool",
+    "assert x": "bool",
+    "y = not x": "bool",
+    "y = x and 1": "bool",
+    "y = x or 1": "bool",
+    "1 in x": "contains",
+    "x + 1": "add",
+    "1 + x": "add",
+    "x @ x": "matmul",
+    "x += 1": "add",
+    "x < 1": "lt",
+    "-x": "neg",
+    "a, b = x": "iter",
+    "for y in x: pass": "iter",
+    "[*x]": "iter",
+}
+
+
+def run(source: str, filename: str) -> list[Expression]:
+    """Run ``source`` as the body of a function."""
+    asked = Asked()
+
+    class Nothing:
+        def write(self, _: str) -> None:
+            pass
+
+    class Holder:
+        deep = asked
+
+    body = "\n    ".join(source.split("\n"))
+    names = "x, note, function, functions, holder, nothing"
+    code = f"def function_of({names}):\n    {body}\n"
+    scope: dict[str, Any] = {}
+    exec(compile(code, filename, "exec"), scope)
+
+    def function(value: Any) -> None:
+        asked.seen.append(describe(sys._getframe(1)))
+
+    scope["function_of"](asked, asked.note, function, [function], Holder, Nothing())
+    return asked.seen
+
+
+@pytest.mark.parametrize(("source", "expected"), EXPRESSIONS.items())
+def test_names_without_the_source(source: str, expected: str | None) -> None:
+    """The instruction itself tells the operation, where no file is there to read."""
+    if sys.version_info < (3, 11) and "(" in source:
+        pytest.skip("Python 3.10 knows the line only")
+    expected_ops = expected.split() if expected else [None]
+    assert expected_ops == [found.op for found in run(source, "<made up>")]
+
+
+def test_text_is_the_expression(tmp_path: Any) -> None:
+    """Where the source is there, the text is the expression alone, on one line and cut where it is long."""
+    if sys.version_info < (3, 11):
+        pytest.skip("Python 3.10 knows the line only")
+    path = tmp_path / "step.py"
+    source = 'print("ä"), x.item(), x.to(\n    "cpu",\n), "%s" % x'
+    path.write_text("def function_of(*_):\n    " + "\n    ".join(source.split("\n")), encoding="utf-8")
+    seen = run(source, str(path))
+    assert ["x.item()", 'x.to( "cpu", )', '"%s" % x'] == [found.text for found in seen]
+    assert ["item", "to", "format"] == [found.op for found in seen]
+    long = f"x.to({'1, ' * 60})"
+    path.with_name("long.py").write_text(f"def function_of(*_):\n    {long}", encoding="utf-8")
+    (found,) = run(long, str(path.with_name("long.py")))
+    assert (80, True) == (len(found.text), found.text.endswith("..."))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("loss.item()", "item"),
+        ("total += f(loss.sum().item())", "item"),
+        ("train(model)", "train"),
+        ("f(g(x))", None),
+        ("x = y", None),
+    ],
+)
+def test_callee_by_the_line(line: str, expected: str | None) -> None:
+    """With nothing but the line, the call that is known to wait is taken, or the only one."""
+    assert expected == callee_in(line)
