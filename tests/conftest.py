@@ -20,7 +20,7 @@ from instrument.config import settings
 from instrument.exporters.sessions import sessions
 from instrument.regions import annotation, dispatch
 from instrument.windows import process
-from instrument.windows.api import Profile
+from instrument.windows.profile import Profile
 
 # DeepSpeed, which other packages import, chooses once for the process and takes "cuda" for its default.
 if not torch.cuda.is_available():

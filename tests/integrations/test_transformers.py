@@ -24,7 +24,7 @@ from instrument.integrations import environment
 from instrument.integrations import transformers as integration
 from instrument.integrations.loop import Loop
 from instrument.integrations.transformers import InstrumentCallback
-from instrument.windows.api import Profile
+from instrument.windows.profile import Profile
 from tests.integrations.trees import counts, recorded, traces, tree
 from tests.support import nsys
 from tests.support.programs import ROOT, python, run

@@ -14,7 +14,7 @@ import torch
 import instrument
 from instrument import cuda_graphs
 from instrument.exporters.torch_profiler import TorchProfilerCapture
-from instrument.windows.api import Profile
+from instrument.windows.profile import Profile
 from instrument.windows.schedule import Schedule
 
 from ..support.cuda_graphs import Device, Training, emulate

@@ -18,7 +18,7 @@ import torch
 import instrument
 from instrument.exporters.sessions import sessions
 from instrument.exporters.torch_profiler import TorchProfilerCapture
-from instrument.windows.api import Profile
+from instrument.windows.profile import Profile
 from instrument.windows.steps import Count, Steps
 
 from ..support import programs
@@ -100,7 +100,7 @@ SWEPT = """
     import torch, instrument
     from instrument.cuda_graphs import cuda_graphs
     from instrument.exporters.sessions import sessions
-    from instrument.windows.api import Profile
+    from instrument.windows.profile import Profile
 
     out, what, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     draw = random.Random(int(sys.argv[4]))
