@@ -34,7 +34,7 @@ OUTERMOST = {
     "instrument.compat:on_session.leave_trace",
     "instrument.compat:on_session.prepare_trace",
     "instrument.integrations.attachment:in_place_of.method",
-    "instrument.modules.fitting:copied.getstate",
+    "instrument.modules.installer:copied.getstate",
     "instrument.regions.wrap:_generator.wrapper",
     "instrument.stepping.follower:StepFollower._making.init",
     "instrument.stepping.model_calls:OutermostModel._first_call.call",

@@ -25,7 +25,7 @@ import torch
 from .. import compat
 from ..guard import guard
 from ..regions import dispatch
-from .call import Call, Pass, current, next_number
+from .module_calls import Call, Pass, current, next_number
 from .tensors import tensors
 
 before_node = compat.before_node()

@@ -1,16 +1,42 @@
-"""Suspends module hooks while torch.compile, TorchScript or `make_graphed_callables` inspects a module."""
+"""Compiled modules, and the suspension of hooks while torch.compile or TorchScript inspects a module."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+from torch import nn
+
 from .. import compat
 from ..guard import guard
 from ..patch import Patch, apply, leave_no_frame, undo
+from .stand_in import compiled_call
+
+# Modules that were called through what `torch.compile(module)` returned, by their id.
+wrapped: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+
+
+def opaque(module: nn.Module) -> bool:
+    """Tell whether a call of ``module`` runs code in which the hooks of modules inside are not called."""
+    compiled = compat.compiled_module()
+    return (
+        compiled_call(module) is not None
+        or (compiled is not None and isinstance(module, compiled))
+        or isinstance(module, torch.jit.ScriptModule)
+        or wrapped.get(id(module)) is module
+    )
+
+
+def compiled_from(module: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` was given, or ``module`` if it did not come from there."""
+    compiled = compat.compiled_module()
+    return module._orig_mod if compiled is not None and isinstance(module, compiled) else module
+
 
 FEATURE = "making way for the compiler"
 Suspend = Callable[[], AbstractContextManager[None]]

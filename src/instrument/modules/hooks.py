@@ -20,9 +20,7 @@ from ..patch import transparent
 from ..regions import dispatch
 from ..regions.region import Region
 from .backward import follow
-from .call import Call, next_number
-from .layer import Layer
-from .stack import Stack, here
+from .module_calls import Call, Layer, Stack, here, next_number
 from .stand_in import StandIn, called_module
 from .tensors import tensors
 

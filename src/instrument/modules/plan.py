@@ -11,8 +11,8 @@ from torch import nn
 
 from ..regions import region
 from ..regions.region import DOMAIN, Region
-from .compiled import compiled_from
-from .layer import Layer
+from .compiling import compiled_from
+from .module_calls import Layer
 from .selection import Place, Selection, class_name, places
 
 

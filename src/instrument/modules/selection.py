@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..interrupts import is_interrupt
-from .compiled import compiled_from, opaque
+from .compiling import compiled_from, opaque
 
 Rule = str | re.Pattern[str] | type | Callable[[str, nn.Module], object]
 Rules = Rule | Iterable[Rule]

@@ -17,8 +17,8 @@ from .. import compat
 from ..compat import COMPILED_CALL
 from ..guard import guard
 from ..modules.compiling import compiling, scripting
-from ..modules.fitting import copied, copier
-from ..modules.stack import when_closed
+from ..modules.installer import copied, copier
+from ..modules.module_calls import when_closed
 from ..modules.stand_in import StandIn, called_module, compiled_call
 from ..patch import Patch, apply, leave_no_frame, transparent, undo
 from ..regions import dispatch

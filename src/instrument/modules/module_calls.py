@@ -1,8 +1,11 @@
-"""A call of a layer, and the backward passes in which the nodes run that it made."""
+"""The calls of annotated modules: which place of a model each belongs to, which are open, and their backward."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -10,8 +13,140 @@ from typing import Any
 from .. import compat
 from ..guard import guard
 from ..regions import dispatch
-from .layer import Layer
-from .stack import here
+from ..regions.region import Region
+
+Shapes = tuple[tuple[int, ...], ...]
+KEPT = 256  # shapes that a layer keeps a region for
+
+
+class Layer:
+    """What a module is called at one place in a model.
+
+    Attributes:
+        region: of its forward; None where only the calls of others need to know of its own.
+        evaluation: of its forward while the module is in evaluation mode.
+        backward: of its backward, None where there is none.
+        alone: what stands for it where no call is around: it has a name that tells it from others of its class.
+        parent: the layer it is called from, as far as the model's structure tells.
+        owner: the first of the layers of its module, the one that the module's hooks know.
+        twins: for an owner, all layers of a module that has several places; empty otherwise.
+        seen: whether it was called since it was made.
+    """
+
+    __slots__ = (
+        "_shaped",
+        "alone",
+        "backward",
+        "evaluation",
+        "name",
+        "owner",
+        "parent",
+        "region",
+        "seen",
+        "twins",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        region: Region | None,
+        evaluation: Region | None,
+        backward: Region | None,
+        parent: Layer | None,
+    ) -> None:
+        self.name = name
+        self.region = region
+        self.evaluation = evaluation
+        self.backward = backward
+        self.parent = parent
+        self.alone: Layer | None = None
+        self.owner = self
+        self.twins: list[Layer] = []
+        self.seen = False
+        self._shaped: dict[tuple[str, Shapes], Region] = {}
+
+    def shaped(self, region: Region, shapes: Shapes) -> Region:
+        """Return ``region`` with the shapes of its inputs; NVTX shows those of the first as the payload."""
+        known = self._shaped.get((region.name, shapes))
+        if known is None:
+            if len(self._shaped) >= KEPT:
+                self._shaped.clear()
+            known = Region(region.name, region.color, region.domain, region.category, shapes[0], shapes)
+            self._shaped[region.name, shapes] = known
+        return known
+
+
+class Stack(list[Any]):
+    """The calls (`Call`) that are open on one thread, outermost first.
+
+    Attributes:
+        then: called once when the outermost one is closed by its hook; dropped where an interrupt prevents that.
+    """
+
+    __slots__ = ("__weakref__", "then", "thread")
+
+    def __init__(self) -> None:
+        self.thread = get_ident()
+        self.then: Callable[[], None] | None = None
+
+    def shed(self) -> Any:
+        """Close the calls that are over, on their own thread, and return the innermost one that is not.
+
+        Hooks do not hear of a KeyboardInterrupt.
+        """
+        running = _frames(sys._getframe()) if self else set()
+        while self and self[-1].frame not in running:
+            self.close()
+            if not self:
+                self.then = None
+        return self[-1] if self else None
+
+    def close(self) -> None:
+        """Close the innermost call."""
+        call = self.pop()
+        call.frame = None  # it refers to the arguments
+        dispatch.leave(call.token)
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.stack = Stack()
+        _stacks.append(weakref.ref(self.stack, _stacks.remove))
+
+
+_stacks: list[weakref.ref[Stack]] = []
+here = _Here()
+
+
+def when_closed(call: Callable[[], None]) -> None:
+    """Call ``call()`` once no call is open on this thread: now, or when the outermost one is closed."""
+    if here.stack.shed() is None:
+        here.stack.then = None  # an interrupt came just before its call
+        call()
+    else:
+        here.stack.then = call
+
+
+def busy() -> set[Layer]:
+    """Return the owners of the calls that run, on whichever thread."""
+    here.stack.shed()
+    frames = sys._current_frames()
+    found = set()
+    for ref in _stacks.copy():  # other threads begin and end
+        stack = ref()
+        if stack:
+            running = _frames(frames.get(stack.thread))
+            found |= {call.layer.owner for call in list(stack) if call.frame in running}
+    return found
+
+
+def _frames(frame: FrameType | None) -> set[FrameType]:
+    """Return ``frame`` and those below it."""
+    found = set()
+    while frame is not None:
+        found.add(frame)
+        frame = frame.f_back
+    return found
 
 
 def _nothing(*_: object) -> int:
