@@ -74,8 +74,8 @@ def raising():
         train(prof.step)
     with instrument.profile("out", schedule="1-2,4", exporter=Fails()) as prof:
         train(prof.step)
-    with contextlib.suppress(ZeroDivisionError), instrument.profile("out", schedule="1-2,4") as prof:
-        prof.tell = lambda text: 1 / 0
+    fails = {"schedule": "1-2,4", "on_summary": lambda text: 1 / 0}
+    with contextlib.suppress(ZeroDivisionError), instrument.profile("out", **fails) as prof:
         train(prof.step, lambda: 1 / (prof.step_num - 4))
 
 def unwritable():
@@ -214,7 +214,7 @@ def in_torchtitan(ours):
 
 def with_server(ours):
     from instrument.integrations.server import Server
-    net, server = Net(), Server("out", active=2, tell=lambda text: None)
+    net, server = Net(), Server("out", active=2, on_summary=lambda text: None)
     if ours:
         server.start(net)
         server.start_profile()

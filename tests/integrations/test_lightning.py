@@ -464,7 +464,10 @@ def test_of_both_packages(tmp_path: Path, package: Any) -> None:
 
 def test_copies(tmp_path: Path) -> None:
     """A Trainer with ours in it can be pickled, as for processes that it spawns, and copied, also after a run."""
-    ours, profiler = callback(tmp_path, tell=None), InstrumentProfiler(tmp_path / "profiler", wait=3, active=1)
+    ours, profiler = (
+        callback(tmp_path, on_summary=None),
+        InstrumentProfiler(tmp_path / "profiler", wait=3, active=1),
+    )
     made = trainer(tmp_path, ours)
     made.fit(Module(), data(1))
     for again in (pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours), copy.deepcopy(made).callbacks[0]):

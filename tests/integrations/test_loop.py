@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from instrument.errors import SyncError
-from instrument.integrations.loop import Loop
+from instrument.integrations.loop import AutomaticLoop, Loop
 from instrument.patch import Patch
 
 
@@ -71,8 +71,7 @@ def test_plan_of_each_run(tmp_path: Path) -> None:
 
 def test_automatic_gives_way(tmp_path: Path) -> None:
     """A loop that nobody wrote ends when one starts that somebody did, and does not start beside it."""
-    written, automatic = Loop(tmp_path / "a"), Loop(tmp_path / "b")
-    automatic.automatic = True
+    written, automatic = Loop(tmp_path / "a"), AutomaticLoop(out=tmp_path / "b")
     automatic.start()
     written.start()
     assert (written.running, automatic.running, Loop.current()) == (True, False, written)

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import instrument
 from instrument.config import settings
 from instrument.modules.installer import installer
-from instrument.regions import live
+from instrument.regions import dispatch
 from tests.modules.conftest import Heard
 
 settings.strict = True
@@ -75,11 +75,11 @@ def same(one, other):
 @contextlib.contextmanager
 def listening():
     heard = Heard()
-    live.active._attached.append(heard)
-    live.active._settle()
+    dispatch.active._attached.append(heard)
+    dispatch.active._settle()
     yield heard
-    live.active._attached.remove(heard)
-    live.active._settle()
+    dispatch.active._attached.remove(heard)
+    dispatch.active._settle()
 
 def no_sync(model, step):
     losses = []

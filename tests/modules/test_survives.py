@@ -1567,7 +1567,7 @@ def test_backward_inside_a_backward(heard_of: HeardOf) -> None:
 
 EXIT = """
 import sys, threading, weakref, torch, instrument
-from instrument.regions import live
+from instrument.regions import dispatch
 class Tool:
     name = "tool"
     def push(self, region): return 1
@@ -1576,8 +1576,8 @@ class Tool:
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(inplace=True))
 handle = instrument.annotate_modules(model)
 instrument.annotate_modules(torch.nn.Linear(2, 2))
-live.active._attached.append(Tool())
-live.active._settle()
+dispatch.active._attached.append(Tool())
+dispatch.active._settle()
 assert model[0]._forward_hooks
 class Late:
     def __del__(self):  # as late as can be

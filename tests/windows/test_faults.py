@@ -25,7 +25,7 @@ from instrument.exporters.raw_trace import part
 from instrument.exporters.torch_profiler import TorchProfilerCapture, TorchProfilerExporter
 from instrument.guard import guard
 from instrument.regions import dispatch
-from instrument.windows.api import unmade
+from instrument.windows.api import uncounted_profile
 
 from ..support import programs
 from .training import Recorder, Trained, manifest, nothing, recorded, statuses, steps, traces, train
@@ -728,7 +728,7 @@ def test_the_capture_is_torchs_alone() -> None:
 
 def test_a_profile_that_could_not_be_made_takes_every_call() -> None:
     """What stands for it has the same attributes, and does nothing."""
-    prof = unmade()
+    prof = uncounted_profile()
     with prof:
         prof.add_metadata("key", "value")
         prof.step()

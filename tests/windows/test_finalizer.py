@@ -192,8 +192,7 @@ def test_no_thread_can_be_started(out: Path, lenient: None, monkeypatch: pytest.
     monkeypatch.setattr(settings, "summary", True)
     monkeypatch.setattr(threading.Thread, "start", refused)
     monkeypatch.setattr(module, "_WAIT_S", 0.1 if hangs else 60)
-    with every_step(out, 2) as prof:
-        prof.tell = told.append
+    with every_step(out, 2, on_summary=told.append) as prof:
         window(prof)
         if hangs:
             os.kill(finalizer(), signal.SIGSTOP)
@@ -433,13 +432,16 @@ def test_nobody_reads_the_summary(tmp_path: Path) -> None:
 
 
 def test_the_text_of_the_summary(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tell` gets it once for all windows, also those of an earlier start, as wide as the terminal is."""
+    """`on_summary` gets it once for all windows, also those of an earlier start, as wide as the terminal is."""
     told: list[tuple[str, str]] = []
     monkeypatch.setattr(settings, "summary", True)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.chdir(out.parent.parent)
-    prof = instrument.profile(out, schedule=instrument.schedule(at=[0, 5, 50]))
-    prof.tell = lambda text: told.append((text, threading.current_thread().name))
+    prof = instrument.profile(
+        out,
+        schedule=instrument.schedule(at=[0, 5, 50]),
+        on_summary=lambda text: told.append((text, threading.current_thread().name)),
+    )
     for _ in range(2):
         with prof:
             for _ in range(4):
@@ -461,8 +463,8 @@ def test_memory_of_many_windows(out: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """A window leaves nothing but its line: no object in training, and no memory in the other process."""
     monkeypatch.setattr(settings, "summary", True)
     counts, sizes = [], []
-    with instrument.profile(out, schedule=instrument.schedule(active=1, repeat=0)) as prof:
-        prof.tell = lambda text: None
+    plan = instrument.schedule(active=1, repeat=0)
+    with instrument.profile(out, schedule=plan, on_summary=lambda text: None) as prof:
         for number in range(1, 301):
             with instrument.annotate("forward"):
                 window(prof)

@@ -77,8 +77,8 @@ def test_a_handler_that_stops_the_profile(
     signal.signal(signal.SIGUSR1, handle)
     recorder = Recorder()
     exporter = {"exporter": recorder} if name == "append" else {}
-    prof = instrument.profile(out, schedule=instrument.schedule(active=1, repeat=3), **exporter)
-    prof.tell = lambda text: None
+    plan = instrument.schedule(active=1, repeat=3)
+    prof = instrument.profile(out, schedule=plan, on_summary=lambda text: None, **exporter)
     interrupt(monkeypatch, owner, name)
     with pytest.raises(SystemExit) if exits else contextlib.nullcontext(), prof:
         train(5, prof.step)

@@ -448,8 +448,7 @@ def test_a_window_that_no_epoch_completes(out: Path, monkeypatch: pytest.MonkeyP
     """The summary at the end of the loop says what is missing; so does the window's one line in the manifest."""
     monkeypatch.setattr(settings, "summary", True)
     said: list[str] = []
-    batches = instrument.steps(range(4), out, at="3-5")
-    batches.profile.tell = said.append
+    batches = instrument.steps(range(4), out, at="3-5", on_summary=said.append)
     train(batches)
     assert ["Recorded so far: 1 of the 3 steps 3-5, as the loop ended before step 4."] == [
         line for line in said[0].splitlines() if "so far:" in line

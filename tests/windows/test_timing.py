@@ -114,8 +114,7 @@ def test_a_run_that_is_noticed_late(
     """Steps that were over by then, or ended at once, are steps of the run, but their time is not known."""
     clock = Clock(monkeypatch)
     prof = instrument.profile(out, schedule=f"{first + 3}", exporter=Recorder(), first_step=first)
-    prof.late = True
-    prof.start()
+    prof.start(late=True)
     for number in range(first, first + 8):
         clock.now += 10 if number else 0
         prof.step()

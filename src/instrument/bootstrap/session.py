@@ -12,7 +12,7 @@ from typing import Any
 from .. import log
 from ..guard import exiting, guard
 from ..identity import IdentitySet
-from ..integrations.loop import Loop
+from ..integrations.loop import AutomaticLoop, Loop
 from ..interrupts import Suppressed
 from ..regions import dispatch
 from ..stepping.follower import StepFollower
@@ -36,9 +36,9 @@ class Session:
     A framework that starts a loop itself, or a program that does, is left to it.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: AutomaticLoop) -> None:
         self._loop = loop
-        loop.modes = True
+        loop.label_evaluation()
         self._optimizers = IdentitySet()  # that were made, or stepped
         self._new: list[weakref.ref[Any]] = []  # those whose models are to be named
         self._process = os.getpid()
@@ -131,7 +131,7 @@ class Session:
         if self._left or self._steps is None or not self._drives():
             return False
         if self._steps.by == "program":
-            self._loop.give_way()
+            self._loop.warn_if_ignored()
         self._prepare()
         if not self._begun:
             self._missed = self._loop.records(0)
@@ -146,7 +146,7 @@ class Session:
 
     def _name_new(self) -> None:
         """Annotate the models of new optimizers; later, where a window ends with this step."""
-        if self._begun and self._loop.record and self._loop.over:
+        if self._begun and self._loop.record and self._loop.finished:
             return
         if self._unnamed() and self._loop.between_steps():
             self._name_trained()
@@ -205,7 +205,7 @@ class Session:
     def _start(self, first_step: int, *, late: bool = False) -> None:
         self._begun = True
         self._loop.start(first_step=first_step, late=late)
-        self._loop.until_told = self.leave
+        self._loop.when_framework_starts(self.leave)
 
     @guard.contained(FEATURE)
     def _over(self) -> None:
@@ -217,7 +217,7 @@ class Session:
             self._loop.stop()
         self._termination.remove()
         if program_steps.followed:
-            self._loop.give_way()
+            self._loop.warn_if_ignored()
             return
         asked = os.environ.get(PROCESS) == str(self._process)
         if asked and not counted and not self._others() and sys.modules.keys().isdisjoint(_LAUNCHERS):

@@ -179,7 +179,7 @@ def instrumented(
         raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
     profile = profile or getattr(accelerator, "profile_handler", None)
     loop = Loop(**_merged(out, profile, arguments))
-    loop.modes = True
+    loop.label_evaluation()
     plain(accelerator)
     if settings.enabled:
         attached = Instrumented(accelerator, loop, first_step)

@@ -44,7 +44,7 @@ def attach(out: str | os.PathLike[str] = "runs/instrument", *, engine: Any = Non
         out: the folder that windows land in.
         engine: the one whose steps are counted; by default the first that runs forward in training.
         options: as `instrument.integrations.loop.Loop` takes them: the plan (``wait``, ``active``, ...),
-            ``syncs``, ``budget``, ``modules``, ``names``, ``tell``.
+            ``syncs``, ``budget``, ``modules``, ``names``, ``on_summary``.
 
     Returns:
         What was attached, with ``remove()``; it is a context manager as well.

@@ -8,11 +8,11 @@ import os
 
 from .. import log
 from ..config import RUN
-from .loop import Loop
+from .loop import AutomaticLoop, Loop
 
 
 @functools.cache
-def automatic() -> Loop | None:
+def automatic() -> AutomaticLoop | None:
     """Return the loop that the environment asks for, which steps aside for one of the program's own.
 
     Adapters that the environment brings in drive this one. None where it asks for none.
@@ -22,17 +22,11 @@ def automatic() -> Loop | None:
         return None
     try:
         given = json.loads(text)
-        step_on, typed = given.pop("step_on", None), given.pop("typed", [])
-        loop = Loop(**given)
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-    ) as error:  # an environment variable must not stop a training job
+        loop = AutomaticLoop(**given)
+    except (TypeError, ValueError) as error:  # an environment variable must not stop a training job
         log.warning(f"{RUN} is ignored", reason=str(error))
         return None
     if not loop.made:
         return None
-    loop.automatic, loop.step_on, loop.typed = True, step_on, typed
-    Loop.asked = loop
+    Loop.requested = loop
     return loop

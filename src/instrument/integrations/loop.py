@@ -1,9 +1,9 @@
-"""`Loop`: windows, regions and waits of a training loop that a framework runs and tells of."""
+"""`Loop`: windows, regions and synchronization detection for a training loop that a framework runs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +13,7 @@ import instrument
 from .. import log
 from ..guard import guard
 from ..identity import IdentitySet
+from ..windows.api import Driver, new_profile
 from ..windows.profile import Profile
 from ..windows.schedule import Phase, Schedule
 from ..windows.steps import PLAN, planned
@@ -24,38 +25,42 @@ STEP_PARTS = ("optimizer", "data", "backward", "clipping", "collectives")
 class Loop:
     """What an adapter drives: `start`, then `step` after each optimizer step, then `stop`.
 
-    No method raises into the framework, but for a `SyncError` that was asked for; what is on when a step raises is
-    left by `stop`, which the process calls at its end if nobody did.
+    No method raises into the framework, except for a `SyncError` that was requested. `stop` closes what an error
+    in a step left open; the process calls `stop` at its end if nothing else did.
 
     Args:
-        out: the folder that windows land in.
+        out: the folder that windows are written to.
         modules: regions of the model's modules: how many levels below the model, None for all, False for none.
-        names: what these are called, as in `instrument.annotate_modules`.
-        syncs: look for lines that wait for the GPU: False, or a level of `instrument.detect_syncs` ("log",
-            "warn", "error"); True is "log".
-        budget: waits that a step may make, as in `instrument.detect_syncs`; given alone it turns ``syncs`` on.
-        tell: called with the text of the summary; standard error by default.
-        record: open windows; without, there are regions for whoever else records, and waits.
+        names: how these regions are named, as in `instrument.annotate_modules`.
+        syncs: whether to detect lines that make the CPU wait for the GPU: False, or a level of
+            `instrument.detect_syncs` ("log", "warn", "error"); True is "log".
+        budget: how many synchronizations a step may make, as in `instrument.detect_syncs`; on its own it turns
+            ``syncs`` on.
+        record: whether to open windows; without them there are regions, for other profilers, and synchronizations.
         recording: the plan (``wait``, ``warmup``, ``active``, ``repeat``, ``at``, ``every``, ``schedule``, ...)
-            and the options of `instrument.profile`, as for `instrument.steps`.
+            and the arguments of `instrument.profile` (``on_summary``, ``exporter``, ...), as for
+            `instrument.steps`.
 
     Raises:
-        TypeError, ValueError: arguments that are none of these.
+        TypeError, ValueError: an argument that is not accepted; the message gives its name and value.
 
     Attributes:
-        models: those that `name` was called with, until `stop`.
+        models: the models that `name` was called with, until `stop`.
+        parts: the parts of a step outside the model that become regions.
     """
 
-    _current: ClassVar[Loop | None] = None  # one at a time, or each would spoil the other's windows
-    asked: ClassVar[Loop | None] = None  # the automatic one of this process
-    made = False  # one that could not be made never starts
+    _current: ClassVar[Loop | None] = None  # only one runs at a time: two would record each other's windows
+    requested: ClassVar[AutomaticLoop | None] = None  # the one that `instrument run` requests for this process
+    automatic = False
+    made = False  # a loop with wrong arguments never starts
     models = IdentitySet()
+    parts: tuple[str, ...] = STEP_PARTS
     _given: tuple[Any, dict[str, Any]] = "runs/instrument", {"modules": False, "record": False}
-    _open: list[tuple[str, Any]] = []  # noqa: RUF012  # each has its own
+    _open: list[tuple[str, Any]] = []  # noqa: RUF012  # each loop has its own
     _planned = True
-    automatic = False  # nobody wrote it: it gives way to one that somebody did
+    _labels_eval = False
+    _on_framework_start: Callable[[], None] | None = None
     begun = False
-    modes = False  # modules in evaluation mode are "(eval)": for loops that do not tell evaluations
     running = False
     record = True
 
@@ -68,7 +73,6 @@ class Loop:
         names: str = "class",
         syncs: bool | str = False,
         budget: int | Mapping[str, int] | None = None,
-        tell: Callable[[str], None] | None = None,
         record: bool = True,
         **recording: Any,
     ) -> None:
@@ -76,10 +80,8 @@ class Loop:
             raise ValueError(f'"modules" must be a number of levels >= 0, None for all, or False: {modules!r}')
         if names not in ("path", "class", "both"):
             raise ValueError(f'"names" must be "path", "class" or "both": {names!r}')
-        if tell is not None and not callable(tell):
-            raise TypeError(f'"tell" must be a function of the text: {tell!r}')
-        given = {"modules": modules, "names": names, "syncs": syncs, "budget": budget, "tell": tell}
-        self._given = out, given | {"record": record} | recording
+        given = {"modules": modules, "names": names, "syncs": syncs, "budget": budget, "record": record}
+        self._given = out, given | recording
         plan = {name: recording.pop(name) for name in PLAN if name in recording}
         self._planned = any(value is not None for value in (*plan.values(), recording.get("schedule")))
         self._recording = {"out": out, "schedule": planned(recording.pop("schedule", None), plan), **recording}
@@ -91,20 +93,14 @@ class Loop:
         if syncs or budget is not None:
             level = "log" if syncs in (True, False) else str(syncs)
             self._syncs = instrument.detect_syncs(level, budget=budget)
-        self._tell = tell
-        self._before: list[dict[str, Any]] = []  # what came of the windows of earlier runs
+        self._before: list[dict[str, Any]] = []  # the outcomes of the windows of earlier runs
         self.models = IdentitySet()
         self._handles: list[Any] = []
         self._open = []
-        self.step_on: str | None = None  # what ends the steps of an automatic one, as `StepFollower` takes it
-        self.typed: list[str] = []  # the options of `instrument run` by which an automatic one is made
-        # Of a step outside the model, which are regions; a framework may name some itself.
-        self.parts: tuple[str, ...] = STEP_PARTS
-        self.until_told: Callable[[], None] | None = None  # ends who tells the steps for want of a framework
         self.made = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, self._given  # a copy, as of the framework's object that holds this, begins anew
+        return _again, self._given  # a copy, as part of the framework's object that holds it, starts afresh
 
     @classmethod
     def current(cls) -> Loop | None:
@@ -113,30 +109,30 @@ class Loop:
 
     @property
     def windows(self) -> list[dict[str, Any]]:
-        """What came of each window so far, as in ``manifest.jsonl``."""
+        """The outcome of each window so far, as in ``manifest.jsonl``."""
         return [*self._before, *self._profile.windows] if self.made else []
 
     @property
     def manifest(self) -> Path:
-        """The file that says what came of each window."""
+        """The file that holds the outcome of each window."""
         return self._profile.out / "manifest.jsonl"
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether no window is open or to come."""
-        return not self.made or self._profile.over
+        return not self.made or self._profile.finished
 
     def records(self, step: int) -> bool:
-        """Tell whether ``step`` is recorded, or warmed up for it."""
+        """Return whether ``step`` is recorded, or is warm-up for a recorded step."""
         schedule = self._recording["schedule"] if self.made else None
         return isinstance(schedule, Schedule) and schedule.at(step)[0] is not Phase.WAIT
 
     def suggest(self, schedule: Any, **options: Any) -> bool:
-        """Take the plan that the framework was asked for, unless this was given one of its own or began.
+        """Take the plan that the framework was given, unless this loop has its own or has begun.
 
         Args:
             schedule: the plan, as for `instrument.profile`.
-            options: further arguments of `instrument.profile`, where these were not given.
+            options: further arguments of `instrument.profile`; those of this loop win.
 
         Raises:
             TypeError, ValueError: as `instrument.profile`.
@@ -154,20 +150,23 @@ class Loop:
 
     @guard.contained(FEATURE)
     def start(self, *models: Any, first_step: int | None = None, steps: bool = True, late: bool = False) -> None:
-        """Begin: ``first_step`` is the number of the next step, more than 0 when a run is resumed.
+        """Begin, and annotate ``models``.
 
-        Without it the first step is 0, and after `stop` counting goes on from there; where it is another than the
-        one to come, the plan begins anew. Where no ``steps`` will come, as in an evaluation by itself, there are
-        regions alone. ``late``: nothing tells when the first step began, as for `Profile.late`.
+        Args:
+            models: what `name` takes.
+            first_step: the number of the next step; more than 0 when a run is resumed. None is 0, or after `stop`
+                the step that comes next. The plan starts over if this is not the step that comes next.
+            steps: whether steps will follow; an evaluation on its own has only regions.
+            late: the first step began earlier, at a time that is not known.
         """
         if not self.made:
             return
         other = Loop._current
-        if not self.automatic and Loop.asked is not None:
-            Loop.asked.give_way()
-        if steps and self.until_told is not None:
-            self.until_told()
-            self.until_told = None
+        if not self.automatic and Loop.requested is not None:
+            Loop.requested.warn_if_ignored()
+        if steps and self._on_framework_start is not None:
+            self._on_framework_start()
+            self._on_framework_start = None
         if self.running or (self.automatic and other is not None):
             return
         if other is not None and other.automatic:
@@ -187,9 +186,9 @@ class Loop:
 
     @guard.contained(FEATURE)
     def restart(self, first_step: int, reason: str) -> None:
-        """Abandon an open window, for ``reason``, and start the plan over at ``first_step``, late.
+        """Give up an open window for ``reason`` and start the plan over at ``first_step``, late.
 
-        Planned windows that lie before that step are not reached, for the same ``reason``.
+        Planned windows before that step are not reached, for the same ``reason``.
         """
         if self.running:
             before = self._profile
@@ -201,25 +200,21 @@ class Loop:
                 self._profile.account_for_earlier(before, reason)
 
     def _new_profile(self, **arguments: Any) -> Profile:
-        made: Profile = instrument.profile(**self._recording, **arguments)
-        made.keep_last = False
-        return made
+        hint = "--steps {}" if self.automatic else 'at="{}"'
+        driver = Driver(steps_hint=hint, preemptible=self.automatic, keeps_events=False)
+        return new_profile(driver, **{**self._recording, **arguments})
 
     def _begin(self, late: bool) -> None:
-        profile = self._profile
-        profile.late = late
-        profile.tell, profile.yields = self._tell, self.automatic
-        profile.how = "--steps {}" if self.automatic else 'at="{}"'
         if self.record:
-            profile.start()
+            self._profile.start(late=late)
 
     @guard.contained(FEATURE)
     def name(self, *models: Any) -> None:
-        """Make the modules of ``models`` regions, until `stop`."""
+        """Annotate the modules of ``models`` until `stop`."""
         for model in models:
             with guard.contained(FEATURE):
                 if self.made and model not in self.models:
-                    depth, names, modes = self._modules, self._names, self.modes
+                    depth, names, modes = self._modules, self._names, self._labels_eval
                     if depth is not False:
                         self._handles.append(instrument.annotate_modules(model, depth, names=names, modes=modes))
                     self.models.add(model)
@@ -234,7 +229,7 @@ class Loop:
 
     @guard.contained(FEATURE)
     def step(self) -> None:
-        """Tell that an optimizer step ended and the next begins."""
+        """Count an optimizer step: the current one ended, the next one begins."""
         if self.running:
             self._profile.step()
             if self._syncs is not None:
@@ -242,10 +237,10 @@ class Loop:
 
     @guard.contained(FEATURE)
     def stop(self, *, complete: bool = False, interrupted: bool = False) -> None:
-        """End: close what is open, write what was recorded, take every hook out.
+        """End: close what is open, write what was recorded, remove every hook.
 
         Args:
-            complete: the current step ran to its end, though `step` did not say so.
+            complete: the current step ran to its end without a call of `step`.
             interrupted: the current step was running.
         """
         if not self.running:
@@ -257,7 +252,6 @@ class Loop:
             inside = any(name == "step" for name, _ in self._open)  # an error left it
             self.leave_all()
             self._profile.end(begun=not (complete or inside or interrupted), complete=complete)
-            self._profile.step_num += complete
         while self._handles:
             with guard.contained(FEATURE):
                 self._handles.pop().remove()
@@ -266,15 +260,25 @@ class Loop:
             with guard.contained(FEATURE):
                 self._syncs.stop()
 
-    def give_way(self) -> None:
-        """Say once which options of `instrument run` the program's own windows leave without effect."""
-        if self.typed:
-            log.warning(f"the program records windows of its own, so these are ignored: {' '.join(self.typed)}")
-            self.typed = []
+    def label_evaluation(self) -> None:
+        """Mark regions of modules in evaluation mode "(eval)", for loops whose evaluations cannot be followed."""
+        self._labels_eval = True
+
+    def leave_out_part(self, part: str) -> None:
+        """Draw no region for ``part`` of a step: the framework's adapter draws it."""
+        self.parts = tuple(other for other in self.parts if other != part)
+
+    def record_nothing(self) -> None:
+        """Open no windows: another profiler records."""
+        self.record = False
+
+    def when_framework_starts(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, when a framework starts this loop and counts its steps from then on."""
+        self._on_framework_start = callback
 
     @guard.contained(FEATURE)
     def enter(self, name: str) -> None:
-        """Open the region ``name``, which another call of the framework closes with `leave`."""
+        """Open the region ``name``, for a later call of `leave` to close."""
         if self.running:
             region = instrument.annotate(name)
             region.__enter__()
@@ -282,7 +286,7 @@ class Loop:
 
     @guard.contained(FEATURE)
     def leave(self, name: str) -> None:
-        """Close the region ``name`` and what an error left open in it; nothing where it is not open."""
+        """Close the region ``name`` and regions that an error left open in it; do nothing if it is not open."""
         while any(name == other for other, _ in self._open):
             inner, region = self._open.pop()
             region.__exit__(None, None, None)
@@ -308,3 +312,29 @@ class Loop:
 
 def _again(out: str | os.PathLike[str], given: dict[str, Any]) -> Loop:
     return Loop(out, **given)
+
+
+class AutomaticLoop(Loop):
+    """The loop that `instrument run` requests for a program: it stops when the program starts a loop of its own.
+
+    Args:
+        step_on: what ends a step, as for `StepFollower`; None for the best sign that the program gives.
+        typed: the options of `instrument run` that made this loop, as they were typed.
+        given: as for `Loop`.
+
+    Attributes:
+        step_on: as given.
+    """
+
+    automatic = True
+
+    def __init__(self, *, step_on: str | None = None, typed: Sequence[str] = (), **given: Any) -> None:
+        super().__init__(**given)
+        self.step_on = step_on
+        self._typed = typed
+
+    def warn_if_ignored(self) -> None:
+        """Warn once which options of `instrument run` the program's own windows leave without effect."""
+        if self._typed:
+            log.warning(f"the program records windows of its own, so these are ignored: {' '.join(self._typed)}")
+            self._typed = ()

@@ -45,7 +45,7 @@ def attach(
             torchtitan's.
         method: the name of the method that makes a step.
         options: as `instrument.integrations.loop.Loop` takes them: the plan (``wait``, ``active``, ...),
-            ``syncs``, ``budget``, ``modules``, ``names``, ``tell``.
+            ``syncs``, ``budget``, ``modules``, ``names``, ``on_summary``.
 
     Returns:
         What was attached, with ``remove()``; it is a context manager as well.
@@ -182,7 +182,7 @@ class Follower:
             self._seen = True
             self._find()
         if getattr(own, "enable_profiling", False) and self._loop.record:
-            self._loop.record = False
+            self._loop.record_nothing()
             log.warning(
                 "the trainer's own profiler is on and records, with these regions: no windows are opened",
                 instead="config.profiler.enable_profiling=False",

@@ -150,7 +150,7 @@ class InstrumentCallback(_Follower):
 
     Args:
         out: the folder that windows land in.
-        tell: called with the text of the summary; the Trainer's logger by default, at a level that shows.
+        on_summary: called with the text of the summary; the Trainer's logger by default, at a level that shows.
         arguments: ``wait``, ``warmup``, ``active``, ``modules``, ``syncs``, ``budget``, ``record_shapes``, ... as
             `Loop` takes them.
 
@@ -166,10 +166,10 @@ class InstrumentCallback(_Follower):
         self,
         out: str | os.PathLike[str] = "runs/instrument",
         *,
-        tell: Callable[[str], None] | None = None,
+        on_summary: Callable[[str], None] | None = None,
         **arguments: Any,
     ) -> None:
-        super().__init__(Loop(out, tell=tell or _tell, **arguments))
+        super().__init__(Loop(out, on_summary=on_summary or _log_summary, **arguments))
 
 
 class _Automatic(_Follower):
@@ -209,7 +209,7 @@ def _add(trainer: Any) -> None:
             callbacks.append(_Automatic)
 
 
-def _tell(text: str) -> None:
+def _log_summary(text: str) -> None:
     logger = get_logger("transformers.trainer")
     logger.log(
         max(logging.WARNING, logger.getEffectiveLevel()), "\n%s", text

@@ -1,33 +1,50 @@
-"""`profile`: checks its arguments and makes a `Profile`."""
+"""`profile`: checks its arguments and makes a `Profile`; `new_profile` does so for other drivers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config import LAUNCHED
 from ..exporters.capture import Exporter
 from ..exporters.choose import choose
 from ..guard import guard
-from .profile import FEATURE, NEVER, Profile
-from .schedule import Schedule, schedule
+from .outcomes import Outcomes
+from .profile import FEATURE, Profile
+from .schedule import NEVER, Schedule, schedule
 from .torch_schedule import FromTorch
 
 
-def unmade(*_: Any, **__: Any) -> Profile:
-    """Return what stands for a profile that could not be made."""
-    made = Profile.__new__(Profile)
-    made._metadata = {}
-    return made
+@dataclass(frozen=True)
+class Driver:
+    """The code that drives a profile, where it is not the user's own calls of ``step``.
+
+    Args:
+        steps_hint: how the steps to record are written there, with "{}" for the steps; for messages.
+        preemptible: the profile stops when another one starts, and does not start while another one runs.
+        keeps_events: whether the last window's events stay in memory for calls after the loop.
+    """
+
+    steps_hint: str = 'schedule="{}"'
+    preemptible: bool = False
+    keeps_events: bool = True
 
 
-@guard.prepared(FEATURE, otherwise=unmade)
+def uncounted_profile(*_: Any, **__: Any) -> Profile:
+    """Return the profile that takes the place of one that could not be made: it counts steps and does no more."""
+    return Profile.__new__(Profile)
+
+
+@guard.prepared(FEATURE, otherwise=uncounted_profile)
 def profile(
     out: str | os.PathLike[str] = "runs/instrument",
     *,
     schedule: Schedule | str | Callable[[int], Any] | None = None,
     on_trace_ready: Callable[[Profile], Any] | None = None,
+    on_summary: Callable[[str], None] | None = None,
     exporter: str | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
@@ -43,12 +60,13 @@ def profile(
         out: the folder.
         schedule: what `instrument.schedule` returns, or steps by name ("10-12"), or a function of a step's
             number such as `torch.profiler.schedule` returns; None records everything in one window.
-        on_trace_ready: called at the end of each window, on the loop's thread, with what this returns.
+        on_trace_ready: called at the end of each window, on the loop's thread, with the profile.
+        on_summary: called with the text of the summary, on another thread; None prints it to standard error.
         exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof" or "vtune"; auto is that
             of the vendor's tool which the process runs under, else torch.profiler.
-        ranks: the ranks that record; None for all. Others take part in nothing and wait for nobody.
+        ranks: the ranks that record; None for all. The other ranks only count steps, and wait for nothing.
         first_step: the number of the first step, for a run that is resumed. Named steps and periods of a
-            schedule count from 0 all the same, cycles (wait, warmup, active) from here.
+            schedule still count from 0, cycles (wait, warmup, active) from here.
         options: as `torch.profiler.profile` takes them: ``activities``, ``record_shapes``,
             ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ... Without
             ``activities``, the CPU and, where the program uses it when a window begins, the GPU.
@@ -62,20 +80,69 @@ def profile(
         ...         train_step(batch)
         ...         prof.step()
     """
+    return new_profile(
+        Driver(),
+        out,
+        schedule=schedule,
+        on_trace_ready=on_trace_ready,
+        on_summary=on_summary,
+        exporter=exporter,
+        ranks=ranks,
+        first_step=first_step,
+        **options,
+    )
+
+
+def new_profile(
+    driver: Driver,
+    out: str | os.PathLike[str] = "runs/instrument",
+    *,
+    schedule: Schedule | str | Callable[[int], Any] | None = None,
+    on_trace_ready: Callable[[Profile], Any] | None = None,
+    on_summary: Callable[[str], None] | None = None,
+    exporter: str | Exporter = "auto",
+    ranks: Iterable[int] | None = None,
+    first_step: int = 0,
+    **options: Any,
+) -> Profile:
+    """Check the arguments of `profile` and make one for ``driver``.
+
+    Raises:
+        TypeError, ValueError: as `profile`.
+    """
     folder = folder_of(out)
     if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
         raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
-    if on_trace_ready is not None and not callable(on_trace_ready):
-        raise TypeError(f'"on_trace_ready" must be a function: {on_trace_ready!r}')
+    for name, callback in (("on_trace_ready", on_trace_ready), ("on_summary", on_summary)):
+        if callback is not None and not callable(callback):
+            raise TypeError(f'"{name}" must be a function: {callback!r}')
     if ranks is not None and not isinstance(ranks, Iterable):
         raise TypeError(f'"ranks" must be several integers, such as [0]: {ranks!r}')
     chosen = None if ranks is None else frozenset(ranks)
     if chosen is not None and not (chosen and all(isinstance(rank, int) and rank >= 0 for rank in chosen)):
         raise ValueError(f'"ranks" must hold integers >= 0: {ranks!r}')
-    plan = _plan(schedule, first_step)
-    made = Profile(folder, plan, choose(exporter, options), on_trace_ready, chosen, first_step)
-    made._planned = schedule is not None
-    return made
+    plan, planned = _plan(schedule, first_step), schedule is not None
+    chosen_exporter = choose(exporter, options)
+    outcomes = Outcomes(
+        folder,
+        chosen_exporter.name,
+        chosen,
+        plans_steps=planned,
+        steps_hint=driver.steps_hint,
+        on_summary=on_summary,
+        file_hint="" if os.environ.get(LAUNCHED) else chosen_exporter.hint,
+    )
+    return Profile(
+        folder,
+        plan,
+        chosen_exporter,
+        outcomes,
+        on_trace_ready=on_trace_ready,
+        first_step=first_step,
+        plans_steps=planned,
+        preemptible=driver.preemptible,
+        keeps_events=driver.keeps_events,
+    )
 
 
 def folder_of(out: Any) -> Path:

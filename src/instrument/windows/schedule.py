@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import operator
+import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from torch.profiler import ProfilerAction
+
+NEVER = sys.maxsize  # a step that no loop reaches
 
 
 class Phase(enum.Enum):

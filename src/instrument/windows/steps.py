@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from .. import log
 from ..guard import guard
-from .api import folder_of, profile, unmade
+from .api import Driver, folder_of, new_profile, uncounted_profile
 from .profile import FEATURE, Profile
 from .schedule import Schedule, span
 from .schedule import schedule as make_schedule
@@ -23,6 +23,7 @@ PLAN = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "
 """The arguments of a plan that a loop takes itself."""
 CYCLE = {"wait": 1, "warmup": 1, "active": 3}
 """The plan where none is given."""
+_DRIVER = Driver(steps_hint='at="{}"', keeps_events=False)  # the loop has no handle to read events by
 
 
 class Count:
@@ -50,13 +51,11 @@ class Count:
         self._trained: weakref.ref[Any] | None = None  # a parameter of the training that was recorded
         self._late = False  # the loop began after the last window, and what it trains is not known yet
         self._warned = False
-        profile.keep_last = False  # nobody can ask for it
-        profile.how = 'at="{}"'
 
     @guard.contained(FEATURE)
     def enter(self) -> None:
         """Begin the loop, or another epoch of it, or another training at the same place."""
-        self._late = self._trained is not None and self.profile.over and not self._warned
+        self._late = self._trained is not None and self.profile.finished and not self._warned
 
     @guard.contained(FEATURE)
     def end_step(self) -> None:
@@ -79,7 +78,7 @@ class Count:
     def begin_step(self) -> None:
         """Follow the optimizers where a window is near, as the step of an item begins."""
         self._most, self._updates = max(self._most, self._updates), 0
-        near = self.profile.near or (self._late and self._follower is None)
+        near = self.profile.window_near or (self._late and self._follower is None)
         if near and self._follower is None and "torch" in sys.modules:
             from ..stepping.optimizers import OptimizerSteps  # which imports torch
 
@@ -150,7 +149,7 @@ class Steps(Generic[T]):
         try:
             for item in self._iterable:
                 try:
-                    if profile.near or count.attentive:
+                    if profile.window_near or count.attentive:
                         count.begin_step()
                 except Exception as error:
                     try:
@@ -184,7 +183,7 @@ Code of two files, such as the cells of a notebook, compares equal where it read
 
 
 def _uncounted() -> Count:
-    return Count(unmade(), None, 0, {})
+    return Count(uncounted_profile(), None, 0, {})
 
 
 def _unrecorded(iterable: Iterable[T], *_: Any, **__: Any) -> Steps[T]:
@@ -247,7 +246,7 @@ def steps(
     first = arguments.get("first_step", 0)
 
     def make() -> Count:
-        return Count(profile(out, schedule=plan, **arguments), _comparable(plan), first, arguments)
+        return Count(new_profile(_DRIVER, out, schedule=plan, **arguments), _comparable(plan), first, arguments)
 
     frame = sys._getframe(2)  # the caller of what contains this
     places = _counts.setdefault(frame.f_code, {})

@@ -56,7 +56,7 @@ def numbers(count: int) -> torch.Tensor:
 
 
 def lightning(out: Path | None, profiler: Any, plan: dict[str, Any], **arguments: Any) -> Result:
-    found = [instrument.integrations.lightning.InstrumentCallback(out, tell=print, **plan)] if out else []
+    found = [instrument.integrations.lightning.InstrumentCallback(out, on_summary=print, **plan)] if out else []
     data = torch.utils.data.DataLoader(numbers(24), batch_size=4)
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     module = Module()
@@ -92,7 +92,7 @@ class Profiling(transformers.TrainerCallback):
 
 
 def huggingface(out: Path | None, plan: dict[str, Any], **options: Any) -> Result:
-    found = [instrument.integrations.transformers.InstrumentCallback(out, tell=print, **plan)] if out else []
+    found = [instrument.integrations.transformers.InstrumentCallback(out, on_summary=print, **plan)] if out else []
     arguments = transformers.TrainingArguments(
         "unused", max_steps=8, per_device_train_batch_size=2, report_to=[], save_strategy="no", logging_steps=1,
         use_cpu=True, disable_tqdm=True,

@@ -40,7 +40,7 @@ class InstrumentCallback(OfLightning):
     Args:
         out: the folder that windows land in.
         arguments: as `instrument.integrations.loop.Loop` takes them: the plan (``wait``, ``active``, ...),
-            ``syncs``, ``budget``, ``modules``, ``names``, ``tell`` (by default Lightning's log).
+            ``syncs``, ``budget``, ``modules``, ``names``, ``on_summary`` (by default Lightning's log).
 
     Attributes:
         loop: what it drives, with the ``windows`` so far.
@@ -56,7 +56,7 @@ class InstrumentCallback(OfLightning):
     def __init__(self, out: str | os.PathLike[str] = "runs/instrument", **arguments: Any) -> None:
         from ..loop import Loop
 
-        arguments.setdefault("tell", _tell)
+        arguments.setdefault("on_summary", _log_summary)
         self._follow(Loop(out, **arguments))
 
     def _follow(self, loop: Loop) -> None:
@@ -241,7 +241,7 @@ def _steps(trainer: Any) -> int:
     return min(updates, batches)
 
 
-def _tell(summary: str) -> None:
+def _log_summary(summary: str) -> None:
     """Put the summary where Lightning's own messages are seen; a log that hides them does not hide it."""
     logger = logging.getLogger(packages()[0].__name__)
     if logger.isEnabledFor(logging.INFO):

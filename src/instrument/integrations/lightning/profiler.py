@@ -44,7 +44,7 @@ class InstrumentProfiler(OfLightning):
 
         super().__init__()
         self._report: list[str] = []
-        arguments.setdefault("tell", self._report.append)
+        arguments.setdefault("on_summary", self._report.append)
         self.loop = Loop(out, **arguments)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:

@@ -65,7 +65,7 @@ def _stage() -> int:
 
 def schedules(driver: Driver, module: ModuleType) -> Iterator[Change]:
     """Show each micro-batch of ``megatron.core.pipeline_parallel.schedules``."""
-    driver.loop.parts = tuple(part for part in driver.loop.parts if part != "backward")
+    driver.loop.leave_out_part("backward")
     microbatches = Microbatches()
     seen: set[int] = set()  # forward step functions
 
