@@ -1,0 +1,190 @@
+"""`Outcomes`: the manifest line of each window of a run, and what is said at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import log
+from ..guard import guard
+from ..regions import dispatch
+from .finalizer import WindowFinalizer
+from .manifest import Manifest
+from .recording import Recording
+from .schedule import NEVER, Window, span
+
+_ELSEWHERE = "steps ended on another thread than the one that opened the window"
+_NOT_SEEN = "step() was not called for each of the last steps"
+_warned: set[str] = set()  # texts of `warn_if_nothing_was_recorded`: each is logged once in a process
+
+
+class Outcomes:
+    """Writes the outcome of each window to the manifest and prints the summary.
+
+    Args:
+        out: the folder of the run.
+        exporter: the name of the exporter.
+        ranks: the ranks that record; None for all.
+        plans_steps: whether the run has a schedule; without one, torch marks no steps.
+        steps_hint: how the steps to record are written where the profile was made, with "{}" for the steps.
+        on_summary: called with the text of the summary, on another thread; None prints it to standard error.
+        file_hint: what to tell the user where the exporter writes no files.
+
+    Attributes:
+        rank: the rank of this process, known once the run starts.
+        finalizer: completes the windows in a process of its own.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        exporter: str,
+        ranks: frozenset[int] | None,
+        *,
+        plans_steps: bool,
+        steps_hint: str,
+        on_summary: Callable[[str], None] | None,
+        file_hint: str,
+    ) -> None:
+        self.rank = 0
+        self._out = out
+        self._exporter = exporter
+        self._ranks = ranks
+        self._plans_steps = plans_steps
+        self._steps_hint = steps_hint
+        self._on_summary = on_summary
+        self._manifest = Manifest(out)
+        self.finalizer = WindowFinalizer(self._manifest, file_hint)
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """The lines of the manifest so far."""
+        return self._manifest.entries
+
+    @property
+    def excluded(self) -> bool:
+        """Whether this rank is not one of those that record."""
+        return self._ranks is not None and self.rank not in self._ranks
+
+    @property
+    def _reports(self) -> bool:
+        """Whether this rank prints the summary."""
+        return self.rank == min(self._ranks or {0})
+
+    def check_folder(self, *, warned: bool) -> None:
+        """Warn if the folder cannot be written, unless the user was ``warned`` of it before."""
+        self._manifest.check(warned=warned)
+
+    def entry(self, window: Window, recording: Recording | None) -> dict[str, Any]:
+        """Return what the line of ``window`` holds besides its status and reason."""
+        return {
+            "rank": self.rank,
+            "window": window.index,
+            "planned_steps": (window.active, window.stop - 1 if window.stop < NEVER else None),
+            "steps": recording and recording.steps,
+            "cut_step": recording and recording.cut_step,
+            "start_ns": recording and recording.start_ns,
+            "end_ns": recording and recording.end_ns,
+            "exporter": self._exporter,
+            "hidden_regions": sorted(dispatch.compiled_away),
+        }
+
+    def recorded(
+        self, recording: Recording, files: Sequence[Path], entry: Mapping[str, Any], reasons: Sequence[str]
+    ) -> int:
+        """Finish a window that was saved as ``files``; ``reasons`` say which parts of it are missing.
+
+        Returns:
+            The number of the window for `WindowFinalizer.timed`.
+        """
+        line = {**entry, "status": "partial" if reasons else "recorded", "reason": "; ".join(reasons) or None}
+        return self.finalizer.recorded(
+            recording.capture, files, read=self._reports and self.holds_steps(recording), **line
+        )
+
+    def holds_steps(self, recording: Recording) -> bool:
+        """Return whether ``recording`` has steps, or could not mark any."""
+        return recording.steps is not None or not self._plans_steps
+
+    def note(self, window: Window, status: str, reason: str, recording: Recording | None = None) -> None:
+        """Write the line of a window without files."""
+        self.finalizer.unrecorded(**self.entry(window, recording) | {"status": status, "reason": reason})
+
+    def missing(self, recording: Recording, next_step: int, end_reason: str, postponed: str) -> list[str]:
+        """Return why steps of the window are missing; an empty list if none are.
+
+        Args:
+            recording: the window.
+            next_step: the first step that did not run to its end.
+            end_reason: how the loop ended.
+            postponed: why something that was due could not be done at its step, if so.
+        """
+        steps, stop = recording.steps, recording.window.stop
+        if recording.ended_early:  # which `Recording.incomplete` explains
+            return []
+        if next_step < stop < NEVER or not self.holds_steps(recording):
+            return [end_reason]
+        if steps is not None and steps[1] + 1 < stop < NEVER:
+            return [_ELSEWHERE if recording.elsewhere else postponed or _NOT_SEEN]
+        if steps is not None and steps[0] > recording.window.active and postponed:
+            return [postponed]
+        return []
+
+    def account_for_earlier(self, accounted: int, windows: Iterable[Window | None], reason: str) -> None:
+        """Note those of ``windows`` that come after number ``accounted`` as not reached, for ``reason``."""
+        for window in windows:
+            if window is not None and window.index > accounted:
+                self.note(window, "not reached", reason)
+
+    @guard.contained("the summary")
+    def report(self) -> None:
+        """Print the summary of the windows so far, on the rank that prints it."""
+        dispatch.tell_hidden()
+        if self._reports:
+            self.finalizer.report(sorted(dispatch.compiled_away), self._on_summary)
+
+    def warn_if_nothing_was_recorded(self, first: int, steps: int, planned: int | None, end_reason: str) -> None:
+        """Warn, once for each text, if no window even began, and say what to write instead.
+
+        Args:
+            first: the number of the run's first step.
+            steps: how many steps ended.
+            planned: how many windows the schedule has; None if it has no end.
+            end_reason: how the loop ended.
+        """
+        windows = self.entries
+        if planned == 0 or not self._reports or any(map(self._began, windows)):
+            return
+        by_hand = self._steps_hint.startswith("schedule")
+        reason = self._why_nothing(first, planned, end_reason)
+        if steps > 0:
+            low = first + 2 if steps > 4 else first
+            reachable = self._steps_hint.format(span(low, low + min(steps, 3)))
+            cure = f"choose steps the run reaches, such as {reachable}"
+        else:
+            cure = "no step was counted: call step() after each step" if by_hand else "there were no steps"
+        if steps > 0 and by_hand:
+            cure += "; create the profile once, outside the epoch loop: a new one starts again at step 0"
+        files = [file["path"] for window in windows for file in window["files"]]
+        rest = f" ({files[0]} has what followed the last step that ended)" if files else ""
+        text = f"no {'step' if files else 'window'} was recorded in {self._out}{rest}: {reason}; {cure}"
+        if text not in _warned:
+            _warned.add(text)
+            log.warning(text)
+
+    def _why_nothing(self, first: int, planned: int | None, end_reason: str) -> str:
+        windows = self.entries
+        if windows:
+            start, last = windows[0]["planned_steps"]
+            asked = f"step {start} was" if start == last else f"steps {start}-{'' if last is None else last} were"
+            return f"{asked} asked for, and {windows[0]['reason']}"
+        if planned is not None:
+            return f"all steps asked for come before the first step, {first}"
+        return f"the schedule asked for none, and {end_reason}"
+
+    def _began(self, window: Mapping[str, Any]) -> bool:
+        """Return whether a window has steps, or a line that says why it was skipped."""
+        if window["status"] in ("recorded", "partial"):
+            return window["steps"] is not None or not self._plans_steps
+        return bool(window["status"] != "not reached")
