@@ -57,7 +57,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert annotation.annotate  # follows torch's profilers from here on
     monkeypatch.setattr(settings, "strict", True)
     dispatch.compiled_away.clear()
-    dispatch._told.clear()
+    dispatch._logged.clear()
     yield
     for running in list(Profile._running):  # loops of `steps` that may go on until the process ends
         running.abandon("the test is over")

@@ -119,7 +119,7 @@ def service(handle: Any, served: Any) -> Owner:
     def begin() -> None:
         with pytest.MonkeyPatch.context() as recording:
             recording.setattr(type(served), "_wanted", property(lambda service: bool(service.requests)))
-            served.settle()
+            served.refresh()
 
     return Owner(begin, handle.remove)
 

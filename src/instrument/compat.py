@@ -47,7 +47,7 @@ def range_functions() -> tuple[Callable[..., Any], Callable[[Any], None]]:
 
 
 def profiler_running() -> bool:
-    """Tell whether a torch profiler records on this thread."""
+    """Return whether a torch profiler records on this thread."""
     torch = sys.modules.get("torch")
     enabled = getattr(getattr(torch, "autograd", None), "_profiler_enabled", None)
     return bool(enabled()) if enabled is not None else False
@@ -90,7 +90,7 @@ def on_profiler(started: Callable[[str, Any], None], stopped: Callable[[], None]
 
 
 def needs_nested_ranges(profiler: Any) -> bool:
-    """Tell whether ``profiler``, which starts, needs the ranges of a thread to end innermost first.
+    """Return whether ``profiler``, which starts, needs the ranges of a thread to end innermost first.
 
     It does with a GPU, whose lane shows the ranges, and where they become those of NVTX or ITT. Those in a profile
     of the CPU alone may end in any order. True as well where nothing is known of the profiler.
@@ -200,7 +200,7 @@ _OF_GPUS = (b'"labels": "GPU ', *(b'"cat": "%b"' % kind for kind in (b"cuda_runt
 
 
 def is_set_up_for_gpu(trace: Path) -> bool:
-    """Tell whether Kineto was set up for GPUs in the process that wrote ``trace``, even if no GPU work ran.
+    """Return whether Kineto was set up for GPUs in the process that wrote ``trace``, even if no GPU work ran.
 
     It is set up once in a process: from torch 2.13 on for the activities of the first recording. True as well
     if the trace cannot be read.
@@ -342,7 +342,7 @@ def note_stop() -> None:
 
 
 def profiler_enabled_somewhere() -> bool:
-    """Tell whether a torch profiler records on any thread, as far as torch knows."""
+    """Return whether a torch profiler records on any thread, as far as torch knows."""
     return bool(getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False))
 
 
@@ -363,7 +363,7 @@ _EVAL_FRAME = "torch/_dynamo/eval_frame.py".replace("/", os.sep)
 
 
 def in_compiled_call(frame: FrameType | None) -> bool:
-    """Tell whether ``frame`` is in a call of a function that torch.compile returned."""
+    """Return whether ``frame`` is in a call of a function that torch.compile returned."""
     while frame is not None:
         code = frame.f_code
         if code.co_name in ("compile_wrapper", "_fn") and code.co_filename.endswith(_EVAL_FRAME):
@@ -386,7 +386,7 @@ _CALLERS = tuple(
 
 
 def in_operator() -> bool:
-    """Tell whether this thread is inside an operator, backward node or compiled function of torch's.
+    """Return whether this thread is inside an operator, backward node or compiled function of torch's.
 
     The profiler's range of it is opened and closed in C++.
     """
@@ -475,7 +475,7 @@ def autograd_functions() -> tuple[Callable[[], int], Callable[[], int], Callable
 
 
 def in_backward() -> bool:
-    """Tell whether a backward pass runs on this thread."""
+    """Return whether a backward pass runs on this thread."""
     task = getattr(getattr(sys.modules.get("torch"), "_C", None), "_current_graph_task_id", None)
     return task is not None and task() != -1
 
@@ -606,7 +606,7 @@ def when_initialized(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def is_fake(tensor: Any) -> bool:
-    """Tell whether ``tensor`` has a shape and a device, and no data."""
+    """Return whether ``tensor`` has a shape and a device, and no data."""
     fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", None)
     return fake is not None and isinstance(tensor, fake)
 
@@ -706,7 +706,7 @@ def _owners(name: str, modules: Iterable[str]) -> list[tuple[Any, str]]:
 
 
 def graphs_compiled() -> bool:
-    """Tell whether torch.compile made any graph in this process."""
+    """Return whether torch.compile made any graph in this process."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters.get("stats", {}).get("unique_graphs"))
 
@@ -836,7 +836,7 @@ COMPILED_CALL = "_compiled_call_impl"
 
 
 def has_compiled_call() -> bool:
-    """Tell whether this version of torch has that attribute: without it no call of a module can be followed."""
+    """Return whether this version of torch has that attribute: without it no call of a module can be followed."""
     from torch import nn
 
     return COMPILED_CALL in vars(nn.Module)

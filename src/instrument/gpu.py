@@ -27,12 +27,12 @@ def initialized(kind: str) -> Any:
 
 
 def built_for_cuda() -> bool:
-    """Tell whether this build of torch is for CUDA or ROCm, both of which are `torch.cuda`; no GPU is needed."""
+    """Return whether this build of torch is for CUDA or ROCm, both of which are `torch.cuda`; no GPU is needed."""
     return _built_for("cuda", "hip")
 
 
 def supported() -> bool:
-    """Tell whether this build of torch, or an extension of it, can use a GPU; none is needed."""
+    """Return whether this build of torch, or an extension of it, can use a GPU; none is needed."""
     torch = sys.modules.get("torch")
     extended = torch is not None and any(kind in vars(torch) for kind in ("hpu", "npu"))
     return extended or _built_for("cuda", "hip", "xpu")
@@ -44,7 +44,7 @@ def _built_for(*platforms: str) -> bool:
 
 
 def current_stream_capturing() -> bool:
-    """Tell whether the current stream captures a CUDA graph: a synchronization would invalidate it."""
+    """Return whether the current stream captures a CUDA graph: a synchronization would invalidate it."""
     module = in_use()
     asked = getattr(module, "is_current_stream_capturing", None)
     return asked is not None and bool(asked())
@@ -57,7 +57,7 @@ def current_stream() -> Any:
 
 
 def stream_capturing(stream: Any) -> bool:
-    """Tell whether ``stream``, of the GPU in use, captures a CUDA graph."""
+    """Return whether ``stream``, of the GPU in use, captures a CUDA graph."""
     module = in_use()
     if module is None:  # as in a child that was forked
         return False

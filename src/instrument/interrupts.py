@@ -40,7 +40,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def _handles_signal(frame: FrameType) -> bool:
-    """Tell whether ``frame`` was called with a signal number and its caller's frame, as CPython calls handlers.
+    """Return whether ``frame`` was called with a signal number and its caller's frame, as CPython calls handlers.
 
     Other positional arguments may come first: the object of a method, or those of a `functools.partial`.
     """

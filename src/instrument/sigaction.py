@@ -55,7 +55,7 @@ def c_handler(number: int) -> int | None:
 
 
 def is_default(number: int) -> bool:
-    """Tell whether nothing handles or ignores signal ``number``, be it in C; as Python says where C cannot."""
+    """Return whether nothing handles or ignores signal ``number``, be it in C; as Python says where C cannot."""
     if signal.getsignal(number) is not signal.SIG_DFL:
         return False
     address = c_handler(number)

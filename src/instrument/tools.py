@@ -12,28 +12,28 @@ def _set(*variables: str) -> bool:
 
 
 def nvtx_injected() -> bool:
-    """Tell whether a tool asked the NVTX of this process to load its library."""
+    """Return whether a tool asked the NVTX of this process to load its library."""
     return os.environ.get("NVTX_INJECTION64_PATH", "") not in ("", TOOL_FREE_INJECTION)
 
 
 def nsight_systems() -> bool:
-    """Tell whether this process runs under ``nsys profile`` or ``nsys launch``."""
+    """Return whether this process runs under ``nsys profile`` or ``nsys launch``."""
     injected = os.environ.get("NVTX_INJECTION64_PATH", "") + os.environ.get("CUDA_INJECTION64_PATH", "")
     return _set("NSYS_PROFILING_SESSION_ID") or "ToolsInjection64" in injected
 
 
 def nsight_compute() -> bool:
-    """Tell whether this process runs under ``ncu``."""
+    """Return whether this process runs under ``ncu``."""
     return _set("NV_TPS_LAUNCH_TOKEN", "NV_COMPUTE_PROFILER_PERFWORKS_DIR")
 
 
 def rocprof() -> bool:
-    """Tell whether this process runs under ``rocprofv3``."""
+    """Return whether this process runs under ``rocprofv3``."""
     return _set("ROCP_TOOL_LIBRARIES", "ROCPROF_OUTPUT_PATH")
 
 
 def vtune() -> bool:
-    """Tell whether this process runs under VTune, or another collector of ITT."""
+    """Return whether this process runs under VTune, or another collector of ITT."""
     return _set("INTEL_LIBITTNOTIFY64")
 
 

@@ -80,11 +80,11 @@ def listening() -> Listening:
     def attach() -> Iterator[Heard]:
         heard = Heard()
         dispatch.active._attached.append(heard)
-        dispatch.active._settle()
+        dispatch.active._refresh()
         try:
             yield heard
         finally:
             dispatch.active._attached = [emitter for emitter in dispatch.active._attached if emitter is not heard]
-            dispatch.active._settle()
+            dispatch.active._refresh()
 
     return attach

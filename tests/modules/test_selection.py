@@ -82,7 +82,7 @@ def test_depth(listening: Listening, depth: int, levels: int) -> None:
         ({"exclude": "layers.*"}, ["Model", "embed"]),
         ({"exclude": [nn.Linear, nn.ReLU, nn.Sequential]},
          ["Model", "layers.0", "layers.0.attention", "layers.1", "layers.1.attention"]),
-        ({"include": "layers.0*", "exclude": nn.Linear, "fold": True},
+        ({"include": "layers.0*", "exclude": nn.Linear, "skip_containers": True},
          ["layers.0", "layers.0.attention", "layers.0.mlp.1"]),
     ],
 )  # fmt: skip
@@ -93,7 +93,7 @@ def test_include_and_exclude(listening: Listening, arguments: dict[str, Any], ex
 
 def test_fold(listening: Listening) -> None:
     """Folded containers are no regions; what is in them keeps its name."""
-    assert names(listening, Model(), fold=True) == [name for name in ALL if not name.endswith(".mlp")]
+    assert names(listening, Model(), skip_containers=True) == [name for name in ALL if not name.endswith(".mlp")]
 
 
 def test_names(listening: Listening) -> None:

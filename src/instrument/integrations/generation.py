@@ -13,7 +13,7 @@ from torch import nn
 import instrument
 
 from ..guard import guard
-from ..modules.service import Handle, Service, served
+from ..modules.service import Handle, PatchService, served
 from ..patch import Patch, apply, undo
 
 FEATURE = "naming a part of generate"
@@ -72,7 +72,7 @@ class Request:
         return f"{self._name}.generate"
 
 
-class Generation(Service[Request]):
+class Generation(PatchService[Request]):
     """Patches the classes that define what models use to generate, for those models alone.
 
     The methods are found at each call, and none is part of what is compiled for a static cache.

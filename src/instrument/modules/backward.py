@@ -25,16 +25,16 @@ import torch
 from .. import compat
 from ..guard import guard
 from ..regions import dispatch
-from .module_calls import Call, Pass, current, next_number
+from .module_calls import BackwardPass, ModuleCall, current, next_number
 from .tensors import tensors
 
 before_node = compat.before_node()
-WALK = 1000  # nodes of one call to look at
+WALK = 1000  # nodes of one call to inspect
 LEAF = 1 << 63  # nodes that accumulate the gradient of a leaf are numbered from here on
 
 
-def follow(call: Call, output: object) -> None:
-    """Arrange the backward region of ``call``, whose forward made autograd nodes."""
+def follow(call: ModuleCall, output: object) -> None:
+    """Register hooks for the backward region of ``call``, whose forward made autograd nodes."""
     first, around = call.first, call.around
     if isinstance(output, torch.Tensor) and output._base is None:
         node = output.grad_fn
@@ -43,7 +43,7 @@ def follow(call: Call, output: object) -> None:
         nodes = [(number, node)] if first <= number < end else []
     else:
         sources = _sources(tensors(output))
-        end = next_number()  # only now: a view that was changed in place makes its node when asked for it
+        end = next_number()  # only now: a view that was changed in place makes its node on access
         nodes = [item for item in sources if first <= item[0] < end]
     if not nodes:
         return
@@ -111,11 +111,11 @@ def _leaves(node: Any) -> list[Any]:
 
 
 class Ends:
-    """After the node that ``call`` made first: closes the region, or has that done after ``leaves``."""
+    """The hook after the first node of ``call``: closes the region, or registers for after ``leaves``."""
 
     __slots__ = ("call", "leaves")
 
-    def __init__(self, call: Call, leaves: Sequence[Any]) -> None:
+    def __init__(self, call: ModuleCall, leaves: Sequence[Any]) -> None:
         self.call = call
         self.leaves = leaves
 
@@ -144,7 +144,7 @@ class Leaves:
     Such nodes may outlive the graph, so that their hooks are there for one pass only.
     """
 
-    def __init__(self, call: Call, leaves: Sequence[Any], running: Pass) -> None:
+    def __init__(self, call: ModuleCall, leaves: Sequence[Any], running: BackwardPass) -> None:
         self._call = call
         self._running = running
         self._missing = len(leaves)
@@ -153,7 +153,7 @@ class Leaves:
 
     @guard.contained("closing a backward region")
     def __call__(self, *gradients: object) -> None:
-        """Take note that one of them ran."""
+        """Note that one of the leaves ran."""
         self._missing -= 1
         if not self._missing and self._running is self._call.running:
             self._running.end(self._call)

@@ -18,14 +18,14 @@ FEATURE = "following backward passes"
 T = TypeVar("T")
 
 
-class _Here(threading.local):
-    """On this thread: how many wrappers run, and what is called after the outermost of them."""
+class _ThreadState(threading.local):
+    """Per thread: how many wrappers run, and the callbacks after the outermost one."""
 
     depth = 0
     then: tuple[Callable[[], None], ...] = ()
 
 
-_here = _Here()
+_here = _ThreadState()
 
 
 def _nothing(*_: Any) -> None:

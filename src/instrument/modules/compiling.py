@@ -1,4 +1,4 @@
-"""Compiled modules, and the suspension of hooks while torch.compile or TorchScript inspects a module."""
+"""Compiled modules, and the suspension of module hooks while torch compiles, scripts or captures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ wrapped: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictiona
 
 
 def opaque(module: nn.Module) -> bool:
-    """Tell whether a call of ``module`` runs code in which the hooks of modules inside are not called."""
+    """Return whether a call of ``module`` runs code that does not call the hooks of the modules inside."""
     compiled = compat.compiled_module()
     return (
         compiled_call(module) is not None
@@ -33,12 +33,12 @@ def opaque(module: nn.Module) -> bool:
 
 
 def compiled_from(module: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile`` was given, or ``module`` if it did not come from there."""
+    """Return the module that was given to ``torch.compile``, or ``module`` itself if it is not compiled."""
     compiled = compat.compiled_module()
     return module._orig_mod if compiled is not None and isinstance(module, compiled) else module
 
 
-FEATURE = "making way for the compiler"
+FEATURE = "suspending module hooks"
 Suspend = Callable[[], AbstractContextManager[None]]
 
 
@@ -46,22 +46,22 @@ class HookSuspension:
     """Suspends module hooks while given functions run.
 
     Args:
-        functions: returns those, as owners and names of attributes.
+        functions: returns the functions as pairs of owner and attribute name.
     """
 
     def __init__(self, functions: Callable[[], list[tuple[Any, str]]]) -> None:
         self._functions = functions
-        self._away: list[Suspend] = []
+        self._suspends: list[Suspend] = []
         self._patches: list[Patch] = []
 
     def set_suspended(self, suspend: Suspend, on: bool) -> None:
-        """Enter ``suspend()`` around each of their calls from now on, or no more."""
-        if suspend in self._away:
-            self._away.remove(suspend)
+        """Enter ``suspend()`` around each call of the functions if ``on``; else stop doing so."""
+        if suspend in self._suspends:
+            self._suspends.remove(suspend)
         if on:
-            self._away.append(suspend)
+            self._suspends.append(suspend)
         undo(self._patches)
-        if self._away:
+        if self._suspends:
             apply((Patch(owner, name, self._around) for owner, name in self._functions()), self._patches)
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,8 +90,8 @@ class HookSuspension:
     @guard.contained(FEATURE)
     def _clear(self) -> contextlib.ExitStack | None:
         with contextlib.ExitStack() as stack:
-            for away in list(self._away):
-                stack.enter_context(away())
+            for suspend in list(self._suspends):
+                stack.enter_context(suspend())
             return stack.pop_all()
 
     @guard.contained(FEATURE)

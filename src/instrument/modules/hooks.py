@@ -1,7 +1,7 @@
-"""What torch calls around a module's forward: its hooks, and what stands before a compiled call.
+"""The hooks around a module's forward, and the wrapper that replaces them for compiled modules.
 
-Hooks pickle as a function of the standard library that does nothing: what was saved while they were there loads
-where this library is not.
+A hook pickles as a function of the standard library that does nothing: a model that was saved with hooks on loads
+without this library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..patch import transparent
 from ..regions import dispatch
 from ..regions.region import Region
 from .backward import follow
-from .module_calls import Call, Layer, Stack, here, next_number
+from .module_calls import CallStack, Layer, ModuleCall, next_number, thread_state
 from .stand_in import StandIn, called_module
 from .tensors import tensors
 
@@ -28,7 +28,7 @@ FEATURE = "the region of a module"
 
 
 class Hook:
-    """A hook on one module, which knows the first of the module's layers."""
+    """A hook on one module; it knows the primary layer of that module."""
 
     __slots__ = ("layer", "module")
 
@@ -40,7 +40,7 @@ class Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
     def leave(self, module: Any) -> None:
-        """Go from a module that others moved this hook to, as quantization does; a replica keeps it."""
+        """Remove this hook from a module that it was copied to, as quantization does; a replica keeps it."""
         if getattr(module, "_is_replica", False):
             return
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
@@ -51,47 +51,47 @@ class Hook:
                     flags.pop(key, None)
 
 
-class Before(Hook):
-    """The forward pre-hook: opens the region, with the shapes of the inputs if they are asked for."""
+class ForwardPreHook(Hook):
+    """Opens the region of a forward, with the shapes of the inputs if requested."""
 
-    __slots__ = ("_shapes", "off")
+    __slots__ = ("_shapes", "disabled")
 
     def __init__(self, layer: Layer, shapes: bool, module: Callable[[], Any]) -> None:
         super().__init__(layer, module)
         self._shapes = shapes
-        self.off = False  # taken off: torch may have looked the hook up before that, on another thread
+        self.disabled = False  # another thread may have looked the hook up before it was removed
 
     def __call__(
         self, module: object, args: object, kwargs: object = None, frame: FrameType | None = None
     ) -> None:
-        """Begin a call, whose caller is ``frame``."""
+        """Begin a call from ``frame``."""
         try:
             if dispatch.tracing():
                 return
             if self.module() is not module:
                 self.leave(module)
                 return
-            if self.off:
+            if self.disabled:
                 return
-            stack = here.stack
+            stack = thread_state.stack
             layer = self.layer
             frame = frame or sys._getframe(1).f_back
             around = None
             if stack:
                 around = stack[-1]
                 below = frame
-                while below is not around.frame and below is not None:  # four steps as a rule, 0.2 us
+                while below is not around.frame and below is not None:  # usually four steps, 0.2 us
                     below = below.f_back
                 if below is None:
-                    around = stack.shed()
-                if layer.twins and around is not None and around.layer is not layer.parent:
-                    layer = _twin(layer, stack)
+                    around = stack.drop_ended()
+                if layer.aliases and around is not None and around.layer is not layer.parent:
+                    layer = _alias(layer, stack)
             layer.seen = True
             if around is None and layer.alone is not None and not compat.in_backward():
-                layer = layer.alone  # as where an agent calls its actor: not recomputed for a backward
+                layer = layer.alone  # as an agent calls its actor; not a recomputation
             region = layer.evaluation if getattr(module, "training", True) is False else layer.region
-            call = Call(layer, around, frame, next_number(), dispatch.NOTHING)
-            stack.append(call)  # first: whoever takes hooks off must know of it
+            call = ModuleCall(layer, around, frame, next_number(), dispatch.NO_TOKEN)
+            stack.append(call)  # before the region opens: removing the hooks has to know of this call
             if region is not None:
                 if self._shapes:
                     region = _shaped(layer, region, (args, kwargs))
@@ -99,7 +99,7 @@ class Before(Hook):
                 try:
                     call.token = emitter.pop, emitter.push(region)
                 except Exception as error:
-                    call.token = dispatch.failed(emitter, error)
+                    call.token = dispatch.drop_failed(emitter, error)
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -108,26 +108,26 @@ class Before(Hook):
                     raise
 
 
-class After(Hook):
-    """The forward hook, which is always called: closes the region, and arranges that of the backward."""
+class ForwardHook(Hook):
+    """Closes the region of a forward, also after an error, and registers for its backward."""
 
     __slots__ = ("then",)
 
     def __init__(self, layer: Layer, module: Callable[[], Any]) -> None:
         super().__init__(layer, module)
-        self.then: Callable[[], None] | None = None  # what waits for the end of open calls
+        self.then: Callable[[], None] | None = None  # called after a call: the hooks are to go
 
     def __call__(self, module: object, args: object, output: object, frame: FrameType | None = None) -> None:
-        """End a call, if `Before` saw it begin: an earlier hook may have failed before that."""
+        """End a call if its pre-hook ran: an earlier hook may have failed before it."""
         try:
             if dispatch.tracing():
                 return
             if self.module() is not module:
                 self.leave(module)
                 return
-            stack = here.stack
-            # Without an output it may be a call that failed early, inside another one of the same module.
-            if (output is not None and stack and stack[-1].layer.owner is self.layer) or _unwind(
+            stack = thread_state.stack
+            # Without an output, this may be a call that failed early inside another call of the same module.
+            if (output is not None and stack and stack[-1].layer.primary is self.layer) or _unwind(
                 stack, self.layer, frame or sys._getframe(1)
             ):
                 call = stack.pop()
@@ -137,7 +137,7 @@ class After(Hook):
                 if output is not None and call.layer.backward is not None and next_number() != call.first:
                     if type(output) is torch.Tensor and not torch._C._is_torch_function_mode_enabled():
                         follow(call, output)
-                    else:  # nobody is told that we look at it
+                    else:  # keeps `__torch_function__` from seeing the access
                         with torch._C.DisableTorchFunction():
                             follow(call, output)
         except Exception as error:
@@ -148,14 +148,14 @@ class After(Hook):
                     raise
         if self.then is not None:
             self.then()
-        stack = here.stack
-        if stack.then is not None and not stack:
-            then, stack.then = stack.then, None
-            then()
+        stack = thread_state.stack
+        if stack.on_idle is not None and not stack:
+            on_idle, stack.on_idle = stack.on_idle, None
+            on_idle()
 
 
-class Around(StandIn):
-    """Stands for a module's call as a whole, where hooks would be inside compiled code or change its course."""
+class CallWrapper(StandIn):
+    """Wraps the whole call of a module for which hooks would run in compiled code or change what it runs."""
 
     __slots__ = ("_after", "_before", "_module")
 
@@ -163,13 +163,13 @@ class Around(StandIn):
         self, layer: Layer, shapes: bool, compiled: Callable[..., Any] | None, module: Callable[[], Any]
     ) -> None:
         super().__init__(compiled)
-        self._before = Before(layer, shapes, module)
-        self._after = After(layer, module)
+        self._before = ForwardPreHook(layer, shapes, module)
+        self._after = ForwardHook(layer, module)
         self._module = module
 
     @transparent
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what it stands for."""
+        """Call the module between the two hooks."""
         call = self.compiled
         if call is None:
             call = called_module(sys._getframe(1), self._module())._call_impl
@@ -190,7 +190,7 @@ def _shaped(layer: Layer, region: Region, inputs: object) -> Region:
         with torch._C.DisableTorchFunction():
             shapes = tuple(tuple(tensor.shape) for tensor in tensors(inputs) if not tensor.is_nested)
             if any(type(size) is not int for shape in shapes for size in shape):
-                return region  # symbols of an export, which to look at would fix
+                return region  # symbolic sizes of an export: reading them would specialize them
             return layer.shaped(region, shapes) if shapes else region
     except Exception as error:
         try:
@@ -201,20 +201,20 @@ def _shaped(layer: Layer, region: Region, inputs: object) -> Region:
         return region
 
 
-def _twin(owner: Layer, stack: Stack) -> Layer:
-    """Return the layer at the place that a call of a module with several places comes from."""
+def _alias(primary: Layer, stack: CallStack) -> Layer:
+    """Return the layer of a module with several places that this call belongs to."""
     for call in reversed(stack):
-        for twin in owner.twins:
-            if twin.parent is call.layer:
-                return twin
-    return owner
+        for alias in primary.aliases:
+            if alias.parent is call.layer:
+                return alias
+    return primary
 
 
-def _unwind(stack: Stack, owner: Layer, frame: FrameType) -> bool:
-    """Make the call that returns to ``frame`` the innermost one; False if there is none."""
+def _unwind(stack: CallStack, primary: Layer, frame: FrameType) -> bool:
+    """Close the calls inside the one that returns to ``frame``; return whether there is such a call."""
     frames = (frame, frame.f_back)  # a hook is called by `_call_impl`, or by a function inside it
-    if not any(call.layer.owner is owner and call.frame in frames for call in stack):
+    if not any(call.layer.primary is primary and call.frame in frames for call in stack):
         return False
-    while stack[-1].layer.owner is not owner or stack[-1].frame not in frames:
+    while stack[-1].layer.primary is not primary or stack[-1].frame not in frames:
         stack.close()
     return True

@@ -1,4 +1,4 @@
-"""`Installer`: puts hooks on modules when a recording starts or a tool is attached, and takes them off after it."""
+"""`Installer`: puts hooks on modules while something records, and removes them without a trace."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..guard import guard
 from ..patch import Patch, apply, leave_no_frame, undo
 from ..regions import dispatch
 from .compiling import wrapped
-from .hooks import After, Around, Before, Hook
+from .hooks import CallWrapper, ForwardHook, ForwardPreHook, Hook
 from .labels import Labels
-from .module_calls import Layer, busy
+from .module_calls import Layer, running_layers
 from .plan import Namer, plan
 from .selection import class_name
-from .service import Service
+from .service import PatchService
 from .stand_in import StandIn, compiled_call
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -30,7 +30,7 @@ FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forwa
 
 
 def copied(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands for ``original``, a class's ``__getstate__``, and leaves out what is on its modules."""
+    """Wrap ``original``, the ``__getstate__`` of a class of modules, to leave our hooks out of the state."""
 
     @functools.wraps(original)
     def getstate(module: nn.Module) -> Any:
@@ -49,12 +49,12 @@ def copied(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def copier(module: nn.Module) -> type:
-    """Return the class whose ``__getstate__`` copies ``module``: torch's own, or that of a recurrent module."""
+    """Return the class whose ``__getstate__`` copies ``module``: `nn.Module`, or a class such as `nn.RNN`."""
     return next((kind for kind in type(module).__mro__ if "__getstate__" in vars(kind)), nn.Module)
 
 
 def without_hooks(state: Any) -> Any:
-    """Return the state of a module, as copies and pickles have it, without our hooks."""
+    """Return the ``state`` that copies and pickles of a module have, without our hooks."""
     if isinstance(state, dict) and isinstance(state.get(COMPILED_CALL), StandIn):
         state = {name: value for name, value in state.items() if name != COMPILED_CALL}
     if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in HOOKS):
@@ -68,7 +68,7 @@ def without_hooks(state: Any) -> Any:
 
 
 def takes_hooks(module: nn.Module) -> bool:
-    """Tell whether hooks can be put on ``module``, and kept out of its copies, which it makes in the usual way."""
+    """Return whether ``module`` can have hooks and makes its copies in torch's way, so that these stay without."""
     kind: Any = type(module)
     return (
         not isinstance(module, torch.jit.ScriptModule)
@@ -79,14 +79,14 @@ def takes_hooks(module: nn.Module) -> bool:
     )
 
 
-class Fitting:
-    """What is to be on one module: two hooks, or something that stands for its call.
+class ModuleHooks:
+    """The two hooks of one module, or the wrapper of its call.
 
     Args:
         module: the module.
-        layer: the first of its layers.
+        layer: its primary layer.
         shapes: whether to show the shapes of the inputs.
-        hooks: whether it may have hooks, as far as others are concerned.
+        hooks: whether hooks may be used; else the call is wrapped.
     """
 
     def __init__(self, module: nn.Module, layer: Layer, shapes: bool, hooks: bool) -> None:
@@ -96,139 +96,139 @@ class Fitting:
         self._module = weakref.ref(module)
         self._patch: Patch | None = None
         self._handles: list[Any] = []
-        self._before: Before | None = None
-        self._after: After | None = None
+        self._before: ForwardPreHook | None = None
+        self._after: ForwardHook | None = None
 
-    def put_on(self) -> None:
-        """Put it on the module."""
+    def attach(self) -> None:
+        """Put the hooks on the module, or wrap its call."""
         module = self._module()
         if module is None:
             return
         compiled = compiled_call(module) is not None
         if compiled or not self._hooks or not takes_hooks(module):
             layer, shapes, held = self.layer, self._shapes, self._module
-            self._patch = Patch(module, COMPILED_CALL, lambda call: Around(layer, shapes, call, held))
+            self._patch = Patch(module, COMPILED_CALL, lambda call: CallWrapper(layer, shapes, call, held))
             self._patch.apply()
             return
-        before = self._before = Before(self.layer, self._shapes, self._module)
-        self._after = After(self.layer, self._module)
-        # Torch's own methods, whatever a class made of them. Ours comes first, so that what other hooks do before
-        # the forward, as the all-gather of FSDP, is inside.
+        before = self._before = ForwardPreHook(self.layer, self._shapes, self._module)
+        self._after = ForwardHook(self.layer, self._module)
+        # torch's own methods, as a class may override them. Our pre-hook comes first, so that the region contains
+        # what other hooks do before the forward, such as the all-gather of FSDP.
         register = nn.Module.register_forward_pre_hook
         self._handles.append(register(module, before, prepend=True, with_kwargs=self._shapes))
         self._handles.append(nn.Module.register_forward_hook(module, self._after, always_call=True))
 
     @property
     def copier(self) -> type | None:
-        """The class whose ``__getstate__`` has to be patched by `copied`, where that is not torch's own."""
+        """The class whose ``__getstate__`` has to be patched by `copied`; None for modules with hooks."""
         module = self._module()
         return copier(module) if self._patch is not None and module is not None else None
 
-    def begin_no_more(self) -> None:
-        """Let no call begin from now on; those that run know of each other by then."""
+    def disable(self) -> None:
+        """Ignore calls that begin from now on."""
         if self._before is not None:
-            self._before.off = True
+            self._before.disabled = True
 
-    def take_off(self, running: set[Layer]) -> bool:
-        """Take it away; False while a call of the layer is ``running``, after which it goes by itself."""
+    def detach(self, running: set[Layer]) -> bool:
+        """Remove the hooks; return False while the layer is ``running``: they go at the end of that call."""
         if self._patch is not None:
             self._patch.undo()
         elif self._after is not None and self.layer in running:
-            self._after.then = self._later
+            self._after.then = self._detach_later
             return False
         for handle in self._handles:
             handle.remove()
         return True
 
-    @guard.contained("taking hooks off")
-    def _later(self) -> None:
-        self.take_off(busy())
+    @guard.contained("removing hooks")
+    def _detach_later(self) -> None:
+        self.detach(running_layers())
 
 
-class Fitter:
-    """One model that is to have hooks, and how."""
+class AnnotatedModel:
+    """A model whose modules are to have hooks."""
 
     def __init__(self, model: nn.Module, namer: Namer, shapes: bool) -> None:
         self.model = weakref.ref(model)
         self.namer = namer
         self.shapes = shapes
         self.layers: list[Layer] = []
-        self.seen = False  # some layer was called since the hooks came
+        self.seen = False  # whether a layer was called since the hooks were attached
 
     def __str__(self) -> str:
         model = self.model()
-        return type(model).__name__ if model is not None else "a model that is gone"
+        return type(model).__name__ if model is not None else "a deleted model"
 
 
-class Installer(Service[Fitter]):
-    """Puts hooks on the modules of every model, once on each, and takes them off."""
+class Installer(PatchService[AnnotatedModel]):
+    """Puts hooks on the modules of all annotated models, once on each module, and removes them."""
 
-    early = True  # the backward of the first recorded step may belong to a forward before it
+    early = True  # the first recorded step may run the backward of an earlier forward
 
     def __init__(self) -> None:
         super().__init__()
-        self._fittings: dict[int, Fitting] = {}  # by the module's id
-        self._outside: dict[int, Layer] = {}  # called through what torch.compile returned; by the module's id
+        self._hooked: dict[int, ModuleHooks] = {}  # by the module's id
+        self._around_compiled: dict[int, Layer] = {}  # called through a compiled wrapper; by the module's id
         self._patches: list[Patch] = []
-        self._copying: set[type] = set()  # classes that copy their modules in their own way
+        self._copying: set[type] = set()  # classes with a patched ``__getstate__``
         self._labels = Labels()  # of models
-        self._leaving: list[Fitting] = []  # whose module is called; an interrupt may keep them from going
+        self._still_running: list[ModuleHooks] = []  # to be removed at the end of a call
 
     def apply(self, on: bool) -> None:
-        """Put hooks on the models as they are now; take the old ones off."""
-        self._take_off()
+        """Remove the old hooks; if ``on``, put hooks on the models as they are now."""
+        self._detach()
         undo(self._patches)
         self._copying.clear()
         if on:
-            self._put_on()
+            self._attach()
             self._watch()
 
-    def outside(self, module: nn.Module) -> Layer | None:
-        """Return the layer whose region goes around ``module``, which torch.compile wrapped and is called."""
-        if id(module) in self._fittings:
-            wrapped[id(module)] = module  # so far it had hooks: they would run in compiled code, or never
-            self.settle()
-        return self._outside.get(id(module))
+    def layer_around(self, module: nn.Module) -> Layer | None:
+        """Return the layer whose region goes around a call of ``module`` through its compiled wrapper."""
+        if id(module) in self._hooked:
+            wrapped[id(module)] = module  # its hooks would run in compiled code, or never
+            self.refresh()
+        return self._around_compiled.get(id(module))
 
-    def _put_on(self) -> None:
+    def _attach(self) -> None:
         taken: dict[int, Layer] = {}
-        with guard.contained("telling models apart"):
+        with guard.contained("labelling models"):
             self._label()
-        for fitter in list(self.requests):
-            model = fitter.model()
+        for annotated in list(self.requests):
+            model = annotated.model()
             if model is None:
-                self.requests.remove(fitter)
+                self.requests.remove(annotated)
                 continue
             with guard.contained("annotating modules"):
-                self._fit(fitter, model, taken)
-        dispatch.tell_hidden()
+                self._fit(annotated, model, taken)
+        dispatch.log_hidden()
 
     def _label(self) -> None:
-        """Label models that go by the same name."""
-        known = [(fitter, fitter.model()) for fitter in self.requests]
+        """Label models with the same name."""
+        known = [(annotated, annotated.model()) for annotated in self.requests]
         named: dict[str, dict[int, nn.Module]] = defaultdict(dict)
         for _, model in known:
             if model is not None:
                 named[class_name(model)][id(model)] = model
         for models in named.values():
             self._labels.tell_apart(list(models.values()))
-        for fitter, model in known:
-            if not fitter.seen:  # else it keeps the name that it has in this recording
-                fitter.namer.label = self._labels.of(model)
+        for annotated, model in known:
+            if not annotated.seen:  # else it keeps its name for the rest of this recording
+                annotated.namer.label = self._labels.of(model)
 
-    def _fit(self, fitter: Fitter, model: nn.Module, taken: dict[int, Layer]) -> None:
-        planned = plan(model, fitter.namer, taken)
+    def _fit(self, annotated: AnnotatedModel, model: nn.Module, taken: dict[int, Layer]) -> None:
+        planned = plan(model, annotated.namer, taken)
         dispatch.compiled_away.update(planned.hidden)
-        fitter.layers = [layer for _, layer in planned.layers]
+        annotated.layers = [layer for _, layer in planned.layers]
         for module, layer in planned.layers:
             if wrapped.get(id(module)) is module:
-                self._outside[id(module)] = layer
+                self._around_compiled[id(module)] = layer
             else:
                 hooks = id(module) not in planned.hookless
-                fitting = self._fittings[id(module)] = Fitting(module, layer, fitter.shapes, hooks)
+                attached = self._hooked[id(module)] = ModuleHooks(module, layer, annotated.shapes, hooks)
                 with guard.contained(f"annotating {layer.name}"):
-                    fitting.put_on()
-                    self._follow_copies(fitting.copier)
+                    attached.attach()
+                    self._follow_copies(attached.copier)
             taken[id(module)] = layer
 
     def _follow_copies(self, kind: type | None) -> None:
@@ -236,33 +236,33 @@ class Installer(Service[Fitter]):
             self._copying.add(kind)
             apply([Patch(kind, "__getstate__", copied)], self._patches)
 
-    def _take_off(self) -> None:
-        for fitting in self._fittings.values():
-            fitting.begin_no_more()
-        running = busy() if self._fittings or self._leaving else set()
-        self._leaving = [fitting for fitting in self._leaving if not self._gone(fitting, running)]
-        for key, fitting in list(self._fittings.items()):  # forgotten once they are gone, if interrupted
-            if not self._gone(fitting, running):
-                self._leaving.append(fitting)
-            del self._fittings[key]
-        self._outside.clear()
-        for fitter in self.requests:
-            fitter.seen = fitter.seen or any(layer.seen for layer in fitter.layers)
-            if not self._on and fitter.layers:
-                if not fitter.seen and compat.graphs_compiled():
+    def _detach(self) -> None:
+        for hooks in self._hooked.values():
+            hooks.disable()
+        running = running_layers() if self._hooked or self._still_running else set()
+        self._still_running = [hooks for hooks in self._still_running if not self._detached(hooks, running)]
+        for key, hooks in list(self._hooked.items()):  # removed one by one, in case of an interrupt
+            if not self._detached(hooks, running):
+                self._still_running.append(hooks)
+            del self._hooked[key]
+        self._around_compiled.clear()
+        for annotated in self.requests:
+            annotated.seen = annotated.seen or any(layer.seen for layer in annotated.layers)
+            if not self._on and annotated.layers:
+                if not annotated.seen and compat.graphs_compiled():
                     dispatch.compiled_away.update(
-                        layer.name for layer in fitter.layers if layer.region is not None
+                        layer.name for layer in annotated.layers if layer.region is not None
                     )
-                fitter.seen = False
-            fitter.layers = []
+                annotated.seen = False
+            annotated.layers = []
 
     @staticmethod
-    @guard.contained("taking hooks off")  # tried again with the next change
-    def _gone(fitting: Fitting, running: set[Layer]) -> bool:
-        return fitting.take_off(running)
+    @guard.contained("removing hooks")  # tried again with the next change
+    def _detached(hooks: ModuleHooks, running: set[Layer]) -> bool:
+        return hooks.detach(running)
 
     def _watch(self) -> None:
-        """Be told of what torch compiles, copies and pickles."""
+        """Patch what compiles, copies and pickles modules."""
         watched = [Patch(nn.Module, "compile", self._compile), Patch(nn.Module, "__getstate__", copied)]
         compiled = compat.compiled_module()
         if compiled is not None:
@@ -285,10 +285,10 @@ class Installer(Service[Fitter]):
         def call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
             layer = None
             with guard.contained("annotating a compiled module"):
-                layer = self.outside(compiled._orig_mod)
+                layer = self.layer_around(compiled._orig_mod)
             if layer is None:
                 return original(compiled, *args, **kwargs)
-            return Around(layer, False, original, weakref.ref(compiled._orig_mod))(compiled, *args, **kwargs)
+            return CallWrapper(layer, False, original, weakref.ref(compiled._orig_mod))(compiled, *args, **kwargs)
 
         return call
 

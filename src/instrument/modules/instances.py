@@ -1,4 +1,4 @@
-"""The optimizers and data loaders of the program, told apart where several are of one class."""
+"""Labels for the optimizers and data loaders of a program that has several of one class."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .. import compat
 from ..identity import IdentitySet
 from .labels import Labels
 
-_IN_STEPS = 2_000  # values that all searches in the steps of a recording look at: 2 ms
+_IN_STEPS = 2_000  # values that all searches in one recording may inspect: 2 ms
 
 
 class Instances:
-    """Knows the instances of a class that the program holds by a name, and what follows the name of each.
+    """The instances of a class that the program holds in variables, with a label for each.
 
     Args:
         base: the class; those of its subclasses are known too.
@@ -35,7 +35,7 @@ class Instances:
         self._unheld: dict[str, list[weakref.ref[Any]]] = {}  # by class: those without a label that were named
 
     def look(self) -> None:
-        """Find the instances that there are, as a recording begins."""
+        """Find the existing instances when a recording begins."""
         self._unheld.clear()
         self._labels.budget = sys.maxsize
         try:
@@ -44,7 +44,7 @@ class Instances:
             self._labels.budget = _IN_STEPS
 
     def _find(self) -> None:
-        """Search the variables of the running functions: 0.1 ms, or up to 15 ms where they hold very much."""
+        """Search the variables of the running functions: 0.1 ms, at most 15 ms if they hold very much."""
         named: dict[str, list[Any]] = defaultdict(list)
         for found in self._labels.held(self._base):
             if hasattr(found, self._attribute):
@@ -55,7 +55,7 @@ class Instances:
             self._labels.tell_apart(same, numbers=False)
 
     def _apart(self) -> Iterable[Any]:
-        """Return those that are to be told apart."""
+        """Return the instances that need labels."""
         return self._known
 
     def suffix(self, instance: Any) -> str:
@@ -71,7 +71,7 @@ class Instances:
         return f"[{label}]" if label else ""
 
     def _number(self, instance: Any) -> str:
-        """Return a number for one of a class without a label: "" for the first that this recording names, then 1.
+        """Return a number for an instance without a label: "" for the first in this recording, then 1.
 
         One that is gone leaves its number to the next.
         """

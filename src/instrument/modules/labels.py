@@ -1,4 +1,4 @@
-"""Tells objects of one name apart: by the variable or attribute under which the program holds each."""
+"""Labels for objects with the same name: the variable or attribute that holds each in the program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTAINERS = (list, tuple)
 
 
 class Labels:
-    """Gives objects that go by one name labels to follow it: ``actor``, ``agent.critic``, else ``0`` and ``1``.
+    """Gives objects with the same name a label each: ``actor``, ``agent.critic``, else ``0`` and ``1``.
 
     A label is looked up once; it stays the object's own for as long as that lives.
 
@@ -38,11 +38,11 @@ class Labels:
         self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     def of(self, thing: object) -> str:
-        """Return the label of ``thing``, "" where it has none."""
+        """Return the label of ``thing``, "" if it has none."""
         return self._known[id(thing)][1] if id(thing) in self._known else ""
 
     def tell_apart(self, things: Sequence[Any], *, numbers: bool = True) -> None:
-        """Give each of `things`, which share a name, a label of its own; do nothing for a single one.
+        """Give each of ``things``, which share a name, its own label; do nothing for a single one.
 
         With ``numbers=False``, skip those that no variable of a running function leads to.
         """
@@ -69,7 +69,7 @@ class Labels:
             self.keep(thing, label)
 
     def keep(self, thing: Any, label: str) -> None:
-        """Give ``thing`` the label ``label`` until it is gone."""
+        """Give ``thing`` the label ``label`` until it is deleted."""
         # A method of dict: what a callback raises cannot be contained. The reference is the default of `pop`.
         self._known[id(thing)] = weakref.ref(thing, functools.partial(self._known.pop, id(thing))), label
 
@@ -85,7 +85,7 @@ class Labels:
         return {key: path.removeprefix("self.") for key, (path, _) in found.items()}
 
     def _search(self, wanted: Callable[[object], bool], most: int) -> dict[int, tuple[str, object]]:
-        """Return what is ``wanted``, up to ``most`` objects, with the shortest path to each, by its id."""
+        """Return the ``wanted`` objects, at most ``most``, with the shortest path to each, by its id."""
         found, seen = dict[int, tuple[str, object]](), set[int]()
         level: Iterator[tuple[str, object]] = (
             (name, value)
@@ -110,7 +110,7 @@ class Labels:
 
 
 def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield what ``value`` holds, without a call of any of its own methods."""
+    """Yield what ``value`` holds, without calling any of its methods."""
     kind = type(value)
     if kind is dict:
         for key, held in value.items() if len(value) < _FRAMES else ():  # type: ignore[attr-defined, arg-type]

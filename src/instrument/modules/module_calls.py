@@ -1,4 +1,4 @@
-"""The calls of annotated modules: which place of a model each belongs to, which are open, and their backward."""
+"""The calls of annotated modules: the layer of each, the calls open on each thread, and their backward."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from ..regions import dispatch
 from ..regions.region import Region
 
 Shapes = tuple[tuple[int, ...], ...]
-KEPT = 256  # shapes that a layer keeps a region for
+_MAX_SHAPES = 256  # shapes that a layer keeps a region for
 
 
 class Layer:
-    """What a module is called at one place in a model.
+    """One place of a module in a model, with the regions of its calls.
 
     Attributes:
-        region: of its forward; None where only the calls of others need to know of its own.
-        evaluation: of its forward while the module is in evaluation mode.
-        backward: of its backward, None where there is none.
-        alone: what stands for it where no call is around: it has a name that tells it from others of its class.
-        parent: the layer it is called from, as far as the model's structure tells.
-        owner: the first of the layers of its module, the one that the module's hooks know.
-        twins: for an owner, all layers of a module that has several places; empty otherwise.
+        region: the region of its forward; None if only the calls around it need to know of it.
+        evaluation: the region of its forward in evaluation mode.
+        backward: the region of its backward; None if there is none.
+        alone: the layer for calls outside of any other call; its name differs from others of its class.
+        parent: the layer that calls it, as far as the model's structure shows.
+        primary: the first layer of its module, which the module's hooks refer to.
+        aliases: for a primary layer, all layers of a module with several places; else empty.
         seen: whether it was called since it was made.
     """
 
     __slots__ = (
         "_shaped",
+        "aliases",
         "alone",
         "backward",
         "evaluation",
         "name",
-        "owner",
         "parent",
+        "primary",
         "region",
         "seen",
-        "twins",
     )
 
     def __init__(
@@ -60,45 +60,46 @@ class Layer:
         self.backward = backward
         self.parent = parent
         self.alone: Layer | None = None
-        self.owner = self
-        self.twins: list[Layer] = []
+        self.primary = self
+        self.aliases: list[Layer] = []
         self.seen = False
         self._shaped: dict[tuple[str, Shapes], Region] = {}
 
     def shaped(self, region: Region, shapes: Shapes) -> Region:
-        """Return ``region`` with the shapes of its inputs; NVTX shows those of the first as the payload."""
+        """Return ``region`` with the shapes of its inputs; NVTX shows the first shape as the payload."""
         known = self._shaped.get((region.name, shapes))
         if known is None:
-            if len(self._shaped) >= KEPT:
+            if len(self._shaped) >= _MAX_SHAPES:
                 self._shaped.clear()
             known = Region(region.name, region.color, region.domain, region.category, shapes[0], shapes)
             self._shaped[region.name, shapes] = known
         return known
 
 
-class Stack(list[Any]):
-    """The calls (`Call`) that are open on one thread, outermost first.
+class CallStack(list[Any]):
+    """The calls that are open on one thread, outermost first.
 
     Attributes:
-        then: called once when the outermost one is closed by its hook; dropped where an interrupt prevents that.
+        on_idle: called once when the hook of the outermost call closes it; dropped if an interrupt prevents that.
     """
 
-    __slots__ = ("__weakref__", "then", "thread")
+    __slots__ = ("__weakref__", "on_idle", "thread")
 
     def __init__(self) -> None:
         self.thread = get_ident()
-        self.then: Callable[[], None] | None = None
+        self.on_idle: Callable[[], None] | None = None
 
-    def shed(self) -> Any:
-        """Close the calls that are over, on their own thread, and return the innermost one that is not.
+    def drop_ended(self) -> Any:
+        """Close the calls that ended without their hook, as after a KeyboardInterrupt, on their own thread.
 
-        Hooks do not hear of a KeyboardInterrupt.
+        Returns:
+            The innermost call that still runs, or None.
         """
         running = _frames(sys._getframe()) if self else set()
         while self and self[-1].frame not in running:
             self.close()
             if not self:
-                self.then = None
+                self.on_idle = None
         return self[-1] if self else None
 
     def close(self) -> None:
@@ -108,40 +109,40 @@ class Stack(list[Any]):
         dispatch.leave(call.token)
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
-        self.stack = Stack()
+        self.stack = CallStack()
         _stacks.append(weakref.ref(self.stack, _stacks.remove))
 
 
-_stacks: list[weakref.ref[Stack]] = []
-here = _Here()
+_stacks: list[weakref.ref[CallStack]] = []
+thread_state = _ThreadState()
 
 
-def when_closed(call: Callable[[], None]) -> None:
-    """Call ``call()`` once no call is open on this thread: now, or when the outermost one is closed."""
-    if here.stack.shed() is None:
-        here.stack.then = None  # an interrupt came just before its call
-        call()
+def when_closed(callback: Callable[[], None]) -> None:
+    """Call ``callback`` once no module call is open on this thread: now, or when the outermost one is closed."""
+    if thread_state.stack.drop_ended() is None:
+        thread_state.stack.on_idle = None  # an interrupt came just before its call
+        callback()
     else:
-        here.stack.then = call
+        thread_state.stack.on_idle = callback
 
 
-def busy() -> set[Layer]:
-    """Return the owners of the calls that run, on whichever thread."""
-    here.stack.shed()
+def running_layers() -> set[Layer]:
+    """Return the primary layers of the calls that run on any thread."""
+    thread_state.stack.drop_ended()
     frames = sys._current_frames()
     found = set()
-    for ref in _stacks.copy():  # other threads begin and end
+    for ref in _stacks.copy():  # other threads may start or end
         stack = ref()
         if stack:
             running = _frames(frames.get(stack.thread))
-            found |= {call.layer.owner for call in list(stack) if call.frame in running}
+            found |= {call.layer.primary for call in list(stack) if call.frame in running}
     return found
 
 
 def _frames(frame: FrameType | None) -> set[FrameType]:
-    """Return ``frame`` and those below it."""
+    """Return ``frame`` and the frames that called it."""
     found = set()
     while frame is not None:
         found.add(frame)
@@ -153,27 +154,27 @@ def _nothing(*_: object) -> int:
     return 0
 
 
-# Without these functions of torch no call ever seems to make a node, and there are no backward regions.
+# If torch lacks these functions, no call seems to make a node and there are no backward regions.
 next_number, _current_pass, _at_the_end = compat.autograd_functions() or (_nothing, _nothing, _nothing)
 
 
-class Call:
-    """One forward of a layer, and what is called before the nodes of its outputs run in a backward.
+class ModuleCall:
+    """One forward of a layer; also the hook that runs before the autograd nodes of its outputs in backward.
 
-    The autograd graph keeps it, so it holds no tensor.
+    The autograd graph keeps it alive, so it holds no tensor.
 
     Attributes:
-        layer: where it was called.
+        layer: the layer that was called.
         around: the call around it.
-        frame: of torch's own ``_call_impl``, until it returned.
+        frame: the frame of torch's ``_call_impl``, until it returns.
         first: the number of the first autograd node that it may have made.
-        token: what closes its region.
-        back: what closes the region of its backward.
-        heads: the numbers of nodes at which the backward of calls inside begins.
+        token: closes its region.
+        back: closes the region of its backward.
+        heads: the numbers of the nodes at which the backward of calls inside begins.
         head: the last of them, or -1.
-        inner: the first number of the first such call, or -1.
-        exits: nodes made before that one, but in this call, that it leads to.
-        joined: whether the node before its first is one at which the backward of another call begins.
+        inner: the number of the first node of the first such call, or -1.
+        exits: the nodes of this call made before that node to which it leads.
+        joined: whether the backward of another call begins at the node before its first.
         running: the backward pass in which its region is open.
     """
 
@@ -183,7 +184,7 @@ class Call:
     )  # fmt: skip
 
     def __init__(
-        self, layer: Layer, around: Call | None, frame: FrameType | None, first: int, token: dispatch.Token
+        self, layer: Layer, around: ModuleCall | None, frame: FrameType | None, first: int, token: dispatch.Token
     ) -> None:
         self.layer = layer
         self.around = around
@@ -195,7 +196,7 @@ class Call:
         self.head = -1
         self.inner = -1
         self.exits: Sequence[Any] = ()
-        self.running: Pass | None = None
+        self.running: BackwardPass | None = None
         if around is None:
             self.joined = False
         elif around.first == first:
@@ -204,7 +205,7 @@ class Call:
             self.joined = around.head == first - 1
 
     def __call__(self, gradients: object) -> None:
-        """The backward of this call begins, if it did not with that of a call inside: open its region."""
+        """Open the region of the backward, unless the backward of a call inside opened it."""
         try:
             if dispatch.tracing() or not dispatch.recording:
                 return
@@ -214,7 +215,7 @@ class Call:
                 running = current() or join()
             opened, first = running.opened, self.first
             while opened and opened[-1].first > first:
-                running.close()  # all its nodes were made after those that run now
+                running.close()  # all its nodes are younger than those that run now
             if self.running is None:
                 running.open(self)
         except Exception as error:
@@ -225,20 +226,20 @@ class Call:
                     raise
 
 
-class Pass:
-    """A thread's part in a backward pass: the regions that are open, innermost last."""
+class BackwardPass:
+    """The part of one thread in a backward pass: the regions that are open, innermost last."""
 
     __slots__ = ("hooks", "opened", "thread")
 
     def __init__(self) -> None:
         self.thread = get_ident()
-        self.opened: list[Call] = []
+        self.opened: list[ModuleCall] = []
         self.hooks: list[Any] = []  # to be removed at the end
 
-    def open(self, call: Call) -> None:
-        """Open the region of ``call``, after those around it that are not open yet."""
+    def open(self, call: ModuleCall) -> None:
+        """Open the region of ``call``, after the regions around it that are not open yet."""
         around, region = call.around, call.layer.backward
-        # A call whose forward still runs, and holds this backward, is around it as it is.
+        # A call whose forward still runs holds this backward: its forward region is around it.
         if around is not None and around.running is None and around.frame is None:
             self.open(around)
         if region is None:
@@ -247,19 +248,19 @@ class Pass:
         try:
             call.back = emitter.end, emitter.start(region)
         except Exception as error:
-            call.back = dispatch.failed(emitter, error)
+            call.back = dispatch.drop_failed(emitter, error)
         call.running = self
         self.opened.append(call)
 
-    def close(self) -> Call:
+    def close(self) -> ModuleCall:
         """Close the innermost region."""
         call = self.opened.pop()
         call.running = None
         dispatch.leave(call.back)
         return call
 
-    def end(self, call: Call) -> None:
-        """Close the region of ``call``, which is open, what is open inside, and what ends with it."""
+    def end(self, call: ModuleCall) -> None:
+        """Close the open region of ``call``, the regions inside it, and those around it that end with it."""
         while self.close() is not call:
             pass
         around = call.around
@@ -267,17 +268,17 @@ class Pass:
             self.end(around)
 
     def over(self) -> None:
-        """Close what is open, whether the pass ran to its end or failed."""
-        if here.stack:
-            here.stack.shed()  # what an interrupt left of a recomputation is inside
+        """Close all regions, whether the pass ran to its end or failed."""
+        if thread_state.stack:
+            thread_state.stack.drop_ended()  # calls of a recomputation that an interrupt cut off
         while self.opened:
             self.close()
         while self.hooks:
             self.hooks.pop().remove()
 
 
-class Finish:
-    """Called by the engine at the end of a pass, and dropped by it also when the pass fails."""
+class PassEndCallback:
+    """Called by the autograd engine at the end of a pass; if the pass fails, the engine drops it."""
 
     __slots__ = ("_key",)
 
@@ -294,17 +295,17 @@ class Finish:
     __del__ = __call__
 
 
-_passes: dict[tuple[int, int], Pass] = {}  # by the number of the pass and the thread
+_passes: dict[tuple[int, int], BackwardPass] = {}  # by the number of the pass and the thread
 
 
-def current() -> Pass | None:
-    """Return this thread's part in the backward pass that runs now, if it has one."""
+def current() -> BackwardPass | None:
+    """Return the part of this thread in the current backward pass, if it has one."""
     return _passes.get((_current_pass(), get_ident()))
 
 
-def join() -> Pass:
-    """Begin this thread's part in the backward pass that runs now."""
-    key, running = (_current_pass(), get_ident()), Pass()
-    _at_the_end(Finish(key))  # first: a pass that nobody ends would keep its regions open
+def join() -> BackwardPass:
+    """Begin the part of this thread in the current backward pass."""
+    key, running = (_current_pass(), get_ident()), BackwardPass()
+    _at_the_end(PassEndCallback(key))  # first: without it the regions would stay open
     _passes[key] = running
     return running

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 
 def live_optimizers() -> list[Any]:
-    """Return the optimizers of the process whose constructor is done; takes 50 ms for a million objects."""
+    """Return the optimizers of the process that are constructed; takes 50 ms for a million objects."""
     found = [known for known in gc.get_objects() if issubclass(type(known), Optimizer)]
     return [optimizer for optimizer in found if hasattr(optimizer, "param_groups")]
 
@@ -28,5 +28,5 @@ def parameter_ids(of: Any) -> set[int]:
 
 
 def share_parameters(first: Any, second: Any) -> bool:
-    """Tell whether two optimizers or models have a parameter in common."""
+    """Return whether two optimizers or models have a parameter in common."""
     return not parameter_ids(first).isdisjoint(parameter_ids(second))

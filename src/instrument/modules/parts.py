@@ -1,4 +1,4 @@
-"""The parts of a step outside the model, and what is patched so that each becomes a region.
+"""The parts of a step outside the model, and the patches that make each a region.
 
 Dynamo checks at every call of compiled code that the functions which it traced are the same, so none of those is
 replaced that may be inside: the patches are on context managers and methods that Dynamo knows by itself.
@@ -32,7 +32,7 @@ Begin = Callable[[Any], dispatch.Token | None]
 
 
 class Switch:
-    """Whether patches of one time are on: others may hold on to them."""
+    """Switches off the patches of one recording: other code may keep references to them."""
 
     def __init__(self) -> None:
         self.on = True
@@ -44,10 +44,10 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
     A with statement looks both methods up before it calls one, so that a region which is open is also closed
     when the patches are undone in between.
     """
-    kept = f"_instrument_{next(_NUMBERS)}"  # others may have patched the same class
+    kept = f"_instrument_{next(_NUMBERS)}"  # other code may have patched the same class
 
     def leaving(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)  # TorchScript compiles the source of what is wrapped
+        @functools.wraps(original)  # TorchScript compiles the source of the wrapped function
         def leave(context: Any, *exception: Any) -> Any:
             token = None
             try:
@@ -100,7 +100,7 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
 
 
 def _data(switch: Switch) -> Iterator[Patch]:
-    """Show the ranges of data loaders, under names that tell several apart, in torch's own as well.
+    """Show the ranges of data loaders under names that differ for each, also in torch's own ranges.
 
     Torch's ranges are there however the method was reached, as through what a learning rate scheduler bound to an
     optimizer, which no patch on its class would see, and they are closed on exceptions, unlike a pair of hooks.
@@ -119,7 +119,7 @@ def _data(switch: Switch) -> Iterator[Patch]:
 
 
 def _optimizer(switch: Switch) -> Iterator[Patch]:
-    """Show the ranges of optimizers, under names that tell those of one class apart, in torch's own as well."""
+    """Show the ranges of optimizers under names that differ for each, also in torch's own ranges."""
     with guard.contained("telling optimizers apart"):
         optimizers.look()
 
@@ -134,7 +134,7 @@ def _optimizer(switch: Switch) -> Iterator[Patch]:
 
 
 def _clipping(switch: Switch) -> Iterator[Patch]:
-    """Recognize the functions by their ``torch.no_grad``, under whatever name they were imported."""
+    """Recognize the functions by their ``torch.no_grad``, also where a program imported them by name."""
     clipping = compat.clipping()
     if clipping is None:
         return
@@ -149,7 +149,7 @@ def _clipping(switch: Switch) -> Iterator[Patch]:
 def _calls(
     owner: Any, method: str, named: Callable[..., Region | None], switch: Switch, overridable: bool = False
 ) -> Patch:
-    """Have calls of ``method`` be the region that ``named(*arguments)`` returns, if any.
+    """Open the region that ``named(*arguments)`` returns, if any, around calls of ``method``.
 
     One that is ``overridable`` by ``__torch_function__`` stays so; torch itself would hand this function on as the
     one that was called, instead of the original.
@@ -196,14 +196,14 @@ def _collectives(switch: Switch) -> Iterator[Patch]:
 
 
 def _backward(switch: Switch) -> Iterator[Patch]:
-    """Name a pass that `torch.Tensor.backward` or `torch.autograd.backward` starts; both end up in the latter.
+    """Annotate backward passes: `torch.Tensor.backward` calls `torch.autograd.backward`, which is patched.
 
     Code that is annotated "backward" has that region already.
     """
-    shown = region.make(dispatch.ONCE, None, None, None, None)
+    shown = region.make(dispatch.BACKWARD, None, None, None, None)
 
     def begin() -> dispatch.Token | None:
-        return dispatch.enter(shown) if switch.on and not dispatch.is_open() else None
+        return dispatch.enter(shown) if switch.on and not dispatch.backward_is_open() else None
 
     yield backward_calls.around(begin, dispatch.leave)
 
@@ -213,11 +213,11 @@ def _copies(switch: Switch) -> Iterator[Patch]:
         yield _calls(torch.Tensor, method, functools.partial(_copied, moved), switch, overridable=True)
 
 
-Moved = tuple[torch.Tensor, torch.device | None]  # what, and where to
+Moved = tuple[torch.Tensor, torch.device | None]  # the tensor and its destination
 
 
 def _copied(moved: Callable[..., Moved], *args: Any, **kwargs: Any) -> Region | None:
-    """Return the region of a copy from the CPU to elsewhere; None for any other call."""
+    """Return the region of a copy from the CPU to another device; None for any other call."""
     try:
         with torch._C.DisableTorchFunction():
             source, device = moved(*args, **kwargs)
@@ -225,7 +225,7 @@ def _copied(moved: Callable[..., Moved], *args: Any, **kwargs: Any) -> Region | 
                 return None
             return _copy_region(str(compat.with_index(device)), source.numel() * source.element_size())
     except TypeError:
-        return None  # wrong arguments, which the method itself will say
+        return None  # wrong arguments: the method itself raises
     except Exception as error:
         try:
             guard.failed("naming a copy", error)
@@ -256,7 +256,7 @@ def _cuda(tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> Moved
 
 
 def _device(*given: Any) -> torch.device | None:
-    with Suppressed(TypeError, ValueError, RuntimeError):  # wrong arguments, which the method itself will say
+    with Suppressed(TypeError, ValueError, RuntimeError):  # wrong arguments: the method itself raises
         return torch.device(*given)
     return None
 

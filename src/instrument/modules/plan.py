@@ -1,4 +1,4 @@
-"""What is to be installed on the modules of a model, as it is now."""
+"""`plan`: which modules of a model get which layers and hooks, given the model as it is now."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .selection import Place, Selection, class_name, places
 
 
 class Namer:
-    """Makes layers for the modules of one model, and keeps their regions, which profilers prepare once."""
+    """Makes the layers of one model, and keeps their regions, which profilers prepare once."""
 
     def __init__(self, selection: Selection, backward: bool, modes: bool) -> None:
         self.selection = selection
-        self.label = ""  # that tells the model from others of its name
+        self.label = ""  # distinguishes the model from others with its name
         self._backward = backward
         self._modes = modes
         self._regions: dict[tuple[str, str], Region] = {}
 
     def layer(self, place: Place, parent: Layer | None) -> Layer:
-        """Return a layer of its own for ``place``; one without regions where that was not chosen."""
+        """Return a new layer for ``place``; it has no regions if the place was not selected."""
         name = self.selection.name(place)
         if self.label and not place.path:
             name += f"[{self.label}]"
@@ -37,7 +37,7 @@ class Namer:
         if self.selection.names == "class" and _has_namesake(place, parent):
             path = f"{self.label}.{place.path}" if self.label else place.path
             layer.alone = self._made(f"{name}[{path}]", place, parent)
-            layer.alone.owner = layer
+            layer.alone.primary = layer
         return layer
 
     def _made(self, name: str, place: Place, parent: Layer | None) -> Layer:
@@ -48,7 +48,7 @@ class Namer:
         return Layer(name, forward, evaluation, backward, parent)
 
     def _region(self, name: str, kind: str) -> Region:
-        # Coloured by class, so that the layers of a stack look alike.
+        # The color is that of the class, so that equal layers look alike.
         known = self._regions.get((name, kind))
         if known is None:
             known = self._regions[name, kind] = Region(name, region.by_name(kind), DOMAIN)
@@ -57,7 +57,7 @@ class Namer:
 
 @dataclass
 class Plan:
-    """What to install.
+    """The layers and hooks of one model.
 
     Attributes:
         layers: each module, with the first of its layers.
@@ -71,7 +71,7 @@ class Plan:
 
 
 def plan(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> Plan:
-    """Return what to install on ``model``.
+    """Return the plan for ``model``.
 
     Args:
         model: whose modules it is about.
@@ -93,26 +93,28 @@ def plan(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> Plan:
         if key in taken:
             at[place] = taken[key]
         elif key in of and any(layer.parent is parent for layer in of[key]):
-            at[place] = of[key][0]  # called from the same place: one name
+            at[place] = of[key][0]  # called from the same place: the same name
         else:
             at[place] = namer.layer(place, parent)
             of[key].append(at[place])
             modules[key] = place.module
     for layers in of.values():
         if len(layers) > 1:
-            layers[0].twins = layers
+            layers[0].aliases = layers
             for layer in layers:
-                layer.owner = layers[0]
+                layer.primary = layers[0]
                 if layer.alone is not None:
-                    layer.alone.owner = layers[0]
+                    layer.alone.primary = layers[0]
     inside = [place for place in known if place.hidden and _called(place.module) and namer.selection.chosen(place)]
     hidden = [namer.selection.name(place) for place in inside]
-    hookless = {id(place.module) for place in kept if any(_minds(above) for above in (place, *_above(place)))}
+    hookless = {
+        id(place.module) for place in kept if any(_has_fast_path(above) for above in (place, *_above(place)))
+    }
     return Plan([(modules[key], layers[0]) for key, layers in of.items()], hookless, hidden)
 
 
 def _has_namesake(place: Place, parent: Layer | None) -> bool:
-    """Tell whether the module that holds ``place`` has another attribute of its class; layers in a list have none.
+    """Return whether the holder of ``place`` has another attribute of its class; layers in a list have none.
 
     Without a ``parent``, that module has no forward, as an agent that calls its actor, or was not chosen.
     """
@@ -129,20 +131,20 @@ def _above(place: Place) -> Iterator[Place]:
         yield place
 
 
-def _minds(place: Place) -> bool:
-    """Tell whether the module leaves its fast path, with other numbers, when it or one inside has hooks."""
+def _has_fast_path(place: Place) -> bool:
+    """Return whether hooks on the module, or inside it, make it leave its fast path and change its results."""
     return isinstance(place.module, nn.TransformerEncoderLayer)
 
 
 def _called(module: nn.Module) -> bool:
-    """Tell whether the module has a forward: a `ModuleList` has not."""
+    """Return whether the module has a forward, unlike a `ModuleList`."""
     if isinstance(module, torch.jit.ScriptModule):
         return True
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _callers(visible: list[Place], chosen: set[Place]) -> Iterator[Place]:
-    """Yield what calls a chosen module that has several places, which the calls around it tell apart."""
+    """Yield the callers of selected modules with several places, which the calls around them distinguish."""
     several: dict[int, list[Place]] = defaultdict(list)
     for place in visible:
         if place in chosen:

@@ -1,4 +1,4 @@
-"""Which modules of a model become regions, and under which names."""
+"""`Selection`: which modules of a model become regions, and under which names."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .compiling import compiled_from, opaque
 Rule = str | re.Pattern[str] | type | Callable[[str, nn.Module], object]
 Rules = Rule | Iterable[Rule]
 
-PLACES = 64  # at which a module is looked into: modules that share others have a multitude
+PLACES = 64  # places per module that are searched: shared modules can have very many
 NAMES = ("path", "class", "both")
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where a module is in a model.
+    """The place of a module in a model.
 
     Attributes:
         path: its qualified name, "" for the model itself.
@@ -42,7 +42,7 @@ class Place:
 
 
 def places(model: nn.Module) -> Iterator[Place]:
-    """Yield every place below ``model`` and its own, parents first; a module that holds itself is not entered."""
+    """Yield the place of ``model`` and every place below it, parents first; cycles are entered once."""
     todo = [Place("", model, None)]
     entered: Counter[int] = Counter()
     while todo:
@@ -64,13 +64,15 @@ def places(model: nn.Module) -> Iterator[Place]:
 
 
 class Selection:
-    """What `annotate_modules` was asked for.
+    """The modules that a call of `annotate_modules` selects.
 
     Raises:
         TypeError, ValueError: an argument that is not accepted.
     """
 
-    def __init__(self, depth: int | None, include: Rules | None, exclude: Rules | None, fold: bool, names: str):
+    def __init__(
+        self, depth: int | None, include: Rules | None, exclude: Rules | None, skip_containers: bool, names: str
+    ):
         if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
             raise ValueError(f'"depth" must be an integer >= 0, or None: {depth!r}')
         if names not in NAMES:
@@ -78,31 +80,31 @@ class Selection:
         self.depth = depth
         self.include = None if include is None else _rules("include", include)
         self.exclude = _rules("exclude", () if exclude is None else exclude)
-        self.fold = fold
+        self.skip_containers = skip_containers
         self.names = names
 
     def check(self, model: nn.Module) -> None:
-        """Raise ``ValueError`` for a rule that holds for no module of ``model``."""
+        """Raise ``ValueError`` if a rule matches no module of ``model``."""
         known = list(places(model))
         for argument, rules in (("include", self.include or ()), ("exclude", self.exclude)):
             for rule in rules:
                 if not any(_holds(rule, place) for place in known):
                     raise ValueError(f'"{argument}" matches no module: {rule!r}; {_nearest(rule, known)}')
         if not any(self.chosen(place) for place in known):
-            raise ValueError("include, exclude, depth and fold together leave no module")
+            raise ValueError("include, exclude, depth and skip_containers together leave no module")
 
     def chosen(self, place: Place) -> bool:
-        """Tell whether the module at ``place`` becomes a region."""
+        """Return whether the module at ``place`` becomes a region."""
         if self.depth is not None and place.path and place.path.count(".") >= self.depth:
             return False
-        if self.fold and isinstance(compiled_from(place.module), CONTAINERS):
+        if self.skip_containers and isinstance(compiled_from(place.module), CONTAINERS):
             return False
         if self.include is not None and not any(_holds(rule, place) for rule in self.include):
             return False
         return not any(_holds(rule, place) for rule in self.exclude)
 
     def name(self, place: Place) -> str:
-        """Return the name of the region; the model itself goes by its class."""
+        """Return the name of the region; the model itself is named after its class."""
         kind = class_name(place.module)
         if not place.path or self.names == "class":
             return kind
@@ -110,7 +112,7 @@ class Selection:
 
 
 def class_name(module: nn.Module) -> str:
-    """Return the name of the module's class, of that which was scripted for a `torch.jit.ScriptModule`."""
+    """Return the name of the module's class; for a `torch.jit.ScriptModule`, of the class that was scripted."""
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name)
     return type(compiled_from(module)).__name__

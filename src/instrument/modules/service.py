@@ -1,4 +1,4 @@
-"""What is done for those who asked for it, while somebody listens and nothing is being compiled."""
+"""`PatchService`: applies requested patches and hooks while an emitter is active and nothing is compiled."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-class Service(ABC, Generic[T]):
-    """Changes modules or torch for requests of type ``T``; `settle` brings what is changed up to date."""
+class PatchService(ABC, Generic[T]):
+    """Changes modules or torch for requests of type ``T``; `refresh` brings the changes up to date."""
 
-    early = False  # whether changes are there in the warm-up of a recording already
+    early = False  # whether the changes are made in the warm-up of a recording already
 
     def __init__(self) -> None:
         self.requests: list[T] = []
@@ -40,10 +40,10 @@ class Service(ABC, Generic[T]):
 
     @abstractmethod
     def apply(self, on: bool) -> None:
-        """Change what is to be changed now, and undo what was changed before; with ``on`` False, only undo."""
+        """Undo the earlier changes, and if ``on``, make those that the requests need now."""
 
     def add(self, request: T) -> Handle[T]:
-        """Serve ``request`` from now on, unless everything is off."""
+        """Serve ``request`` from now on, unless the library is switched off."""
         handle = Handle(self, request)
         if settings.enabled:
             self._serve(request)
@@ -57,22 +57,22 @@ class Service(ABC, Generic[T]):
                 dispatch.active.observers.append(self.observe)
                 atexit.register(self.clear)
                 compat.when_imported("torch._dynamo", self._compiler_imported)
-            self.settle()
+            self.refresh()
 
     @guard.contained(FEATURE)
     def discard(self, request: T) -> None:
-        """Serve ``request`` no more."""
+        """Stop serving ``request``."""
         with self._lock:
             if request in self.requests:
                 self.requests.remove(request)
-                self.settle()
+                self.refresh()
 
     @guard.contained(FEATURE)
     def clear(self) -> None:
-        """Serve nobody."""
+        """Stop serving every request."""
         with self._lock:
             self.requests.clear()
-            self.settle()
+            self.refresh()
 
     @property
     def _wanted(self) -> bool:
@@ -80,30 +80,30 @@ class Service(ABC, Generic[T]):
 
     @guard.contained(FEATURE)
     def observe(self) -> None:
-        """A recording warms up, starts or stops: what was changed for its warm-up stays for its steps."""
+        """Refresh when a recording warms up, starts or stops; changes made for a warm-up stay for its steps."""
         with self._lock:
             warmed = self.early and 0 < dispatch.active.expected == self._warmed
             if not (warmed and self._on and self._wanted):
-                self.settle()
+                self.refresh()
 
-    def settle(self) -> None:
-        """Bring what is changed up to date; inside of itself, as in a signal handler, once what runs is done."""
+    def refresh(self) -> None:
+        """Bring the changes up to date; a call during a refresh, as in a signal handler, takes effect after it."""
         with self._lock:
             self._stale = True
-            while self._stale and not self._settles():
+            while self._stale and not self._is_refreshing():
                 self._stale = False
-                self._settle()
+                self._refresh()
 
-    def _settles(self) -> bool:
-        """Tell whether this thread is in `_settle`, by its frames: an interrupt might leave a flag set."""
+    def _is_refreshing(self) -> bool:
+        """Return whether this thread is in `_refresh`, by its frames: an interrupt could leave a flag set."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
-            if frame.f_code is Service._settle.__code__ and frame.f_locals["self"] is self:
+            if frame.f_code is PatchService._refresh.__code__ and frame.f_locals["self"] is self:
                 return True
             frame = frame.f_back
         return False
 
-    def _settle(self) -> None:
+    def _refresh(self) -> None:
         on = self._on = self._wanted
         self._warmed = dispatch.active.expected
         for suspension in (compiling, scripting, graphing):
@@ -112,11 +112,11 @@ class Service(ABC, Generic[T]):
 
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: object) -> None:
-        self.settle()
+        self.refresh()
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Nothing is changed inside: torch compiles or scripts, and would make the changes part of that."""
+        """Undo the changes in the body, where torch compiles or scripts and would include them."""
         self._suspend(1)
         try:
             yield
@@ -127,17 +127,17 @@ class Service(ABC, Generic[T]):
     def _suspend(self, more: int) -> None:
         with self._lock:
             self._suspended += more
-            self.settle()
+            self.refresh()
 
     @guard.contained(FEATURE)
     def _forked(self) -> None:
-        self._lock = threading.RLock()  # a thread that is not in this process may hold the old one
+        self._lock = threading.RLock()  # a thread of the parent process may hold the old lock
 
 
 class Handle(Generic[T]):
-    """What was asked for; as a context manager it removes itself at the end of the block."""
+    """Undoes an annotation: `remove`, or the end of a ``with`` block."""
 
-    def __init__(self, service: Service[T] | None, request: T) -> None:
+    def __init__(self, service: PatchService[T] | None, request: T) -> None:
         self._service = service
         self._request = request
 
@@ -146,7 +146,7 @@ class Handle(Generic[T]):
 
     @guard.contained(FEATURE)
     def remove(self) -> None:
-        """Undo it, now and for good; once more does nothing."""
+        """Undo the annotation; a second call does nothing."""
         if self._service is not None:
             self._service.discard(self._request)
 
@@ -162,5 +162,5 @@ _EMPTY: Handle[Any] = Handle(None, "nothing")
 
 
 def served(function: F) -> F:
-    """Contain what returns a `Handle`: one of nothing where it fails, but for wrong arguments."""
+    """Contain a function that returns a `Handle`: after an error of ours, the handle is empty."""
     return guard.prepared(FEATURE, otherwise=lambda *_, **__: _EMPTY)(function)

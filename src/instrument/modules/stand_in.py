@@ -52,7 +52,7 @@ def _own_call(module: Any) -> Any:
 
 
 def compiled_call(module: Any) -> Any:
-    """Return what `module.compile()` made, or None."""
+    """Return the compiled call that `module.compile()` made, or None."""
     call = vars(module).get(COMPILED_CALL)
     while isinstance(call, StandIn):
         call = call.compiled

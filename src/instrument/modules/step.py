@@ -1,14 +1,14 @@
-"""`annotate_step`: what a training step does around the model becomes regions."""
+"""`annotate_step`: regions for the parts of a training step outside the model."""
 
 from __future__ import annotations
 
 from ..patch import Patch, apply, undo
 from .parts import PARTS, Switch
-from .service import Handle, Service, served
+from .service import Handle, PatchService, served
 
 
-class Request:
-    """Which parts somebody asked for."""
+class StepAnnotation:
+    """The parts that one call of `annotate_step` requested."""
 
     def __init__(self, parts: tuple[str, ...]) -> None:
         self.parts = parts
@@ -17,8 +17,8 @@ class Request:
         return ", ".join(self.parts)
 
 
-class Patcher(Service[Request]):
-    """Has the parts patched that somebody asked for, each once."""
+class StepPatcher(PatchService[StepAnnotation]):
+    """Patches each requested part once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Patcher(Service[Request]):
         self._switch = Switch()
 
     def apply(self, on: bool) -> None:
-        """Patch what is asked for now; put back what was."""
+        """Patch the parts that are requested now, and undo the others."""
         parts = {part for request in self.requests for part in request.parts} if on else set()
         if parts == self._parts and (parts or not self._patches):
             return
@@ -39,35 +39,35 @@ class Patcher(Service[Request]):
                 apply(PARTS[part](self._switch), self._patches)
 
 
-patcher = Patcher()
+patcher = StepPatcher()
 
 
 @served
-def annotate_step(*parts: str) -> Handle[Request]:
-    """Make what a training step does around the model regions, in every profiler that listens.
+def annotate_step(*parts: str) -> Handle[StepAnnotation]:
+    """Annotate the parts of a training step outside the model, in every active profiler.
 
-    Nothing is patched but while a profiler records or a tool is attached. Results stay as they are, and so
-    does compiled code, inside which nothing is named.
+    torch is patched only while a profiler records or a tool is attached. Results do not change, nor does compiled
+    code, inside of which there are no regions.
 
     Args:
-        *parts: which of these, all of them if none is given:
+        *parts: which parts; all of them if none is given:
 
             - "optimizer": each optimizer's ``step`` and ``zero_grad``, and "data": the ``__next__`` of a
-              `torch.utils.data.DataLoader`. torch.profiler names them by itself
-              (``Optimizer.step#AdamW.step``); this shows them in the other profilers, under the same names.
+              `torch.utils.data.DataLoader`. torch.profiler shows them on its own
+              (``Optimizer.step#AdamW.step``); this shows them under the same names in the other profilers.
             - "backward": ``loss.backward()`` and `torch.autograd.backward` as a whole.
-            - "copies": ``copy to cuda:0``, a tensor that goes from the CPU to another device by ``to``,
+            - "copies": ``copy to cuda:0``, a copy of a tensor from the CPU to another device by ``to``,
               ``cuda`` or ``copy_``, with its bytes as the payload; also the parameters, in ``model.to(...)``.
             - "clipping": `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`.
-            - "collectives": ``all_reduce``, ``broadcast`` and the others of `torch.distributed`, the call that
-              starts one, not the wait for it; not those that DDP starts in C++.
+            - "collectives": ``all_reduce``, ``broadcast`` and the other collectives of `torch.distributed`:
+              the call that starts one, not the wait for it, and not those that DDP starts in C++.
 
     Returns:
-        A handle with ``remove()``, which is a context manager as well.
+        A handle with ``remove()``; it is a context manager as well.
 
     Raises:
-        TypeError: a part that is no string.
-        ValueError: a part of another name.
+        TypeError: a part is not a string.
+        ValueError: a part has another name.
 
     Example:
         >>> handle = annotate_step("optimizer", "data")
@@ -75,7 +75,7 @@ def annotate_step(*parts: str) -> Handle[Request]:
     """
     for part in parts:
         if not isinstance(part, str):
-            raise TypeError(f'"parts" must be strings out of {", ".join(PARTS)}: {part!r}')
+            raise TypeError(f'"parts" must be strings from {", ".join(PARTS)}: {part!r}')
         if part not in PARTS:
-            raise ValueError(f'"parts" must be out of {", ".join(PARTS)}: {part!r}')
-    return patcher.add(Request(parts or tuple(PARTS)))
+            raise ValueError(f'"parts" must be from {", ".join(PARTS)}: {part!r}')
+    return patcher.add(StepAnnotation(parts or tuple(PARTS)))

@@ -1,4 +1,4 @@
-"""The tensors in what a module takes and returns."""
+"""The tensors in the inputs and outputs of a module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-MOST = 1000  # things to look at: outputs may be graphs of objects, or lists of millions
+MOST = 1000  # values to inspect: outputs may be graphs of objects or lists of millions
 
 
 def tensors(value: object) -> Iterator[torch.Tensor]:
@@ -24,7 +24,7 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 def _inside(value: object) -> list[object]:
-    # No method of the value's own is called: those may compute.
+    # Calls no method of the value: it may compute.
     if isinstance(value, dict):
         return list(dict.values(value))[:MOST]
     if isinstance(value, UserDict):

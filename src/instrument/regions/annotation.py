@@ -94,7 +94,9 @@ class Annotation:
                 return  # `__enter__` raises
             named = self._region = region.make(self._name, *self._attributes)
         # Latched here: what is opened now is closed by `_finish`, whoever listens by then.
-        token = (dispatch.enter if place[0] else dispatch.start)(named) if dispatch.recording else dispatch.NOTHING
+        token = (
+            (dispatch.enter if place[0] else dispatch.start)(named) if dispatch.recording else dispatch.NO_TOKEN
+        )
         self._open.setdefault(place, []).append(token)
 
     def _finish(self, place: Place) -> None:
@@ -269,4 +271,4 @@ def mark(
         return
     region.check(color, domain, category, payload)
     if dispatch.recording:
-        dispatch.instant(region.make(message, color, domain, category, payload))
+        dispatch.mark(region.make(message, color, domain, category, payload))

@@ -1,6 +1,6 @@
-"""The one set of live emitters, and the flag that says whether there is any.
+"""The active emitters, to which every region is dispatched, and the flag that says whether there is any.
 
-`recording` is what an idle annotation reads, after `tracing` (15 ns); it is True while some emitter listens.
+An idle annotation reads `recording` after `tracing` (15 ns); it is True while an emitter is active.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Token = tuple[Callable[[Any], None], Any]  # what closes a region, with its argu
 
 
 class NullEmitter:
-    """Takes regions when nobody listens."""
+    """Ignores regions while no emitter is active."""
 
     name = "none"
 
@@ -39,7 +39,7 @@ class NullEmitter:
 
 
 class FanOutEmitter:
-    """Shows each region in several profilers; one that fails leaves the others alone."""
+    """Shows each region in several profilers; a failing one does not affect the others."""
 
     name = "several"
 
@@ -47,53 +47,53 @@ class FanOutEmitter:
         self._emitters = emitters
 
     def push(self, region: Region) -> list[Token]:
-        """Open a nested range in each."""
-        return [attempt(emitter, emitter.push, emitter.pop, region) for emitter in self._emitters]
+        """Open a nested range in each profiler."""
+        return [try_emit(emitter, emitter.push, emitter.pop, region) for emitter in self._emitters]
 
     def start(self, region: Region) -> list[Token]:
-        """Open a range in each that others may overlap."""
-        return [attempt(emitter, emitter.start, emitter.end, region) for emitter in self._emitters]
+        """Open a range in each profiler that other ranges may overlap."""
+        return [try_emit(emitter, emitter.start, emitter.end, region) for emitter in self._emitters]
 
     def pop(self, tokens: list[Token]) -> None:
-        """Close what `push` or `start` opened, last first."""
+        """Close the ranges that `push` or `start` opened, last first."""
         for token in reversed(tokens):
             leave(token)
 
     end = pop
 
     def mark(self, region: Region) -> None:
-        """Show an instant in each."""
+        """Show an instant in each profiler."""
         for emitter in self._emitters:
-            attempt(emitter, emitter.mark, NULL_EMITTER.pop, region)
+            try_emit(emitter, emitter.mark, NULL_EMITTER.pop, region)
 
 
-class _Here(threading.local):
-    """How many regions called `ONCE` are open on this thread."""
+class _ThreadState(threading.local):
+    """How many regions called `BACKWARD` are open on this thread."""
 
     open = 0
 
 
 NULL_EMITTER = NullEmitter()
-NOTHING: Token = (NULL_EMITTER.pop, None)  # closes nothing
-ONCE = "backward"  # a region that this library draws itself, unless the program drew one of that name around it
-_here = _Here()
+NO_TOKEN: Token = (NULL_EMITTER.pop, None)  # closes nothing
+BACKWARD = "backward"  # drawn by this library, unless the program drew a region of this name around it
+_state = _ThreadState()
 recording = False
-current: Emitter = NULL_EMITTER  # whom regions go to
+current: Emitter = NULL_EMITTER  # receives the regions
 compiled_away: set[str] = set()  # names of regions inside compiled code
-_told: set[str] = set()  # those that were logged
+_logged: set[str] = set()  # the names that were logged
 SHOWN = 10  # names in one line of the log
 
 
 def tracing() -> bool:
-    """Tell whether Dynamo traces the caller; replaced by torch's own function once torch is imported."""
+    """Return whether Dynamo traces the caller; replaced by torch's own function once torch is imported."""
     return False
 
 
 def hide(name: str) -> None:
     """Note that the region ``name`` is inside compiled code, where no profiler will see it.
 
-    Dynamo calls this while it traces and leaves no trace of it in the graph: that is what the attribute
-    below (`torch.compiler.assume_constant_result`) asks for.
+    Dynamo calls this while it traces and keeps it out of the graph, because of the attribute below
+    (`torch.compiler.assume_constant_result`).
     """
     compiled_away.add(name)
 
@@ -101,27 +101,27 @@ def hide(name: str) -> None:
 hide._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def tell_hidden() -> None:
-    """Log which regions are inside compiled code, each once."""
-    names = sorted(compiled_away - _told)
+def log_hidden() -> None:
+    """Log which regions are inside compiled code, each name once."""
+    names = sorted(compiled_away - _logged)
     if names:
-        _told.update(names)
+        _logged.update(names)
         shown = [*names[:SHOWN], *([f"{len(names) - SHOWN} more"] if len(names) > SHOWN else [])]
         log.info("regions inside compiled code are not recorded; annotate around the compiled call", regions=shown)
 
 
-def attempt(
+def try_emit(
     emitter: Emitter, begin: Callable[[Region], Any], close: Callable[[Any], None], region: Region
 ) -> Token:
-    """Begin ``region`` in ``emitter``; if that fails, take the emitter out."""
+    """Begin ``region`` in ``emitter``; drop the emitter if it fails."""
     try:
         return close, begin(region)
     except Exception as error:
-        return failed(emitter, error)
+        return drop_failed(emitter, error)
 
 
-def failed(emitter: Emitter, error: Exception) -> Token:
-    """Take ``emitter`` out; the region it failed to open has nothing to close."""
+def drop_failed(emitter: Emitter, error: Exception) -> Token:
+    """Drop ``emitter`` after an error; the region that it failed to open has nothing to close."""
     if is_interrupt(error):
         raise error
     try:
@@ -130,39 +130,39 @@ def failed(emitter: Emitter, error: Exception) -> Token:
         if another is error:
             raise
         guard.failed(f"emitter {emitter.name}", another)
-    return NOTHING
+    return NO_TOKEN
 
 
 def enter(region: Region) -> Token:
-    """Open ``region`` wherever somebody listens; close it with `leave` on the same thread, innermost first."""
+    """Open ``region`` in every active emitter; close it with `leave` on the same thread, innermost first."""
     emitter = current
     try:
         token = emitter.pop, emitter.push(region)
     except Exception as error:
         try:
-            token = failed(emitter, error)
+            token = drop_failed(emitter, error)
         except Exception as raised:
             if raised is error:
                 raise
-            return NOTHING
-    if region.name == ONCE:
-        _here.open += 1
-        return _leave_once, token
+            return NO_TOKEN
+    if region.name == BACKWARD:
+        _state.open += 1
+        return _leave_backward, token
     return token
 
 
-def _leave_once(token: Token) -> None:
-    _here.open -= 1
+def _leave_backward(token: Token) -> None:
+    _state.open -= 1
     token[0](token[1])
 
 
-def is_open() -> bool:
-    """Tell whether a region called `ONCE` is open on this thread."""
-    return _here.open > 0
+def backward_is_open() -> bool:
+    """Return whether a region called `BACKWARD` is open on this thread."""
+    return _state.open > 0
 
 
 def enter_beside_torch(region: Region) -> Token:
-    """Open ``region`` like `enter`, but where a range of that name, which torch opens itself, shows already."""
+    """Like `enter`, but skip emitters that already show torch's own range of this name."""
     emitters = current._emitters if isinstance(current, FanOutEmitter) else [current]
     others = [emitter for emitter in emitters if emitter.name != "torch"]
     if compat.profiler_running():
@@ -173,21 +173,21 @@ def enter_beside_torch(region: Region) -> Token:
 
 
 def start(region: Region) -> Token:
-    """Open ``region`` like `enter`, in a way that other regions may overlap: for code that is suspended."""
+    """Like `enter`, but other regions may overlap this one: for code that is suspended."""
     emitter = current
     try:
         return emitter.end, emitter.start(region)
     except Exception as error:
         try:
-            return failed(emitter, error)
+            return drop_failed(emitter, error)
         except Exception as raised:
             if raised is error:
                 raise
-            return NOTHING
+            return NO_TOKEN
 
 
 def leave(token: Token) -> None:
-    """Close what `enter` or `start` opened, whoever listens by now."""
+    """Close the region that `enter` or `start` opened, whichever emitters are active by now."""
     try:
         token[0](token[1])
     except Exception as error:
@@ -198,27 +198,27 @@ def leave(token: Token) -> None:
                 raise
 
 
-def instant(region: Region) -> None:
-    """Show an instant wherever somebody listens."""
+def mark(region: Region) -> None:
+    """Show an instant in every active emitter."""
     emitter = current
-    attempt(emitter, emitter.mark, NULL_EMITTER.pop, region)
+    try_emit(emitter, emitter.mark, NULL_EMITTER.pop, region)
 
 
 class ActiveEmitters:
-    """Which emitters listen, and why."""
+    """The emitters that are active, and why each is."""
 
     def __init__(self) -> None:
-        self._attached: list[Emitter] = []  # their tool was there when the process started
+        self._attached: list[Emitter] = []  # their tool was attached when the process started
         self._recording: list[Emitter] = []  # while a torch profiler records: torch's own, and JAX's
         self._added: list[Emitter] = []  # by other parts of the library, from `add` to `remove`
         self._failed: set[str] = set()  # the names of emitters that were taken out
         self._target = ""
-        self._hears_torch = False
+        self._follows_torch = False
         self.expected = 0  # recordings in warm-up, which begin at a later step
         self.observers: list[Callable[[], None]] = []  # called when a recording warms up, starts or stops
 
-    def _settle(self) -> None:
-        """Take a change in, each region going to every profiler once."""
+    def _refresh(self) -> None:
+        """Rebuild the set of emitters, so that each region goes to every profiler once."""
         global recording, current
         before = recording
         emitters = [*self._attached, *self._recording, *self._added]
@@ -235,50 +235,50 @@ class ActiveEmitters:
                 observer()
 
     def expect(self, more: int) -> None:
-        """Count one recording more (1) or less (-1) that is in warm-up; hooks are put on modules for it."""
+        """Add 1 or -1 to the number of recordings in warm-up; modules get hooks for these."""
         self.expected += more
         if more > 0 or not recording:
             self._notify()
 
     def drop(self, emitter: Emitter, error: Exception) -> None:
-        """Take a failing emitter out for good; torch's gets another chance with the next recording."""
-        if isinstance(error, (MemoryError, RecursionError)):  # the program's: this one region is not shown
+        """Drop a failing emitter; torch's is tried again with the next recording."""
+        if isinstance(error, (MemoryError, RecursionError)):  # of the program: only this region is not shown
             guard.note(f"emitter {emitter.name}", error)
         else:
             self._attached = [other for other in self._attached if other is not emitter]
             self._recording = [other for other in self._recording if other is not emitter]
             self._added = [other for other in self._added if other is not emitter]
             self._failed.add(emitter.name)
-            self._settle()
+            self._refresh()
             guard.failed(f"emitter {emitter.name}", error)
 
     def add(self, emitter: Emitter) -> None:
-        """Let ``emitter`` hear of regions until `remove`."""
+        """Send regions to ``emitter`` until `remove`."""
         self._added.append(emitter)
-        self._settle()
+        self._refresh()
 
     def remove(self, emitter: Emitter) -> None:
-        """Take ``emitter`` out again; a second time does nothing."""
+        """Stop sending regions to ``emitter``; a second call does nothing."""
         self._added = [other for other in self._added if other is not emitter]
-        self._settle()
+        self._refresh()
 
     def detect(self) -> None:
-        """Look for the tools that this process runs under, again when a window opens."""
+        """Detect the tools that this process runs under; called again when a window opens."""
         self._attached = attached(self._attached, self._failed)
-        self._settle()
+        self._refresh()
 
-    @guard.contained("looking for profilers")
+    @guard.contained("detecting profilers")
     def configured(self) -> None:
-        """Attach what was chosen by hand, also what failed before."""
+        """Attach the emitters that the settings name, also those that failed before."""
         self._failed.clear()
         self.detect()
 
     @guard.contained("following torch's profiler")
-    def hear_torch(self, torch: Any) -> None:
+    def follow_torch(self, torch: Any) -> None:
         """Follow torch's profilers and compiler from now on."""
         global tracing
-        if not self._hears_torch:
-            self._hears_torch = True
+        if not self._follows_torch:
+            self._follows_torch = True
             tracing = torch.compiler.is_dynamo_compiling
             compat.on_profiler(self._profiler_started, self._profiler_stopped)
 
@@ -287,24 +287,24 @@ class ActiveEmitters:
         """A torch profiler is about to record."""
         self._target, self._recording = target, []
         with guard.contained("following torch's profiler"):
-            NestedTorchProfilerEmitter.end_all()  # of a recording that this one takes the place of
+            NestedTorchProfilerEmitter.end_all()  # of a recording that this one replaces
             auto = settings.emitters == "auto"
             if auto or "torch" in settings.emitters:
                 self._recording.append(torch_emitter(profiler))
             if auto and sys.modules.get("jax") is not None and "jax" not in self._failed:
                 self._recording.append(JaxEmitter())
-        self._settle()
+        self._refresh()
 
     @guard.contained("following torch's profiler")
     def _profiler_stopped(self) -> None:
         """The torch profiler stopped recording."""
         self._recording = []
         with guard.contained("following torch's profiler"):
-            self._settle()
+            self._refresh()
         NestedTorchProfilerEmitter.end_all()
 
     def check(self) -> None:
-        """Find out that torch's profiler stopped, where an interrupt kept it from saying so."""
+        """Notice that torch's profiler stopped if an interrupt kept it from notifying us."""
         if not compat.profiler_running():
             self._profiler_stopped()
 
@@ -312,14 +312,14 @@ class ActiveEmitters:
 active = ActiveEmitters()
 
 
-@guard.contained("looking for profilers")
+@guard.contained("detecting profilers")
 def _listen() -> None:
     """Follow torch, now or once it is imported, and the tools that this process runs under."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "compiler"):
-        active.hear_torch(torch)
+        active.follow_torch(torch)
     else:
-        compat.when_imported("torch", active.hear_torch)
+        compat.when_imported("torch", active.follow_torch)
     settings.listeners.append(active.configured)
     active.detect()
 

@@ -87,13 +87,13 @@ def _plain(function: Callable[..., Any], region: Region) -> FunctionType:
             return emitter.pop, emitter.push(region)
         except Exception as error:
             try:
-                return dispatch.failed(emitter, error)
+                return dispatch.drop_failed(emitter, error)
             except Exception as raised:
                 if raised is error:
                     raise
-                return dispatch.NOTHING
+                return dispatch.NO_TOKEN
 
-    once = region.name == dispatch.ONCE
+    once = region.name == dispatch.BACKWARD
     if not isinstance(function, FunctionType):
         return _maker(*_ANYTHING)(function, enter, region.name, dispatch)
     parameters = _parameters(function.__code__)

@@ -140,7 +140,7 @@ class Outcomes:
     @guard.contained("the summary")
     def report(self) -> None:
         """Print the summary of the windows so far, on the rank that prints it."""
-        dispatch.tell_hidden()
+        dispatch.log_hidden()
         if self._reports:
             self.finalizer.report(sorted(dispatch.compiled_away), self._on_summary)
 
