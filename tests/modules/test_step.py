@@ -649,7 +649,7 @@ def test_backward_however_it_is_called(listening: Listening) -> None:
 
 def test_wrong_parts() -> None:
     """Parts that are not known fail at once, with what is accepted."""
-    with pytest.raises(ValueError, match=r"\"parts\" must be out of optimizer, data, .*: 'forward'"):
+    with pytest.raises(ValueError, match=r"\"parts\" must be from optimizer, data, .*: 'forward'"):
         instrument.annotate_step("data", "forward")
     with pytest.raises(TypeError, match=r'"parts" must be strings .*: 3'):
         instrument.annotate_step(3)  # type: ignore[arg-type]
