@@ -9,11 +9,11 @@ from rich.console import Console
 
 from instrument.diagnosis import metrics as metrics_module
 from instrument.diagnosis.metrics import metrics
-from instrument.report.gpu import Graphs, launched_graphs, render_gpu, render_graphs
-from instrument.report.trace_report import render_windows
+from instrument.report.gpu import Graphs, count_graph_launches, print_gpu_time, print_graph_launches
+from instrument.report.trace_report import print_windows
 from instrument.traces import summary
 from instrument.traces.communication import Collectives
-from instrument.traces.step_lengths import Lengths
+from instrument.traces.step_lengths import StepLengths
 from instrument.traces.step_work import step_lengths
 from instrument.traces.trace import Trace
 from instrument.units import counted
@@ -46,12 +46,12 @@ def graph_trace(call: str = "cudaGraphLaunch", format: str = "kineto") -> Trace:
 )
 def test_launched_graphs(trace: Trace, expected: Graphs) -> None:
     """The kernels of a launch count if it is in no operator; a report of nsys may lack them."""
-    assert launched_graphs(trace) == expected
+    assert count_graph_launches(trace) == expected
 
 
 def printed(graphs: Graphs) -> str:
     out = StringIO()
-    render_graphs(graphs, console=Console(file=out, width=80))
+    print_graph_launches(graphs, console=Console(file=out, width=80))
     return " ".join(out.getvalue().split())
 
 
@@ -68,7 +68,7 @@ def test_what_is_said_of_graphs() -> None:
 def test_the_parts_of_the_time_fit_the_page() -> None:
     """The sentence says which time they are of, and is no wider than the console."""
     out = StringIO()
-    render_gpu(metrics(graph_trace()), console=Console(file=out, width=80))
+    print_gpu_time(metrics(graph_trace()), console=Console(file=out, width=80))
     lines = out.getvalue().splitlines()
     assert lines[1].startswith("GPU, 210 ns from the first start to the last end of all its work: compute")
     assert max(map(len, lines)) <= 80
@@ -78,14 +78,14 @@ def test_step_lengths_are_measured_once_for_each_window(monkeypatch: pytest.Monk
     """The GPU report uses the step lengths that the window's summary has measured."""
     measured: list[Trace] = []
 
-    def counted_lengths(trace: Trace, collectives: Collectives) -> Lengths | None:
+    def counted_lengths(trace: Trace, collectives: Collectives) -> StepLengths | None:
         measured.append(trace)
         return step_lengths(trace, collectives)
 
     for module in (summary, metrics_module):
         monkeypatch.setattr(module, "step_lengths", counted_lengths)
     windows = [graph_trace(), graph_trace()]
-    render_windows([(trace, None) for trace in windows], "auto", console=Console(file=StringIO()))
+    print_windows([(trace, None) for trace in windows], "auto", console=Console(file=StringIO()))
     assert [id(trace) for trace in windows] == [id(trace) for trace in measured]
 
 
@@ -100,7 +100,7 @@ def test_counted(number: float, said: str) -> None:
 
 def gpu_text(*gpu: Row) -> str:
     out = StringIO()
-    render_gpu(metrics(trace_of(gpu=list(gpu))), console=Console(file=out, width=80))
+    print_gpu_time(metrics(trace_of(gpu=list(gpu))), console=Console(file=out, width=80))
     return out.getvalue()
 
 

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from instrument.report.console import print_table, sentence
+from instrument.report.console import print_table, print_wrapped
 
 
 @pytest.mark.parametrize("width", range(20, 60))
@@ -17,7 +17,7 @@ def test_no_line_parts_a_number_from_its_unit(width: int) -> None:
         "GPU, 480 ms of it: compute 97.6 %, exposed copies 0.8 %, idle 1.6 %. It took 1,200 us, 3 s or 12 steps."
     )
     out = StringIO()
-    sentence(Console(file=out, width=width), text)
+    print_wrapped(Console(file=out, width=width), text)
     lines = out.getvalue().splitlines()
     assert " ".join(lines) == text
     assert max(map(len, lines)) <= width

@@ -7,9 +7,9 @@ from itertools import count
 
 import pytest
 
-from instrument.report.loop import loop_sentences
-from instrument.report.step_times import headline, step_times
-from instrument.traces.step_lengths import Lengths, Pace, StepLength
+from instrument.report.loop import describe_loop
+from instrument.report.steps import describe_steps, headline
+from instrument.traces.step_lengths import LoopTotals, StepLength, StepLengths
 from instrument.traces.summary import Summary, merge
 from instrument.traces.timing import Timing
 
@@ -26,31 +26,31 @@ def test_few_steps_are_listed() -> None:
     """Each with its time, in one unit; the mean is that of the tables."""
     recorded = summary(80, 214, 83, first=10)
     assert headline(recorded) == "Where the step went: 126 ms (mean of steps 10-12)"
-    assert next(step_times(recorded)) == "Steps 10-12: 80.0, 214, 83.0 ms (median 83.0 ms)"
+    assert next(describe_steps(recorded)) == "Steps 10-12: 80.0, 214, 83.0 ms (median 83.0 ms)"
 
 
 def test_one_step() -> None:
     """There is nothing to compare it with."""
     assert headline(summary(80)) == "Where the step went: 80.0 ms (step 2)"
-    assert list(step_times(summary(80))) == []
+    assert list(describe_steps(summary(80))) == []
 
 
 def test_many_steps_have_a_range() -> None:
     """More than ten are not listed."""
-    (text,) = step_times(summary(*[5, 7] * 6, 6))
+    (text,) = describe_steps(summary(*[5, 7] * 6, 6))
     assert text == "Steps 2-14: median 6.00 ms, from 5.00 ms to 7.00 ms"
 
 
 def test_a_step_that_is_far_from_the_others() -> None:
     """It is named, with its share of the time."""
-    _, far = step_times(summary(5.8, 3.2, 104.3, 3.8, 3.6, 3.5))
+    _, far = describe_steps(summary(5.8, 3.2, 104.3, 3.8, 3.6, 3.5))
     assert far == "Step 4 took 104 ms, 84.0 % of the time in the table below; the others took 3.60 ms (median)."
-    _, far = step_times(summary(10, 50))
+    _, far = describe_steps(summary(10, 50))
     assert far == "Step 3 took 50.0 ms, 83.3 % of the time in the table below; the other took 10.0 ms."
-    _, far = step_times(summary(10, 50, 10, 50, 10, 11))
+    _, far = describe_steps(summary(10, 50, 10, 50, 10, 11))
     others = "the others took 10.0 ms (median)."
     assert far == f"Steps 3, 5 took 50.0, 50.0 ms, 70.9 % of the time in the table below; {others}"
-    _, far = step_times(summary(1, 20, 400, 8000))
+    _, far = describe_steps(summary(1, 20, 400, 8000))
     assert far == "The steps differ widely: few of them are like the mean."
 
 
@@ -70,7 +70,7 @@ def test_many_steps_that_are_far_from_the_others() -> None:
     """The work is proportional to the number of steps."""
     several = summary(*[10, 10, 10, 50] * 250)
     several = replace(several, step_numbers=tuple(map(Number, several.step_numbers)))
-    _, far = step_times(several)
+    _, far = describe_steps(several)
     assert far.endswith("the others took 10.0 ms (median).")
     assert Number.compared < 10 * 1000
 
@@ -87,7 +87,7 @@ def test_many_steps_that_are_far_from_the_others() -> None:
 def test_whether_they_are_typical(around_ms: float, said: str) -> None:
     """The steps around them, which were not recorded, are what they are compared with."""
     timing = Timing((int(around_ms * MS),), ((0, 19), (23, 42)), 240, 2_400 * MS)
-    *_, share, typical = step_times(summary(3.6, 3.6, 3.6, timing=timing))
+    *_, share, typical = describe_steps(summary(3.6, 3.6, 3.6, timing=timing))
     assert share == "Recorded: 3 of the 240 steps run so far, 0.5 % of 2.40 s"
     assert typical.startswith("The 40 steps around them took ")
     assert typical.endswith(said)
@@ -99,21 +99,21 @@ def test_own_work() -> None:
         summary(3, 3, timing=Timing((3 * MS,), ((0, 19),), 22, 66 * MS, own_ns=own_ns)) for own_ns in (40 * MS, 0)
     ]
     said = "While recording, the library itself worked for 40.0 ms"
-    assert 1 == sum(said in text for text in step_times(merge(windows)))
-    assert not any("itself" in text for text in step_times(windows[1]))
+    assert 1 == sum(said in text for text in describe_steps(merge(windows)))
+    assert not any("itself" in text for text in describe_steps(windows[1]))
 
 
 def test_too_few_steps_around_say_nothing() -> None:
     """Two steps, or none, are no measure."""
     for timing in (Timing((MS,), ((0, 1),), 5, 9 * MS), Timing((), (), 5, 9 * MS)):
-        assert not any("around" in text for text in step_times(summary(3, 3, timing=timing)))
+        assert not any("around" in text for text in describe_steps(summary(3, 3, timing=timing)))
 
 
 def test_several_windows() -> None:
     """Their steps are named, the run is as long as the last says, and a step around both counts once."""
     first = summary(3, 3, timing=Timing((3 * MS,), ((0, 1), (4, 7)), 8, 66 * MS))
     second = summary(3, 3, first=8, timing=Timing((3 * MS,), ((1, 1), (4, 7), (10, 19)), 30, 90 * MS))
-    said = list(step_times(merge([first, second])))
+    said = list(describe_steps(merge([first, second])))
     assert said[0] == "Steps 2-3, 8-9: 3.00, 3.00, 3.00, 3.00 ms (median 3.00 ms)"
     assert said[1] == "Recorded: 4 of the 30 steps run so far, 13.3 % of 90.0 ms"
     assert said[2].startswith("The 16 steps around them took 3.00 ms")
@@ -130,9 +130,9 @@ def test_a_window_that_was_cut() -> None:
     cut = (((2, 4), "the loop ended before step 4"),)
     first = summary(3, 3, timing=Timing((), (), 4, 9 * MS, endings=cut))
     said = "Recorded so far: 2 of the 3 steps 2-4, as the loop ended before step 4."
-    assert said in list(step_times(first))
+    assert said in list(describe_steps(first))
     rest = summary(3, first=4, timing=Timing((), (), 5, 12 * MS, endings=(((2, 4), ""),)))
-    assert not any("so far:" in text for text in step_times(merge([first, rest])))
+    assert not any("so far:" in text for text in describe_steps(merge([first, rest])))
 
 
 def test_steps_that_were_cut_short() -> None:
@@ -141,7 +141,7 @@ def test_steps_that_were_cut_short() -> None:
     assert headline(whole) == "Where the step went: 3.00 ms (mean of steps 2-3; step 4 was cut short)"
     alone = summary(2, first=8, timing=Timing((), (), 8, 24 * MS, cut_steps=(8,)))
     assert headline(alone) == "Where the step went: 2.00 ms (step 8, cut short)"
-    assert list(step_times(alone)) == []
+    assert list(describe_steps(alone)) == []
     both = merge([whole, alone])
     assert headline(both) == "Where the step went: 3.00 ms (mean of steps 2-3; steps 4, 8 were cut short)"
     assert merge([alone, whole]).step_times_ns == both.step_times_ns == whole.step_times_ns
@@ -157,7 +157,7 @@ def test_a_step_that_was_cut_short_and_then_recorded_whole() -> None:
     for windows in ([alone, whole], [whole, alone]):
         both = merge(windows)
         assert headline(both) == "Where the step went: 3.00 ms (mean of steps 3-4)"
-        assert any("Recorded: 2 of the 5 steps" in text for text in step_times(both))
+        assert any("Recorded: 2 of the 5 steps" in text for text in describe_steps(both))
         assert headline(merge([both, other])).endswith("(mean of steps 3-4, 8; step 9 was cut short)")
     twice = merge([alone, alone])
     assert twice.only_cut
@@ -169,7 +169,7 @@ def test_steps_that_were_not_timed() -> None:
     for untimed, which in ((None, ""), ((0, 0), "step 0"), ((0, 100), "steps 0-100")):
         said = f" (not counting {which}, whose start is unknown)" if which else ""
         timing = Timing((), (), 240, 2_400 * MS, untimed_steps=untimed)
-        *_, share = step_times(summary(3.6, 3.6, timing=timing))
+        *_, share = describe_steps(summary(3.6, 3.6, timing=timing))
         assert share == f"Recorded: 2 of the 240 steps run so far, 0.3 % of 2.40 s{said}"
 
 
@@ -185,7 +185,7 @@ def test_steps_without_numbers() -> None:
 def on_gpu(
     cpu_ms: tuple[float, ...],
     gpu_ms: tuple[float | None, ...],
-    pace: Pace,
+    totals: LoopTotals,
     timing: Timing | None = None,
     busy: float = 1,
 ) -> Summary:
@@ -197,12 +197,12 @@ def on_gpu(
         for number, (cpu, gpu) in enumerate(zip(cpu_ms, gpu_ms, strict=True), 1)
     ]
     base = summary(*cpu_ms, timing=timing)
-    return replace(base, lengths=Lengths(tuple(steps), pace), gpu_total_ns=len(cpu_ms) * 12 * MS)
+    return replace(base, lengths=StepLengths(tuple(steps), totals), gpu_total_ns=len(cpu_ms) * 12 * MS)
 
 
-def ms(**sums: int) -> Pace:
+def ms(**sums: int) -> LoopTotals:
     """Sums in ms over two periods."""
-    return Pace(
+    return LoopTotals(
         **{name: size * MS for name, size in {"busy_ns": 20, "known_ns": 20, **sums}.items()} | {"steps": 2}
     )
 
@@ -214,7 +214,7 @@ def test_a_loop_that_runs_ahead() -> None:
     """Both lengths are there, side by side, and by how far the CPU ran ahead; shares say what they are of."""
     recorded = on_gpu((1, 1, 1), (10, 10, 10), AHEAD)
     assert headline(recorded) == "Where the step went: CPU 1.00 ms, GPU 10.0 ms (mean of steps 2-4)"
-    assert list(step_times(recorded)) == [
+    assert list(describe_steps(recorded)) == [
         "Steps 2-4, CPU: 1.00, 1.00, 1.00 ms (median 1.00 ms)",
         "Steps 2-4, GPU: 10.0, 10.0, 10.0 ms (median 10.0 ms)",
         "The GPU bounds the loop: on the GPU a step ended every 10.0 ms. "
@@ -233,7 +233,7 @@ def test_a_gpu_that_idles_within_steps(busy: float, said: str) -> None:
 
 def test_several_gpus() -> None:
     """It is said how many there are, and what their numbers are."""
-    said = " ".join(step_times(replace(on_gpu((1, 1), (10, 10), AHEAD), gpus=2)))
+    said = " ".join(describe_steps(replace(on_gpu((1, 1), (10, 10), AHEAD), gpus=2)))
     assert '"% GPU" of 12.0 ms of GPU work on 2 GPUs, in which' in said
     assert (
         "The trace has the work of 2 GPUs: a step's length on the GPU is from the first start to the last end"
@@ -246,7 +246,7 @@ def test_several_gpus() -> None:
 
 def test_steps_without_gpu_work() -> None:
     """They are not among those whose GPU lengths are listed."""
-    times = list(step_times(on_gpu((1, 1, 1, 1), (10, None, 10, 10), AHEAD)))
+    times = list(describe_steps(on_gpu((1, 1, 1, 1), (10, None, 10, 10), AHEAD)))
     assert times[:2] == [
         "Steps 2-5, CPU: 1.00, 1.00, 1.00, 1.00 ms (median 1.00 ms)",
         "Steps 2, 4-5, GPU: 10.0, 10.0, 10.0 ms (median 10.0 ms)",
@@ -256,10 +256,10 @@ def test_steps_without_gpu_work() -> None:
 def test_what_bounds_other_loops() -> None:
     """The CPU, both in turn, or not known: each with the figures that say so."""
 
-    def said(pace: Pace, gpu_ms: float | None = 10) -> str:
-        lengths = on_gpu((1, 1, 1), (gpu_ms,) * 3, pace).lengths
+    def said(totals: LoopTotals, gpu_ms: float | None = 10) -> str:
+        lengths = on_gpu((1, 1, 1), (gpu_ms,) * 3, totals).lengths
         assert lengths is not None
-        return " ".join(loop_sentences(lengths))
+        return " ".join(describe_loop(lengths))
 
     assert said(ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6)) == (
         "The CPU bounds the loop: a step took 12.5 ms there, and the GPU waited for launches 25.0 % of the time "
@@ -292,11 +292,11 @@ def test_what_bounds_other_loops() -> None:
     assert said(full).endswith(
         "50.0 % of its time after the first step (in launches, because the GPU's queue was full)."
     )
-    assert said(Pace()) == (
+    assert said(LoopTotals()) == (
         "Whether the CPU or the GPU bounds the loop is not known: it takes two successive steps with GPU work to "
         "tell. The CPU ran up to 27.0 ms ahead."
     )
-    missing = Pace(missing=4, synchronized_steps=2, synchronized_ns=26 * MS)
+    missing = LoopTotals(missing=4, synchronized_steps=2, synchronized_ns=26 * MS)
     assert said(missing, None) == (
         "Whether the CPU or the GPU bounds the loop is not known: the trace lacks the GPU work of 4 launches. "
         "Between synchronizations a step took 13.0 ms."
@@ -306,32 +306,32 @@ def test_what_bounds_other_loops() -> None:
 def test_short_steps_of_a_loop_that_runs_ahead() -> None:
     """The first steps are short on the CPU until the queue of the GPU is full; the mean is of them as well."""
     cpu_ms = (2, 10, 10, 10)
-    for pace in (AHEAD, ms(gpu_ns=20, cpu_ns=20, gpu_waits_ns=9)):
-        said = [text for text in step_times(on_gpu(cpu_ms, (10,) * 4, pace)) if " took " in text]
+    for totals in (AHEAD, ms(gpu_ns=20, cpu_ns=20, gpu_waits_ns=9)):
+        said = [text for text in describe_steps(on_gpu(cpu_ms, (10,) * 4, totals)) if " took " in text]
         others = "the others took 10.0 ms (median)."
         assert said[0] == f"Step 2 took 2.00 ms on the CPU, 6.2 % of the time in the table below; {others}"
-    assert any("Step 2 took 30.0 ms on" in text for text in step_times(on_gpu((30, 1, 1), (10,) * 3, AHEAD)))
+    assert any("Step 2 took 30.0 ms on" in text for text in describe_steps(on_gpu((30, 1, 1), (10,) * 3, AHEAD)))
 
 
 def test_a_step_that_is_far_from_the_others_on_the_gpu() -> None:
     """It is named by that clock; the time in the table is not that."""
-    said = list(step_times(on_gpu((10,) * 4, (10, None, 90, 11), AHEAD)))
+    said = list(describe_steps(on_gpu((10,) * 4, (10, None, 90, 11), AHEAD)))
     assert said[2] == "Step 4 took 90.0 ms on the GPU; the others took 10.5 ms (median)."
     assert sum("took" in text for text in said) == 1
-    said = list(step_times(on_gpu((10,) * 4, (1, 20, 400, 8000), AHEAD)))
+    said = list(describe_steps(on_gpu((10,) * 4, (1, 20, 400, 8000), AHEAD)))
     assert said[2] == "The steps differ widely on the GPU: few of them are like the mean."
 
 
 def test_work_whose_launch_is_not_in_the_trace() -> None:
     """It is said how much of it there is, and where it counts; without steps, all of it is in the tables."""
     recorded = replace(on_gpu((1, 1), (10, 10), AHEAD), before_gpu_ns=31 * MS, by_time_gpu_ns=2 * MS)
-    said = list(step_times(recorded))
+    said = list(describe_steps(recorded))
     assert said[-2] == "31.0 ms of GPU work was launched before the recording: it is outside of these steps."
     assert said[-1] == (
         "The trace lacks the launches of 2.00 ms of GPU work, which counts in the steps in which it ran."
     )
     whole = Summary(0, 9 * MS, (), (), 40 * MS, 40 * MS, before_gpu_ns=31 * MS, by_time_gpu_ns=2 * MS)
-    assert list(step_times(whole)) == ["31.0 ms of the GPU work was launched before the recording."]
+    assert list(describe_steps(whole)) == ["31.0 ms of the GPU work was launched before the recording."]
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_work_whose_launch_is_not_in_the_trace() -> None:
 def test_steps_around_a_loop_that_runs_ahead(around_ms: int, said: str) -> None:
     """They are timed on the CPU, where they are as long as on the GPU once its queue is full."""
     timing = Timing((around_ms * MS,), ((0, 19),), 240, 2_400 * MS)
-    *_, typical = step_times(on_gpu((1, 1, 1), (10, 10, 10), AHEAD, timing))
+    *_, typical = describe_steps(on_gpu((1, 1, 1), (10, 10, 10), AHEAD, timing))
     assert typical == (
         f"The 20 steps around them took {around_ms}.0{'0' * (around_ms < 10)} ms (median, on the CPU, which runs "
         f"ahead); {said}"
@@ -355,12 +355,12 @@ def test_steps_around_a_loop_that_runs_ahead(around_ms: int, said: str) -> None:
 @pytest.mark.parametrize("entry", [None, {}, {"timing": None}, {"timing": []}, {"timing": {"run_steps": "x"}}])
 def test_timing_of_any_line(entry: object) -> None:
     """A line of the manifest that has no timing, or another one, is none."""
-    assert Timing.of(entry) is None  # type: ignore[arg-type]
+    assert Timing.from_manifest(entry) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [None, 7, "x", [7], [[1]], [["a", 2]], [[0, 1, 2]]])
 def test_timing_of_a_damaged_line(wrong: object) -> None:
     """What is damaged in a line is left out."""
     timing = {"run_steps": 3, "run_ns": 9, "around_ns": wrong, "around_steps": wrong, "untimed_steps": wrong}
-    found = Timing.of({"timing": timing, "planned_steps": wrong, "status": wrong, "reason": wrong})
+    found = Timing.from_manifest({"timing": timing, "planned_steps": wrong, "status": wrong, "reason": wrong})
     assert found == Timing((7,) if wrong == 7 else (), (), 3, 9, endings=((None, ""),))

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from instrument.report.terminal import render, render_lost
+from instrument.report.summary import print_losses, print_summary
 from instrument.traces.kineto import read_kineto
 from instrument.traces.salvage import OTHER_TYPES
 from instrument.traces.summary import OperatorStat, RegionStat, Summary, summarize
-from instrument.traces.trace import Lost
+from instrument.traces.trace import ReadLosses
 
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 
@@ -62,7 +62,7 @@ def rendered(
     summary: Summary, files: list[Path] | None = None, width: int = 80, folder: Path = Path("runs")
 ) -> str:
     out = StringIO()
-    render(summary, files=files or [], folder=folder, console=Console(file=out, width=width))
+    print_summary(summary, files=files or [], folder=folder, console=Console(file=out, width=width))
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
@@ -127,7 +127,9 @@ def test_names_are_literal(name: str) -> None:
     console = Console(file=out, width=80, force_terminal=True, color_system="truecolor")
     operators = (OperatorStat(name, 1, 10, None),)
     files = [Path("runs") / name]
-    render(cpu_summary(cpu_region(name), operators=operators), files=files, folder=Path("runs"), console=console)
+    print_summary(
+        cpu_summary(cpu_region(name), operators=operators), files=files, folder=Path("runs"), console=console
+    )
     lines = out.getvalue().splitlines()
     assert sum(line.startswith(f"{name} ") for line in lines) == 2
     assert f"  {files[0]}" in lines
@@ -244,7 +246,9 @@ def test_ascii_only() -> None:
         encoding = "ascii"
 
     out = Ascii()
-    render(summarize(read_kineto(GPU_TRACE)), files=[], folder=Path("runs"), console=Console(file=out, width=80))
+    print_summary(
+        summarize(read_kineto(GPU_TRACE)), files=[], folder=Path("runs"), console=Console(file=out, width=80)
+    )
     assert out.getvalue().isascii()
 
 
@@ -253,7 +257,7 @@ def test_many_hidden_regions_are_cut() -> None:
     out = StringIO()
     names = [f"layers.{i}" for i in range(12)]
     console = Console(file=out, width=200)
-    render(cpu_summary(cpu_region("a")), files=[], folder=Path("runs"), hidden=names, console=console)
+    print_summary(cpu_summary(cpu_region("a")), files=[], folder=Path("runs"), hidden=names, console=console)
     (line,) = [line for line in out.getvalue().splitlines() if "compiled" in line]
     assert line.rstrip().endswith("layers.8, layers.9 and 2 more, see manifest.jsonl")
 
@@ -268,6 +272,6 @@ def test_many_hidden_regions_are_cut() -> None:
 def test_a_file_of_another_format_is_not_damaged(reasons: dict[str, int], said: str) -> None:
     """Where nothing is missing, as of times that are texts, nothing is said to be lost."""
     out = StringIO()
-    render_lost(Lost(repaired=3, reasons=reasons), console=Console(file=out, width=200))
+    print_losses(ReadLosses(repaired=3, reasons=reasons), console=Console(file=out, width=200))
     assert out.getvalue().startswith(f"\n{said}values of another type (3 times)")
     assert ("damaged" in out.getvalue()) is ("lost" in out.getvalue())

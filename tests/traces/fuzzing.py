@@ -25,7 +25,7 @@ from rich.console import Console
 
 from instrument.diagnosis.metrics import metrics
 from instrument.errors import TraceError
-from instrument.report.trace_report import render_trace
+from instrument.report.trace_report import print_trace
 from instrument.syncs.audit import audit_syncs
 from instrument.syncs.report import render
 from instrument.traces.read import read_trace
@@ -52,7 +52,7 @@ def read_all(path: Path) -> str:
     for key in numbers:
         numbers.about(key)
     console = Console(file=io.StringIO(), width=120)
-    render_trace(trace, "auto", console=console)
+    print_trace(trace, "auto", console=console)
     render(audit_syncs(trace), console=console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     odd = {char for char in shown if not char.isprintable()} - {"\n"}

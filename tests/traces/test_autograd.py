@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity
 
 import instrument
 from instrument.diagnosis.metrics import metrics
-from instrument.report.terminal import render
-from instrument.traces.autograd import node_of
+from instrument.report.summary import print_summary
+from instrument.traces.autograd import engine_node_name
 from instrument.traces.kineto import read_kineto
 from instrument.traces.nsight import read_nsight
 from instrument.traces.projection import projection
@@ -125,7 +125,7 @@ def step() -> list[Event]:
 )
 def test_which_node_an_operator_runs(name: str, node: str | None) -> None:
     """The engine's operators name it, with numbers in a report of Nsight Systems."""
-    assert node_of(name) == node
+    assert engine_node_name(name) == node
 
 
 @pytest.mark.parametrize("known_by", [NODES, NAME, [*NODES, *NAME], []], ids=["nodes", "name", "both", "regions"])
@@ -263,7 +263,7 @@ def test_callers_that_nobody_can_tell(tmp_path: Path) -> None:
     assert [names[row] for row in trace.gpu.region] == ["net (backward)", None]
     summary = merge([summarize(trace)] * 2)
     console = Console(file=io.StringIO(), width=100)
-    render(summary, files=[], folder=tmp_path, console=console)
+    print_summary(summary, files=[], folder=tmp_path, console=console)
     assert isinstance(console.file, io.StringIO)
     assert "Not in the region of their backward pass: 2 calls" in console.file.getvalue()
 

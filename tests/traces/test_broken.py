@@ -16,7 +16,7 @@ from instrument.errors import TraceError
 from instrument.traces import text
 from instrument.traces.kineto import read_kineto
 from instrument.traces.table import COLUMNS
-from instrument.traces.trace import Lost, Trace
+from instrument.traces.trace import ReadLosses, Trace
 
 from ..support.kineto_oracle import check_columns, events_of
 from ..support.kineto_text import Event, dumps, ordinary, written
@@ -28,7 +28,7 @@ LINES = [dumps(event).encode() for event in EVENTS]
 CUT_OFF = "the file is cut off: its array of events does not end"
 
 
-def joined(lines: list[bytes], separator: bytes = b",\n") -> bytes:
+def merge_step_lengths(lines: list[bytes], separator: bytes = b",\n") -> bytes:
     return HEAD + separator.join(lines) + TAIL
 
 
@@ -48,7 +48,7 @@ def check(trace: Trace, events: list[Event]) -> None:
             assert json.loads(json.dumps(args, default=float)) == trace.args(table, row)
 
 
-def read(folder: Path, data: bytes, events: list[Event]) -> Lost:
+def read(folder: Path, data: bytes, events: list[Event]) -> ReadLosses:
     trace = read_kineto(write(folder, data))
     check(trace, events)
     return trace.lost
@@ -139,7 +139,7 @@ def test_samples_made_here(tmp_path: Path, before: bytes, after: bytes, name: Ca
 # Cut at every place
 
 
-def read_cut(folder: Path, data: bytes, whole: int) -> Lost:
+def read_cut(folder: Path, data: bytes, whole: int) -> ReadLosses:
     """So many events are read, and the next one too if nothing but its args is cut."""
     cut = EVENTS[whole] | {"args": {}}
     trace = read_kineto(write(folder, data))
@@ -150,7 +150,7 @@ def read_cut(folder: Path, data: bytes, whole: int) -> Lost:
 
 def test_every_prefix(tmp_path: Path) -> None:
     """What is whole before the cut is there; without any event an error says so."""
-    data = joined(LINES[:3])
+    data = merge_step_lengths(LINES[:3])
     ends = [data.index(line) + len(line) for line in LINES[:3]]
     args = data.index(b', "args"')
     for size in range(len(data)):
@@ -165,7 +165,7 @@ def test_every_prefix(tmp_path: Path) -> None:
 
 def test_every_prefix_of_a_packed_file(tmp_path: Path) -> None:
     """As much as can be unpacked."""
-    data = joined(LINES[:6])
+    data = merge_step_lengths(LINES[:6])
     ends = [data.index(line) + len(line) for line in LINES[:6]]
     packed = gzip.compress(data, mtime=0)
     for size in range(20, len(packed), 3):
@@ -180,7 +180,7 @@ def test_every_prefix_of_a_packed_file(tmp_path: Path) -> None:
 
 def test_a_wrong_checksum(tmp_path: Path) -> None:
     """All is read, and said not to be trusted."""
-    packed = bytearray(gzip.compress(joined(LINES)))
+    packed = bytearray(gzip.compress(merge_step_lengths(LINES)))
     packed[-6] ^= 1
     assert ["damaged gzip: Error -3 while decompressing data: incorrect data check"] == list(
         read(tmp_path, bytes(packed), EVENTS).reasons
@@ -189,20 +189,20 @@ def test_a_wrong_checksum(tmp_path: Path) -> None:
 
 def test_several_members(tmp_path: Path) -> None:
     """As `cat` makes of two files, or a writer that flushes."""
-    data = joined(LINES)
+    data = merge_step_lengths(LINES)
     assert not read(tmp_path, gzip.compress(data[:500]) + gzip.compress(data[500:]) + b"\0" * 512, EVENTS)
 
 
 def test_more_after_the_end(tmp_path: Path) -> None:
     """What follows the gzip data is no part of it."""
-    lost = read(tmp_path, gzip.compress(joined(LINES)) + b"rubbish", EVENTS)
+    lost = read(tmp_path, gzip.compress(merge_step_lengths(LINES)) + b"rubbish", EVENTS)
     assert (7, ["after the end of the gzip data there is more"]) == (lost.bytes, list(lost.reasons))
 
 
 def test_damage_in_the_middle_of_a_packed_file(tmp_path: Path) -> None:
     """What was packed before it is read."""
     lines = [dumps(event).encode() for event in ordinary(4000)]
-    packed = bytearray(gzip.compress(joined(lines), 1))
+    packed = bytearray(gzip.compress(merge_step_lengths(lines), 1))
     packed[len(packed) // 2] ^= 0xFF
     trace = read_kineto(write(tmp_path, bytes(packed)))
     assert len(trace.operators) + len(trace.gpu) + len(trace.frames) + len(trace.runtime) > 1000
@@ -255,7 +255,7 @@ def test_one_damaged_event(
     """The others are read, and this one too where it can be mended."""
     monkeypatch.setattr(text, "BLOCK", block)
     expected = [*EVENTS[:4], *([event] if event else []), *EVENTS[5:]]
-    lost = read(tmp_path, joined([*LINES[:4], line, *LINES[5:]]), expected)
+    lost = read(tmp_path, merge_step_lengths([*LINES[:4], line, *LINES[5:]]), expected)
     assert repaired == lost.repaired
     assert bool(lost.bytes) == (event is None)
     assert lost.reasons
@@ -319,7 +319,7 @@ def test_damaged_metadata(tmp_path: Path, tail: bytes, expected: dict[str, Any])
 def test_a_duration_beyond_all_times(tmp_path: Path) -> None:
     """An event that needs no time is lost for an impossible duration, and no other one with it."""
     odd = b'{"ph": "M", "name": "process_name", "dur": 1e308, "pid": 1, "args": {"name": "x"}}'
-    trace = read_kineto(write(tmp_path, joined([*LINES, odd])))
+    trace = read_kineto(write(tmp_path, merge_step_lengths([*LINES, odd])))
     assert 1 == trace.lost.events
-    whole = read_kineto(write(tmp_path, joined(LINES)))
+    whole = read_kineto(write(tmp_path, merge_step_lengths(LINES)))
     assert [len(whole.operators), len(whole.gpu)] == [len(trace.operators), len(trace.gpu)]

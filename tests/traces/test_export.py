@@ -13,8 +13,8 @@ import pytest
 from instrument.traces.export import to_arrow, to_pandas, to_parquet
 from instrument.traces.kineto import read_kineto
 from instrument.traces.links import assemble
-from instrument.traces.table import COLUMNS, TEXT, Words
-from instrument.traces.trace import Device, Lost, Thread, Trace
+from instrument.traces.table import COLUMNS, TEXT, Strings
+from instrument.traces.trace import Device, ReadLosses, Thread, Trace
 from tests.support.shared_traces import shared
 
 arrow = pytest.importorskip("pyarrow")
@@ -85,9 +85,9 @@ def test_data_frames(trace: Trace) -> None:
     assert str(gpu["name"].dtype) == "category"
     assert str(gpu["start_ns"].dtype) == "int64"
     assert gpu["name"].tolist() == trace.gpu.text("name")
-    joined = gpu.join(regions["name"].rename("name_of_region"), on="region")
+    merge_step_lengths = gpu.join(regions["name"].rename("name_of_region"), on="region")
     expected = [trace.regions.text("name")[row] if row >= 0 else None for row in trace.gpu.region.tolist()]
-    assert [name if isinstance(name, str) else None for name in joined["name_of_region"]] == expected
+    assert [name if isinstance(name, str) else None for name in merge_step_lengths["name_of_region"]] == expected
     assert any(expected)
     kernels = to_pandas(trace.kernels)
     assert kernels["name"].tolist() == trace.kernels.text("name")
@@ -117,11 +117,11 @@ def test_a_query_over_files(trace: Trace, tmp_path: Path) -> None:
 
 def test_anything_can_be_a_name(tmp_path: Path) -> None:
     """Half a surrogate pair, which JSON can hold, a thread that is a word and one that is not known survive."""
-    words = Words()
+    strings = Strings()
     columns = {
         "operators": {
             "start_ns": np.array([1, 2, 3]),
-            "name": np.array([words["a\ud83d"], words["löss 🙂"], 0]),
+            "name": np.array([strings["a\ud83d"], strings["löss 🙂"], 0]),
             "thread": np.array([0, 1, -1]),
         }
     }
@@ -129,11 +129,11 @@ def test_anything_can_be_a_name(tmp_path: Path) -> None:
         tmp_path,
         "kineto",
         columns,
-        words,
+        strings,
         [Thread(1, "stream 7"), Thread("Spans", 2)],
         devices=[],
         metadata={},
-        lost=Lost(),
+        lost=ReadLosses(),
     )
     operators = parquet.read_table(to_parquet(trace, tmp_path)[0])
     assert operators["name"].to_pylist() == ["a\\ud83d", "löss 🙂", ""]

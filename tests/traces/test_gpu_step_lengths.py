@@ -11,7 +11,7 @@ import torch
 
 import instrument
 from instrument.traces.kineto import read_kineto
-from instrument.traces.step_lengths import Lengths
+from instrument.traces.step_lengths import StepLengths
 from instrument.traces.step_work import step_lengths
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 FIRST, LAST = 2, 11  # the steps that are recorded
 
 
-def recorded(folder: Path, step: Callable[[], object]) -> Lengths:
+def recorded(folder: Path, step: Callable[[], object]) -> StepLengths:
     """Run 12 steps, record the last 10, and return their lengths."""
     schedule = instrument.schedule(wait=1, warmup=1, active=LAST - FIRST + 1, repeat=1)
     with instrument.profile(folder, schedule=schedule) as prof:
@@ -98,7 +98,7 @@ def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
 
     lengths = recorded(tmp_path, step)
     assert (lengths.bound, lengths.clock) == ("cpu", "cpu")
-    assert lengths.pace.gpu_waits_ns > lengths.pace.gpu_ns / 2
+    assert lengths.totals.gpu_waits_ns > lengths.totals.gpu_ns / 2
 
 
 def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
             torch.mm(matrix, matrix, out=product)
 
     lengths = recorded(tmp_path, step)
-    pace = lengths.pace
-    assert (lengths.bound, pace.gpu_waits_ns) == ("gpu", pytest.approx(0, abs=0.1 * pace.gpu_ns))
-    assert 0.4 * pace.cpu_ns < pace.queue_waits_ns <= pace.cpu_waits_ns
+    totals = lengths.totals
+    assert (lengths.bound, totals.gpu_waits_ns) == ("gpu", pytest.approx(0, abs=0.1 * totals.gpu_ns))
+    assert 0.4 * totals.cpu_ns < totals.queue_waits_ns <= totals.cpu_waits_ns
     assert lengths.steps[-1].cpu_ns == pytest.approx(lengths.gpu_step_ns, rel=0.25)

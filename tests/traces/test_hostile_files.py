@@ -135,7 +135,7 @@ def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, sty
     for kind in COLUMNS:
         for name, column in getattr(whole, kind).items():
             np.testing.assert_array_equal(column, getattr(part, kind)[name])
-    assert part.words == whole.words
+    assert part.strings == whole.strings
     assert part.args(part.gpu, 60) == whole.args(whole.gpu, 60)
 
 

@@ -217,7 +217,7 @@ def test_recorded_trace(recorded: tuple[Any, Trace, list[Event]]) -> None:
     assert {"aten::addmm", "aten::relu", "outer", "inner"} <= read.keys()
     for event in prof.events():
         if event.name in ("outer", "inner"):
-            durations = trace.regions.duration_ns[trace.regions.name == trace.words.index(event.name)]
+            durations = trace.regions.duration_ns[trace.regions.name == trace.strings.index(event.name)]
             assert min(abs(durations / 1000 - event.cpu_time_total)) < 0.01
     assert len(trace.memory)
     assert any(name.startswith("nn.Module: Block") for name in trace.frames.text("name"))

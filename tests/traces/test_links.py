@@ -10,11 +10,11 @@ import pytest
 
 from instrument.diagnosis.metrics import metrics
 from instrument.regions.region import OVERLAPPING
-from instrument.traces.communication import communicates
-from instrument.traces.find import rank_of
+from instrument.traces.communication import communication_mask
 from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import summarize
 from instrument.traces.trace import Trace
+from instrument.traces.trace_files import rank_from_name
 
 Event = dict[str, Any]
 
@@ -156,7 +156,7 @@ def test_endless_names(tmp_path: Path, name: str) -> None:
 )
 def test_what_communicates(tmp_path: Path, name: str, expected: bool) -> None:
     """Kernels that are only named after a collective compute."""
-    assert communicates(read(tmp_path, kernel(1, 5, 1, name=name)).gpu).tolist() == [expected]
+    assert communication_mask(read(tmp_path, kernel(1, 5, 1, name=name)).gpu).tolist() == [expected]
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,4 @@ def test_what_communicates(tmp_path: Path, name: str, expected: bool) -> None:
 )
 def test_dates_are_no_ranks(name: str, rank: int | None) -> None:
     """A number in a name is a rank only where the name says so."""
-    assert rank_of(Path(name)) == rank
+    assert rank_from_name(Path(name)) == rank

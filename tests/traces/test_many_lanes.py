@@ -15,9 +15,9 @@ import pytest
 
 from instrument.diagnosis.metrics import metrics
 from instrument.traces.kineto import read_kineto
-from instrument.traces.nest import Nest
+from instrument.traces.nest import NestedRanges
 from instrument.traces.projection import projection
-from instrument.traces.step_content import Steps
+from instrument.traces.step_content import StepIndex
 from instrument.traces.summary import summarize
 from instrument.traces.table import table
 from instrument.traces.trace import Thread, Trace
@@ -92,15 +92,18 @@ def test_nests_of_threads(apart: int) -> None:
         order = np.lexsort((-end, start))
         start, end, threads = start[order], end[order], random.integers(-1, 4, count)
         times, on = random.choice([*start, *end], 60) + random.integers(-1, 2, 60), random.integers(-1, 6, 60)
-        nest = Nest(start, end, threads)
+        nest = NestedRanges(start, end, threads)
         parents, found = np.full(count, -1), np.full(60, -1)
         for thread in range(-1, 4):
             rows, here = np.flatnonzero(threads == thread), np.flatnonzero(on == thread)
-            alone = Nest(start[rows], end[rows])
-            for result, at, inside in ((parents, rows, alone.parents), (found, here, alone.at(times[here]))):
+            alone = NestedRanges(start[rows], end[rows])
+            for result, at, inside in (
+                (parents, rows, alone.parents),
+                (found, here, alone.innermost_at(times[here])),
+            ):
                 result[at] = np.append(rows, -1)[inside]
         assert parents.tolist() == nest.parents.tolist()
-        assert found.tolist() == nest.at(times, on).tolist()
+        assert found.tolist() == nest.innermost_at(times, on).tolist()
 
 
 def test_a_step_of_another_process() -> None:
@@ -113,10 +116,10 @@ def test_a_step_of_another_process() -> None:
         "number": [0, 1, 2, 3],
     }
     steps = table("steps", {name: np.array(values) for name, values in rows.items()}, [""])
-    found = Steps(cast(Trace, SimpleNamespace(steps=steps, threads=threads)))
+    found = StepIndex(cast(Trace, SimpleNamespace(steps=steps, threads=threads)))
     times = np.array([-1, 0, 5, 8, 9, 15, 20, 30])
-    assert [-1, 0, 1, 1, 2, 0, 0, -1] == found.of(times, np.full(8, -1)).tolist()
-    assert [-1, -1, 1, 1, -1, -1, -1, -1] == found.of(times, np.full(8, 2)).tolist()
+    assert [-1, 0, 1, 1, 2, 0, 0, -1] == found.rows_at(times, np.full(8, -1)).tolist()
+    assert [-1, -1, 1, 1, -1, -1, -1, -1] == found.rows_at(times, np.full(8, 2)).tolist()
 
 
 def test_many_phases(tmp_path: Path) -> None:

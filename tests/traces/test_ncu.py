@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from instrument.errors import TraceError
-from instrument.report.kernels import render_kernels
+from instrument.report.kernels import print_measured_kernels
 from instrument.traces.ncu import MeasuredKernel, read_kernels
 
 NAMES = (
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_report(tmp_path: Path) -> None:
 
 def printed(kernels: list[MeasuredKernel]) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=100)
-    render_kernels(kernels, console=console)
+    print_measured_kernels(kernels, console=console)
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 

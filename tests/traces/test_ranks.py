@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from instrument.errors import TraceError
-from instrument.report.ranks import render_ranks
+from instrument.report.ranks import print_rank_table
 from instrument.traces.align import Clock, align, collective_kernels
-from instrument.traces.find import find, rank_of
 from instrument.traces.kineto import read_kineto
 from instrument.traces.links import assemble
 from instrument.traces.ranks import TraceSet, read_ranks
-from instrument.traces.table import KERNEL, Words
-from instrument.traces.trace import Lost, Thread, Trace
+from instrument.traces.table import KERNEL, Strings
+from instrument.traces.trace import ReadLosses, Thread, Trace
+from instrument.traces.trace_files import find, rank_from_name
 from tests.support.readers import die, talk
 from tests.support.shared_traces import shared
 
@@ -84,7 +84,7 @@ def write(path: Path, rank: int | None = None, world_size: int | None = None, st
 )
 def test_rank_of_a_name(name: str, rank: int | None) -> None:
     """Names that people and profilers give their files tell the rank; dates, steps and process ids do not."""
-    assert rank_of(Path("/runs/8gpu") / name) == rank
+    assert rank_from_name(Path("/runs/8gpu") / name) == rank
 
 
 @pytest.mark.parametrize("executor", ["processes", "threads"])
@@ -241,7 +241,7 @@ def test_a_trace_pickles(tmp_path: Path) -> None:
     """Tables keep their rows, their words and the way to look up arguments."""
     trace = read_kineto(write(tmp_path / "rank0.json"))
     copy = pickle.loads(pickle.dumps(trace))
-    assert copy.gpu.words is copy.words
+    assert copy.gpu.strings is copy.strings
     assert copy.gpu.start_ns.tolist() == trace.gpu.start_ns.tolist()
     assert copy.args(copy.gpu, 0) == trace.args(trace.gpu, 0) != {}
 
@@ -257,16 +257,16 @@ def made(
     collective: str = "allreduce",
 ) -> Trace:
     """A trace whose collectives end at given times, in given steps."""
-    words = Words()
+    strings = Strings()
     count = len(ends_ns)
     end = np.array(ends_ns, np.int64)
     gpu = {
         "start_ns": end - 100,
         "duration_ns": np.full(count, 100),
-        "name": np.array([words[name] for name in names or ["ncclDevKernel"] * count], int),
+        "name": np.array([strings[name] for name in names or ["ncclDevKernel"] * count], int),
         "category": np.full(count, KERNEL),
-        "collective": np.full(count, words[collective]),
-        "group": np.full(count, words[group]),
+        "collective": np.full(count, strings[collective]),
+        "group": np.full(count, strings[group]),
         "correlation": np.arange(count),
     }
     columns = {"gpu": gpu}
@@ -290,11 +290,11 @@ def made(
         Path("-"),
         "kineto",
         columns,
-        words,
+        strings,
         [Thread(1, 1)],
         devices=[],
         metadata=info,
-        lost=Lost(),
+        lost=ReadLosses(),
         epoch_ns=epoch_ns,
     )
 
@@ -425,7 +425,7 @@ def test_eight_real_ranks() -> None:
 
 def assert_same(one: TraceSet, other: TraceSet) -> None:
     for rank, trace in one.items():
-        assert trace.words == other[rank].words
+        assert trace.strings == other[rank].strings
         for column in trace.gpu:
             np.testing.assert_array_equal(trace.gpu[column], other[rank].gpu[column])
 
@@ -507,13 +507,13 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More files than can be read together are an error that says what to do."""
-    monkeypatch.setattr("instrument.traces.find.MOST_FILES", 3)
+    monkeypatch.setattr("instrument.traces.trace_files.MOST_FILES", 3)
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json", rank, 4)
     with pytest.raises(TraceError, match="4 files that may be traces; up to 3 are read together"):
         find(tmp_path)
     assert len(find(tmp_path / "rank[12].json").files) == 2
-    monkeypatch.setattr("instrument.traces.find._MOST_NAMES", 3)
+    monkeypatch.setattr("instrument.traces.trace_files._MOST_NAMES", 3)
     with pytest.raises(TraceError, match="more than 3 files and folders"):
         find(tmp_path / "**" / "*.json")
 
@@ -529,5 +529,5 @@ def test_several_folders_of_runs(tmp_path: Path) -> None:
     reason = "only the last of these folders is read"
     assert traces.left_out == {tmp_path / run / "window-0001": reason for run in ("lr-1", "lr-2")}
     out = StringIO()
-    render_ranks(traces, "auto", console=Console(file=out, width=200))
+    print_rank_table(traces, "auto", console=Console(file=out, width=200))
     assert f"Left out: {tmp_path / 'lr-1' / 'window-0001'} ({reason})\n" in out.getvalue()

@@ -162,7 +162,7 @@ def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "error", "words"),
+    ("ask", "error", "message"),
     [
         (lambda traces: read_trace(3), TypeError, '"path" must be'),  # type: ignore[arg-type]
         (lambda traces: read_trace(""), TraceError, "empty"),
@@ -170,10 +170,12 @@ def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
         (lambda traces: traces[7], KeyError, "no trace of rank 7; there are those of 3"),
     ],
 )
-def test_wrong_questions(tmp_path: Path, ask: Callable[[Any], object], error: type[Exception], words: str) -> None:
+def test_wrong_questions(
+    tmp_path: Path, ask: Callable[[Any], object], error: type[Exception], message: str
+) -> None:
     """The error says what was given and what is accepted."""
     (tmp_path / "rank0.json").write_bytes(written(EVENTS))
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         ask(read_trace(tmp_path))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from instrument.traces.intervals import length, union
+from instrument.traces.intervals import merge_overlaps, total_ns
 from instrument.traces.rocpd import read_rocpd
 from instrument.traces.rocprof import read_rocprof
 from instrument.traces.table import KERNEL, MEMCPY
@@ -222,7 +222,7 @@ def test_real_file() -> None:
     assert len(trace.kernels) == len(trace.gpu) == len(records) == 43_915
     assert int(trace.gpu.duration_ns.sum()) == sum(end - start for start, end in spans)
     assert int(trace.gpu.end_ns.max() - trace.gpu.start_ns.min()) == max(e for _, e in spans) - min(spans)[0]
-    assert length(union(trace.gpu.start_ns, trace.gpu.end_ns)) == _covered(spans)
+    assert total_ns(merge_overlaps(trace.gpu.start_ns, trace.gpu.end_ns)) == _covered(spans)
 
     symbols = {symbol["kernel_id"]: symbol for symbol in process["kernel_symbols"]}
     expected: dict[str, int] = defaultdict(int)

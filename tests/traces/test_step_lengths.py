@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instrument.diagnosis.metrics import metrics_of
-from instrument.traces.queue_waits import queue_waits
+from instrument.traces.blocked_launches import find_blocked_launches
 from instrument.traces.read import read_trace
-from instrument.traces.step_lengths import Lengths, joined
+from instrument.traces.step_lengths import StepLengths, merge_step_lengths
 from instrument.traces.step_work import step_lengths
 from instrument.traces.summary import merge, summarize
 from instrument.traces.trace import Trace
@@ -23,7 +23,7 @@ US = 1_000
 MS = 1_000_000
 
 
-def of(trace: Trace) -> Lengths:
+def of(trace: Trace) -> StepLengths:
     lengths = step_lengths(trace)
     assert lengths is not None
     return lengths
@@ -79,8 +79,8 @@ def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
     assert (lengths.bound, lengths.runs_ahead) == ("cpu", False)
     assert (lengths.step_ns, lengths.clock) == (4 * MS, "cpu")
     # The oracle counts from the first kernel on, the sums from the end of the first step's work.
-    assert lengths.pace.gpu_waits_ns == (starved - 7 * 450) * US
-    assert lengths.pace.cpu_waits_ns == 0
+    assert lengths.totals.gpu_waits_ns == (starved - 7 * 450) * US
+    assert lengths.totals.cpu_waits_ns == 0
 
 
 @pytest.mark.parametrize(("prepares_us", "bound"), [(100, "gpu"), (4_000, "both")])
@@ -99,8 +99,8 @@ def test_a_loop_that_synchronizes(tmp_path: Path, call: str, prepares_us: int, b
     assert (lengths.bound, lengths.runs_ahead) == (bound, False)
     assert (lengths.step_ns, lengths.clock) == (wall_ns, "synchronizations")
     assert lengths.gpu_step_ns == wall_ns
-    assert lengths.pace.synchronized_steps == 5
-    waited = lengths.pace.cpu_waits_ns / lengths.pace.cpu_ns
+    assert lengths.totals.synchronized_steps == 5
+    waited = lengths.totals.cpu_waits_ns / lengths.totals.cpu_ns
     assert waited == pytest.approx(9_005 / (10_006 + prepares_us))
 
 
@@ -178,7 +178,7 @@ def held_ns(loop: Loop, trace: Trace) -> int:
 
 def waits_us(trace: Trace) -> list[tuple[float, float]]:
     """From when to when launches waited for the queue, on the clock of the loop."""
-    found, base_ns = queue_waits(trace), BASE_US * US - trace.epoch_ns
+    found, base_ns = find_blocked_launches(trace), BASE_US * US - trace.epoch_ns
     starts, ends = (found.start_ns - base_ns) / US, (found.end_ns - base_ns) / US
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
@@ -193,8 +193,8 @@ def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
     trace = loop.trace(tmp_path)
     lengths = of(trace)
     assert (lengths.bound, lengths.gpu_step_ns) == ("gpu", 20 * MS)
-    assert lengths.pace.cpu_waits_ns == lengths.pace.queue_waits_ns == held_ns(loop, trace)
-    assert lengths.pace.cpu_waits_ns > 0.6 * lengths.pace.cpu_ns
+    assert lengths.totals.cpu_waits_ns == lengths.totals.queue_waits_ns == held_ns(loop, trace)
+    assert lengths.totals.cpu_waits_ns > 0.6 * lengths.totals.cpu_ns
 
 
 def test_the_cpu_waits_in_its_own_time(tmp_path: Path) -> None:
@@ -205,11 +205,11 @@ def test_the_cpu_waits_in_its_own_time(tmp_path: Path) -> None:
             for _ in range(300 if not number else 100):
                 loop.launch(100)
     lengths = of(loop.trace(tmp_path))
-    pace = lengths.pace
-    assert pace.cpu_ns == sum(step.cpu_ns for step in lengths.steps[1:])
-    assert 0.85 * pace.cpu_ns < pace.cpu_waits_ns <= pace.cpu_ns
+    totals = lengths.totals
+    assert totals.cpu_ns == sum(step.cpu_ns for step in lengths.steps[1:])
+    assert 0.85 * totals.cpu_ns < totals.cpu_waits_ns <= totals.cpu_ns
     numbers = metrics_of(loop.trace(tmp_path), "auto", lengths)
-    assert numbers["loop"]["cpu_waits_share"] == pace.cpu_waits_ns / pace.cpu_ns
+    assert numbers["loop"]["cpu_waits_share"] == totals.cpu_waits_ns / totals.cpu_ns
 
 
 def test_a_loop_that_starves_and_fills_the_queue_by_turns(tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_a_loop_that_starves_and_fills_the_queue_by_turns(tmp_path: Path) -> Non
     trace = loop.trace(tmp_path)
     lengths = of(trace)
     assert lengths.bound == "both"
-    assert lengths.pace.gpu_waits_ns > 0.2 * lengths.pace.gpu_ns
-    assert lengths.pace.queue_waits_ns == held_ns(loop, trace) > 0.2 * lengths.pace.cpu_ns
+    assert lengths.totals.gpu_waits_ns > 0.2 * lengths.totals.gpu_ns
+    assert lengths.totals.queue_waits_ns == held_ns(loop, trace) > 0.2 * lengths.totals.cpu_ns
 
 
 @pytest.mark.parametrize("before", [5, 300])
@@ -238,8 +238,8 @@ def test_launches_that_are_long_for_another_reason(tmp_path: Path, before: int) 
             loop.launch(50_000, cost=(400, 40_000)[before == 300])
             loop.synchronize()
     lengths = of(loop.trace(tmp_path))
-    assert lengths.pace.cpu_waits_ns > 0
-    assert lengths.pace.queue_waits_ns == 0
+    assert lengths.totals.cpu_waits_ns > 0
+    assert lengths.totals.queue_waits_ns == 0
 
 
 def test_graphs_do_not_fill_the_queue_by_their_kernels(tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_graphs_do_not_fill_the_queue_by_their_kernels(tmp_path: Path) -> None:
             for _ in range(2):
                 loop.launch(600, call="cudaGraphLaunch", cost=60, kernels=300)
     trace = loop.trace(tmp_path)
-    assert len(queue_waits(trace).start_ns) == 0
-    assert of(trace).pace.queue_waits_ns == 0
+    assert len(find_blocked_launches(trace).start_ns) == 0
+    assert of(trace).totals.queue_waits_ns == 0
 
 
 def test_a_queue_that_is_full_of_graphs(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_a_step_that_launches_nothing(tmp_path: Path) -> None:
                     loop.launch(1_250)
     lengths = of(loop.trace(tmp_path))
     assert [step.gpu_ns is None for step in lengths.steps] == [False, False, True, False, False]
-    assert (lengths.pace.steps, lengths.pace.gpu_ns) == (4, 30 * MS)
+    assert (lengths.totals.steps, lengths.totals.gpu_ns) == (4, 30 * MS)
 
 
 def test_steps_that_do_not_follow_each_other(tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ def test_steps_that_do_not_follow_each_other(tmp_path: Path) -> None:
             loop.launch(10_000)
     lengths = of(loop.trace(tmp_path))
     assert [step.gpu_period_ns is None for step in lengths.steps] == [True, False, False, True, False]
-    assert (lengths.pace.steps, lengths.pace.gpu_ns) == (3, 30 * MS)
+    assert (lengths.totals.steps, lengths.totals.gpu_ns) == (3, 30 * MS)
 
 
 def test_processes_have_their_own_gpus(tmp_path: Path) -> None:
@@ -433,8 +433,8 @@ def test_processes_have_their_own_gpus(tmp_path: Path) -> None:
             for _ in range(4):
                 idle.launch(50, cost=1_000)
     starved = idle.starved - 3 * 950
-    pace = of(busy.trace(tmp_path, idle)).pace
-    assert (pace.steps, pace.gpu_waits_ns) == (6, starved * US)
+    totals = of(busy.trace(tmp_path, idle)).totals
+    assert (totals.steps, totals.gpu_waits_ns) == (6, starved * US)
 
 
 def test_windows_add_up(tmp_path: Path) -> None:
@@ -448,9 +448,9 @@ def test_windows_add_up(tmp_path: Path) -> None:
     assert one.lengths is not None
     assert len(both.lengths.steps) == both.steps == 9
     assert both.lengths.steps[4].cpu_ns == 5 * US
-    assert both.lengths.pace == one.lengths.pace + one.lengths.pace
+    assert both.lengths.totals == one.lengths.totals + one.lengths.totals
     assert both.lengths.gpu_step_ns == 10 * MS
-    assert joined([(None, (1, 2))]) is None
+    assert merge_step_lengths([(None, (1, 2))]) is None
 
 
 Step = list[tuple[int, int, bool]]
@@ -489,18 +489,18 @@ def test_periods_add_up_to_the_span(steps: list[Step]) -> None:
     assert first.gpu_ns is not None
     assert first.gpu_first_ns is not None
     assert first.gpu_ns + sum(periods) == max(ends) - first.gpu_first_ns
-    assert lengths.pace.gpu_ns == sum(periods)
-    if lengths.pace.gpu_ns:
-        assert lengths.pace.gpu_waits_ns == starved * US
-        assert lengths.pace.gpu_waits_ns + lengths.pace.busy_ns <= lengths.pace.gpu_ns
-        assert lengths.pace.cpu_waits_ns <= lengths.pace.cpu_ns
-        assert lengths.pace.known_ns == lengths.pace.busy_ns
+    assert lengths.totals.gpu_ns == sum(periods)
+    if lengths.totals.gpu_ns:
+        assert lengths.totals.gpu_waits_ns == starved * US
+        assert lengths.totals.gpu_waits_ns + lengths.totals.busy_ns <= lengths.totals.gpu_ns
+        assert lengths.totals.cpu_waits_ns <= lengths.totals.cpu_ns
+        assert lengths.totals.known_ns == lengths.totals.busy_ns
 
 
 # Real traces
 
 
-def real(name: str) -> Lengths:
+def real(name: str) -> StepLengths:
     trace = read_trace(shared(name))
     assert isinstance(trace, Trace)
     return of(trace)
@@ -515,8 +515,8 @@ def test_real_loop_that_runs_ahead() -> None:
     assert lengths.step_ns == 95_591_571
     assert lengths.run_ahead_ns is not None
     assert 89 * MS < lengths.run_ahead_ns[0] < lengths.run_ahead_ns[1] < 90 * MS
-    assert 0.64 < lengths.pace.cpu_waits_ns / lengths.pace.cpu_ns < 0.65
-    assert lengths.pace.queue_waits_ns == lengths.pace.cpu_waits_ns
+    assert 0.64 < lengths.totals.cpu_waits_ns / lengths.totals.cpu_ns < 0.65
+    assert lengths.totals.queue_waits_ns == lengths.totals.cpu_waits_ns
 
 
 def test_real_loop_that_runs_ahead_of_work_from_before() -> None:
@@ -576,10 +576,10 @@ def test_a_loop_that_communication_bounds(tmp_path: Path) -> None:
     loop.events.append(kernels[-4] | {"name": "gemm", "dur": 625, "tid": 8, "args": args})
     trace = loop.trace(tmp_path)
     lengths = of(trace)
-    assert (lengths.bound, lengths.pace.exposed_comm_ns) == ("gpu", 4 * 7_500 * US - 625 * US)
+    assert (lengths.bound, lengths.totals.exposed_comm_ns) == ("gpu", 4 * 7_500 * US - 625 * US)
     everything = step_lengths(trace, ".")
     assert everything is not None
-    assert everything.pace.exposed_comm_ns == everything.pace.gpu_ns == 40 * MS
+    assert everything.totals.exposed_comm_ns == everything.totals.gpu_ns == 40 * MS
 
 
 def test_how_busy_the_gpu_is_in_a_step(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-from ..report.console import line
+from ..report.console import print_line
 from ..stepping.function_calls import check
 from ..syncs.allowlist import Known
 from ..syncs.report import SyncReport, render
@@ -240,7 +240,7 @@ def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
     console = Console(file=out)
     for number, (target, report) in enumerate(reports):
         if len(reports) > 1:
-            line(console, target, bold=True, space=bool(number))
+            print_line(console, target, bold=True, space=bool(number))
         render(report, console=console)
 
 

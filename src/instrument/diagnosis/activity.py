@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..traces.intervals import Intervals, common, either, length, union
+from ..traces.intervals import Intervals, merge_overlaps, overlap_ns, total_ns, union
 from ..traces.table import KERNEL, MEMCPY, MEMSET, Array, Table
 
 
@@ -34,31 +34,31 @@ class Activity(NamedTuple):
     busy: Intervals
 
 
-def activity(gpu: Table, communicates: Array) -> Activity:
+def activity(gpu: Table, communication_mask: Array) -> Activity:
     """Return when the GPU did what.
 
     Args:
         gpu: the work on the GPU.
-        communicates: a mask of its rows.
+        communication_mask: which rows are kernels that communicate.
     """
     start, end, kernel = gpu.start_ns, gpu.end_ns, gpu.category == KERNEL
 
     def times(rows: Array) -> Intervals:
-        return union(start[rows], end[rows])
+        return merge_overlaps(start[rows], end[rows])
 
-    kernel_compute, communication = times(kernel & ~communicates), times(kernel & communicates)
+    kernel_compute, communication = times(kernel & ~communication_mask), times(kernel & communication_mask)
     memcpy, memset = times(gpu.category == MEMCPY), times(gpu.category == MEMSET)
-    compute = either(kernel_compute, memset)
-    working = either(compute, communication)
+    compute = union(kernel_compute, memset)
+    working = union(compute, communication)
     return Activity(
-        kernels=either(kernel_compute, communication),
+        kernels=union(kernel_compute, communication),
         kernel_compute=kernel_compute,
         compute=compute,
         communication=communication,
         memcpy=memcpy,
         memset=memset,
         working=working,
-        busy=either(working, memcpy),
+        busy=union(working, memcpy),
     )
 
 
@@ -69,24 +69,24 @@ def span(gpu: Table) -> tuple[int, int]:
 
 def split(done: Activity, span_ns: int) -> dict[str, int | float | None]:
     """Return how the time from the first start to the last end was spent."""
-    busy, kernels = length(done.busy), length(done.kernels)
+    busy, kernels = total_ns(done.busy), total_ns(done.kernels)
     idle = span_ns - busy
-    compute, communication = length(done.compute), length(done.communication)
-    exposed = communication - common(done.communication, done.compute)
-    exposed_memcpy = length(done.memcpy) - common(done.memcpy, done.working)
+    compute, communication = total_ns(done.compute), total_ns(done.communication)
+    exposed = communication - overlap_ns(done.communication, done.compute)
+    exposed_memcpy = total_ns(done.memcpy) - overlap_ns(done.memcpy, done.working)
     assert compute + exposed + exposed_memcpy + idle == span_ns
     return {
         "span_ns": span_ns,
         "busy_ns": busy,
         "idle_ns": idle,
         "compute_ns": compute,
-        "kernel_compute_ns": length(done.kernel_compute),
+        "kernel_compute_ns": total_ns(done.kernel_compute),
         "comm_ns": communication,
-        "memcpy_ns": length(done.memcpy),
-        "memset_ns": length(done.memset),
+        "memcpy_ns": total_ns(done.memcpy),
+        "memset_ns": total_ns(done.memset),
         "exposed_comm_ns": exposed,
         "exposed_memcpy_ns": exposed_memcpy,
-        "overlap_comm_compute_ns": common(done.communication, done.kernel_compute),
+        "overlap_comm_compute_ns": overlap_ns(done.communication, done.kernel_compute),
         "kernel_util_span": ratio(kernels, span_ns),
         "busy_pct": 100 * busy / span_ns if span_ns else None,
         "idle_pct": 100 - 100 * busy / span_ns if span_ns else None,
@@ -101,7 +101,7 @@ def ratio(part: float, whole: float) -> float | None:
 def counts(gpu: Table) -> dict[str, int | dict[str, int]]:
     """Return how many kernels, copies and fills there are, and some of their kinds."""
     kernels = gpu.duration_ns[gpu.category == KERNEL]
-    inside = np.array(["DtoD" in word for word in gpu.words], bool)[gpu.name] & (gpu.category == MEMCPY)
+    inside = np.array(["DtoD" in word for word in gpu.strings], bool)[gpu.name] & (gpu.category == MEMCPY)
     return {
         "gpu_events": len(gpu),
         "kernels": len(kernels),

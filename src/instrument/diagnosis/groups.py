@@ -29,7 +29,7 @@ class Totals:
     extent: Array
 
 
-class Events:
+class GroupedEvents:
     """Events that can be added up by group.
 
     Args:
@@ -80,7 +80,7 @@ class Events:
         result.busy[found] += np.add.reduceat(np.maximum(reach - np.maximum(start, before), 0), first)
 
 
-def upward(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
+def ancestor_levels(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
     """Yield, level by level, which of ``rows`` still have an ancestor there (themselves at first), and it."""
     which = np.flatnonzero(rows >= 0)
     above = rows[which]
@@ -90,12 +90,12 @@ def upward(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
         which, above = which[above >= 0], above[above >= 0]
 
 
-def inclusive(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
+def ancestor_pairs(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
     """Yield each event with what holds it, and with what holds that, as pairs of numbers, some at a time."""
-    depth = sum(1 for _ in upward(np.unique(rows, return_index=True)[0], parents))
+    depth = sum(1 for _ in ancestor_levels(np.unique(rows, return_index=True)[0], parents))
     step = max(_PAIRS // max(depth, 1), 1)
     for begin in range(0, len(rows), step):
-        levels = list(upward(rows[begin : begin + step], parents))
+        levels = list(ancestor_levels(rows[begin : begin + step], parents))
         if levels:
             yield np.concatenate([which for which, _ in levels]) + begin, np.concatenate([on for _, on in levels])
 
@@ -107,7 +107,7 @@ def distinct(codes: Array) -> tuple[Array, Array]:
     return np.flatnonzero(used), (np.cumsum(used) - 1)[codes]
 
 
-def sums(values: Array, groups: Array, count: int) -> Array:
+def sum_by_group(values: Array, groups: Array, count: int) -> Array:
     """Add up integers by group, exactly."""
     result = np.zeros(count, np.int64)
     np.add.at(result, groups, values)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..traces.table import Array, Table
-from .groups import sums
+from .groups import sum_by_group
 
 SHORT_NS = 30_000
 """A shorter gap is what it takes to start the next kernel; HTA's default."""
@@ -46,7 +46,9 @@ def idle_streams(gpu: Table, launched_ns: Array, order: Array) -> dict[str, dict
     gap, host = gpu.start_ns[order[after]] - before, launched_ns[order[after]] > before
     short = gap < SHORT_NS
     classes = {"host_wait": host, "kernel_wait": ~host & short, "other": ~host & ~short}
-    columns = {name: sums(gap[rows], of[after[rows]], len(first)).tolist() for name, rows in classes.items()}
+    columns = {
+        name: sum_by_group(gap[rows], of[after[rows]], len(first)).tolist() for name, rows in classes.items()
+    }
     columns["n"] = np.bincount(of, minlength=len(first)).tolist()
     rows = zip(device[first].tolist(), stream[first].tolist(), *columns.values(), strict=True)
     return {

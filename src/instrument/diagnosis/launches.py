@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..traces.intervals import length, union
+from ..traces.intervals import merge_overlaps, total_ns
 from ..traces.table import KERNEL, Array, Table
 from .activity import ratio
 
@@ -55,5 +55,5 @@ def queue(gpu: Table, launched_ns: Array) -> dict[str, float | int | None]:
 def syncs(runtime: Table) -> dict[str, int]:
     """Return how often the host called a function that waits for the GPU, and how long any thread waited."""
     rows = runtime.matching("name", _SYNC)
-    waited = union(runtime.start_ns[rows], runtime.end_ns[rows])
-    return {"sync_calls": int(rows.sum()), "sync_union_ns": length(waited)}
+    waited = merge_overlaps(runtime.start_ns[rows], runtime.end_ns[rows])
+    return {"sync_calls": int(rows.sum()), "sync_union_ns": total_ns(waited)}

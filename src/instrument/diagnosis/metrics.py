@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..traces.communication import Collectives, communicates
-from ..traces.step_lengths import Lengths
+from ..traces.communication import Collectives, communication_mask
+from ..traces.step_lengths import StepLengths
 from ..traces.step_work import step_lengths
 from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Trace
@@ -18,7 +18,7 @@ from .activity import activity, counts, ratio, span, split
 from .collectives import collective_table
 from .definitions import DEFINITIONS, WINDOWS, Basis, Window
 from .gpus import per_gpu
-from .groups import Events
+from .groups import GroupedEvents
 from .matmul import matmul_table
 from .occupancy import blocks_per_sm, occupancy, of_device, sm_efficiency
 from .tables import kernel_table, module_table, operator_table, region_table
@@ -87,11 +87,11 @@ def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
     return metrics_of(trace, collectives, step_lengths(trace, collectives))
 
 
-def metrics_of(trace: Trace, collectives: Collectives, lengths: Lengths | None) -> Metrics:
+def metrics_of(trace: Trace, collectives: Collectives, lengths: StepLengths | None) -> Metrics:
     """Return what `metrics` does, of a trace whose step lengths are known already."""
     gpu, runtime = trace.gpu, trace.runtime
-    communicate = communicates(gpu, collectives)
-    work = Events(gpu.start_ns, gpu.end_ns)
+    communicate = communication_mask(gpu, collectives)
+    work = GroupedEvents(gpu.start_ns, gpu.end_ns)
     done, (start, end) = activity(gpu, communicate), span(gpu)
     launched, order = idle.launched_at(gpu, runtime), idle.in_order(gpu)
     blocks = blocks_per_sm(gpu, runtime, trace.devices)
@@ -127,7 +127,9 @@ def metrics_of(trace: Trace, collectives: Collectives, lengths: Lengths | None) 
     return Metrics(numbers, windows, coverage)
 
 
-def _windows(trace: Trace, launched_ns: Array, lengths: Lengths | None) -> dict[Window, tuple[int, int] | None]:
+def _windows(
+    trace: Trace, launched_ns: Array, lengths: StepLengths | None
+) -> dict[Window, tuple[int, int] | None]:
     gpu = span(trace.gpu) if trace.gpu else None
     known = launched_ns[trace.gpu.launch >= 0]
     tables = [table for table in vars(trace).values() if isinstance(table, Table) and table]
@@ -146,7 +148,9 @@ def _windows(trace: Trace, launched_ns: Array, lengths: Lengths | None) -> dict[
     }
 
 
-def _coverage(trace: Trace, blocks: Array, limits: Array, lengths: Lengths | None) -> dict[Basis, float | None]:
+def _coverage(
+    trace: Trace, blocks: Array, limits: Array, lengths: StepLengths | None
+) -> dict[Basis, float | None]:
     gpu = trace.gpu
     kernels = gpu.category == KERNEL
     sized = ~np.isnan(blocks)
@@ -162,7 +166,7 @@ def _coverage(trace: Trace, blocks: Array, limits: Array, lengths: Lengths | Non
         "region": of(gpu.region >= 0, every),
         "module": of(gpu.module >= 0, every),
         "step": of(gpu.step >= 0, every),
-        "loop": ratio(lengths.pace.known_ns, lengths.pace.busy_ns) if lengths else None,
+        "loop": ratio(lengths.totals.known_ns, lengths.totals.busy_ns) if lengths else None,
         "blocks": of(sized, kernels),
         "occupancy": of(~np.isnan(gpu.occupancy_percent), kernels),
         "threads": of(sized & (gpu.block_threads > 0) & (limits > 0), kernels),

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ..traces.intervals import length, union
-from ..traces.lanes import Lanes
+from ..traces.intervals import merge_overlaps, total_ns
+from ..traces.lanes import LaneAxis
 from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Device
 from .activity import ratio
@@ -57,8 +57,8 @@ def sm_efficiency(gpu: Table, blocks: Array, span_ns: int) -> dict[str, float | 
     device, which = np.unique(gpu.device[rows], return_inverse=True)
     start, end = gpu.start_ns[rows], gpu.end_ns[rows]
     used = sum(_integrals(which, len(device), start, end, blocks[rows]))
-    lanes = Lanes(len(device), start, end)
-    ran = length(union(lanes.places(which, start), lanes.places(which, end)))
+    lanes = LaneAxis(len(device), start, end)
+    ran = total_ns(merge_overlaps(lanes.positions(which, start), lanes.positions(which, end)))
     return {"sm_eff_span": ratio(used, len(device) * span_ns), "sm_eff_kernel_time": ratio(used, ran)}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..traces.table import KERNEL, Array, Table
 from .activity import ratio
-from .groups import Events, distinct, inclusive, sums
+from .groups import GroupedEvents, ancestor_pairs, distinct, sum_by_group
 
 Rows = list[dict[str, Any]]
 
@@ -38,7 +38,7 @@ def kernel_table(gpu: Table) -> Rows:
     return [row | {"share": ratio(row["sum_ns"], whole)} for row in rows]
 
 
-def operator_table(operators: Table, gpu: Table, work: Events) -> Rows:
+def operator_table(operators: Table, gpu: Table, work: GroupedEvents) -> Rows:
     """Return the operators by name: calls, CPU time without children, and work on the GPU.
 
     ``gpu_self_ns`` adds up the work that calls launched themselves, ``gpu_ns`` also that of the operators they
@@ -48,17 +48,17 @@ def operator_table(operators: Table, gpu: Table, work: Events) -> Rows:
     if not operators:
         return []
     inside = np.flatnonzero(operators.parent >= 0)
-    children = Events(operators.start_ns[inside], operators.end_ns[inside]).totals(
+    children = GroupedEvents(operators.start_ns[inside], operators.end_ns[inside]).totals(
         [(np.arange(len(inside)), operators.parent[inside])], len(operators)
     )
     names, of = distinct(operators.name)
     own = np.flatnonzero(gpu.operator >= 0)
     launched = work.totals([(own, of[gpu.operator[own]])], len(names))
-    pairs = inclusive(gpu.operator, operators.parent)
+    pairs = ancestor_pairs(gpu.operator, operators.parent)
     below = work.totals(((rows, of[above]) for rows, above in pairs), len(names))
     columns = {
         "calls": np.bincount(of, minlength=len(names)),
-        "cpu_self_ns": sums(operators.duration_ns - children.busy, of, len(names)),
+        "cpu_self_ns": sum_by_group(operators.duration_ns - children.busy, of, len(names)),
         "gpu_self_ns": launched.sum,
         "gpu_ns": below.sum,
         "gpu_busy_ns": below.busy,
@@ -66,7 +66,7 @@ def operator_table(operators: Table, gpu: Table, work: Events) -> Rows:
     return _rows(operators, names, columns, "gpu_self_ns")
 
 
-def region_table(regions: Table, gpu: Table, work: Events) -> Rows:
+def region_table(regions: Table, gpu: Table, work: GroupedEvents) -> Rows:
     """Return the named regions, and the work on the GPU launched inside them.
 
     ``gpu_ns`` adds up its durations, ``gpu_busy_ns`` is the time that at least one piece covers, and
@@ -75,7 +75,7 @@ def region_table(regions: Table, gpu: Table, work: Events) -> Rows:
     return _nested(regions, work, gpu.region, regions.parent, np.ones(len(regions), bool))
 
 
-def module_table(frames: Table, gpu: Table, work: Events) -> Rows:
+def module_table(frames: Table, gpu: Table, work: GroupedEvents) -> Rows:
     """Return the modules, as `region_table`; the trace has them if it was recorded with stacks."""
     if not frames:
         return []
@@ -95,21 +95,21 @@ def _module_above(parents: Array, is_module: Array) -> Array:
     return result
 
 
-def _nested(ranges: Table, work: Events, inner: Array, parents: Array, chosen: Array) -> Rows:
+def _nested(ranges: Table, work: GroupedEvents, inner: Array, parents: Array, chosen: Array) -> Rows:
     if not chosen.any():
         return []
     names, of = distinct(ranges.name[chosen])
     number = np.zeros(len(ranges), np.int64)
     number[chosen] = of
-    by_name = work.totals(((rows, number[above]) for rows, above in inclusive(inner, parents)), len(names))
-    by_call = work.totals(inclusive(inner, parents), len(ranges))
+    by_name = work.totals(((rows, number[above]) for rows, above in ancestor_pairs(inner, parents)), len(names))
+    by_call = work.totals(ancestor_pairs(inner, parents), len(ranges))
     columns = {
         "calls": np.bincount(of, minlength=len(names)),
-        "cpu_ns": sums(ranges.duration_ns[chosen], of, len(names)),
+        "cpu_ns": sum_by_group(ranges.duration_ns[chosen], of, len(names)),
         "gpu_count": by_name.count,
         "gpu_ns": by_name.sum,
         "gpu_busy_ns": by_name.busy,
-        "gpu_projection_ns": sums(by_call.extent[chosen], of, len(names)),
+        "gpu_projection_ns": sum_by_group(by_call.extent[chosen], of, len(names)),
     }
     return _rows(ranges, names, columns, "gpu_ns")
 
@@ -119,6 +119,6 @@ def _rows(table: Table, names: Array, columns: dict[str, Array], by: str) -> Row
     order = np.argsort(-columns[by], kind="stable")
     values = zip(*(column[order].tolist() for column in columns.values()), strict=True)
     return [
-        {"name": table.words[name], **dict(zip(columns, row, strict=True))}
+        {"name": table.strings[name], **dict(zip(columns, row, strict=True))}
         for name, row in zip(names[order].tolist(), values, strict=True)
     ]

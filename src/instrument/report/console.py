@@ -37,7 +37,7 @@ def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], cons
     console.print(table, crop=False, no_wrap=True, overflow="ignore")
 
 
-def line(console: Console, text: str, *, bold: bool = False, space: bool = False) -> None:
+def print_line(console: Console, text: str, *, bold: bool = False, space: bool = False) -> None:
     """Print a line of text as it is: no markup, no colours of rich's choice, paths in one piece.
 
     With ``space`` there is an empty line before it.
@@ -46,7 +46,7 @@ def line(console: Console, text: str, *, bold: bool = False, space: bool = False
     console.print(Text(printable(text), style="bold" if bold else ""), soft_wrap=True)
 
 
-def sentence(console: Console, text: str) -> None:
+def print_wrapped(console: Console, text: str) -> None:
     """Print text as it is, on as many lines as it needs; no line parts a number from its unit."""
     whole = _BEFORE_UNIT.sub(_NO_BREAK, printable(text))
     for part in textwrap.wrap(whole, console.width, break_long_words=False, break_on_hyphens=False):

@@ -11,7 +11,7 @@ from rich.console import Console
 from ..diagnosis.metrics import Metrics
 from ..traces.trace import Trace
 from ..units import count, counted, duration, percent
-from .console import line, print_table, sentence
+from .console import print_line, print_table, print_wrapped
 
 _GRAPH = re.compile(r"^CUDA graph \d+$")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")
@@ -44,7 +44,7 @@ class Graphs:
         return Graphs(self.whole + other.whole, self.launches + other.launches, self.kernels + other.kernels)
 
 
-def launched_graphs(trace: Trace) -> Graphs:
+def count_graph_launches(trace: Trace) -> Graphs:
     """Count graph launches without kernels (Nsight Systems), and graph kernels without an operator (Kineto)."""
     if trace.format == "nsight systems":
         return Graphs(whole=int(trace.kernels.matching("name", _GRAPH).sum()))
@@ -54,18 +54,18 @@ def launched_graphs(trace: Trace) -> Graphs:
     return Graphs(launches=len(np.unique(alone)), kernels=len(alone))
 
 
-def render_graphs(graphs: Graphs, *, console: Console) -> None:
+def print_graph_launches(graphs: Graphs, *, console: Console) -> None:
     """Print what is missing of graphs, and how to record it."""
     if graphs.whole:
-        line(console, "")
-        line(
+        print_line(console, "")
+        print_line(
             console, f"Launches of CUDA graphs, traced as a whole: {count(graphs.whole)}. For the kernels in them:"
         )
-        line(console, "  instrument run --profiler nsys --option=--cuda-graph-trace=node ...")
+        print_line(console, "  instrument run --profiler nsys --option=--cuda-graph-trace=node ...")
     if graphs.kernels:
-        line(console, "")
+        print_line(console, "")
         kernels, launches = counted(graphs.kernels, "kernel"), counted(graphs.launches, "launch", "launches")
-        sentence(
+        print_wrapped(
             console,
             f"{kernels} from {launches} of graphs are in no operator, as a graph runs its kernels without the "
             "operators that were captured. They count in the region around the launch; for their operators, "
@@ -73,14 +73,14 @@ def render_graphs(graphs: Graphs, *, console: Console) -> None:
         )
 
 
-def render_gpu(numbers: Metrics, *, console: Console) -> None:
+def print_gpu_time(numbers: Metrics, *, console: Console) -> None:
     """Print the parts of the time from the first start to the last end of GPU work, and the longest kernels.
 
     Nothing, for a trace without any.
     """
     if not numbers["gpu_events"]:
         return
-    line(console, "")
+    print_line(console, "")
     gpus = sum(gpu["device"] >= 0 for gpu in numbers["per_gpu"])
     _render_parts(numbers, gpus, console)
     kernels = numbers["kernel_table"]
@@ -92,7 +92,7 @@ def render_gpu(numbers: Metrics, *, console: Console) -> None:
     if rows:
         print_table(["kernel" + f" (all {gpus} GPUs)" * (gpus > 1), "calls", "GPU", "% kernels"], rows, console)
     if len(kernels) > _KERNELS:
-        line(console, f"... and {counted(len(kernels) - _KERNELS, 'more kernel')}")
+        print_line(console, f"... and {counted(len(kernels) - _KERNELS, 'more kernel')}")
 
 
 def _render_parts(numbers: Metrics, gpus: int, console: Console) -> None:
@@ -102,9 +102,9 @@ def _render_parts(numbers: Metrics, gpus: int, console: Console) -> None:
     shown = [(name, word) for name, word in _PARTS if name != "exposed_comm_ns" or numbers["comm_ns"]]
     if gpus < 2:
         parts = ", ".join(f"{word} {percent(numbers[name], whole)} %" for name, word in shown)
-        sentence(console, f"GPU, {span} its work: {parts}")
+        print_wrapped(console, f"GPU, {span} its work: {parts}")
         return
-    sentence(console, f"{gpus} GPUs, {span} their work:")
+    print_wrapped(console, f"{gpus} GPUs, {span} their work:")
     rows = [
         (0, "?" if gpu["device"] < 0 else str(gpu["device"]), [duration(gpu["work_ns"]), *shares])
         for gpu in numbers["per_gpu"][:_GPUS]
@@ -112,5 +112,5 @@ def _render_parts(numbers: Metrics, gpus: int, console: Console) -> None:
     ]
     print_table(["GPU", "work", *(f"{word} %" for _, word in shown)], rows, console)
     if (more := len(numbers["per_gpu"]) - _GPUS) > 0:
-        line(console, f"... and {counted(more, 'more GPU')}")
-    line(console, "")
+        print_line(console, f"... and {counted(more, 'more GPU')}")
+    print_line(console, "")

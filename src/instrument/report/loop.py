@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..traces.step_lengths import Lengths
+from ..traces.step_lengths import StepLengths
 from ..units import duration, percent
 
 _LITTLE = 0.01  # of a step: not worth a word
@@ -12,17 +12,19 @@ _MUCH = 0.1  # of a step: worth one where it is communication
 _WINDOW = "of {} time after the first step"  # from the end of that one, or of its work on the GPU, on
 
 
-def loop_sentences(lengths: Lengths) -> Iterator[str]:
+def describe_loop(lengths: StepLengths) -> Iterator[str]:
     """Yield what bounds the loop, or why that is not known, and what says so."""
-    pace = lengths.pace
-    idle, waits = percent(pace.gpu_waits_ns, pace.gpu_ns), percent(pace.cpu_waits_ns, pace.cpu_ns)
+    totals = lengths.totals
+    idle, waits = percent(totals.gpu_waits_ns, totals.gpu_ns), percent(totals.cpu_waits_ns, totals.cpu_ns)
     if lengths.bound == "gpu":
-        queue = " (in launches, because the GPU's queue was full)" * (2 * pace.queue_waits_ns > pace.cpu_waits_ns)
+        queue = " (in launches, because the GPU's queue was full)" * (
+            2 * totals.queue_waits_ns > totals.cpu_waits_ns
+        )
         waited = f", and waited for it {waits} % {_WINDOW.format('its')}{queue}"
-        waited *= pace.cpu_waits_ns > _LITTLE * pace.cpu_ns
-        comm = pace.exposed_comm_ns
-        bounds = "Communication" if 2 * comm > pace.gpu_ns else "The GPU"
-        share = f", {percent(comm, pace.gpu_ns)} % of it exposed communication" * (comm > _MUCH * pace.gpu_ns)
+        waited *= totals.cpu_waits_ns > _LITTLE * totals.cpu_ns
+        comm = totals.exposed_comm_ns
+        bounds = "Communication" if 2 * comm > totals.gpu_ns else "The GPU"
+        share = f", {percent(comm, totals.gpu_ns)} % of it exposed communication" * (comm > _MUCH * totals.gpu_ns)
         yield f"{bounds} bounds the loop: {_step(lengths)}{share}. The CPU {_ahead(lengths)}{waited}."
     elif lengths.bound == "cpu":
         yield (
@@ -44,7 +46,7 @@ def loop_sentences(lengths: Lengths) -> Iterator[str]:
             yield f"Between synchronizations {_took(lengths.synchronized_step_ns)}."
 
 
-def _step(lengths: Lengths) -> str:
+def _step(lengths: StepLengths) -> str:
     """How long a step takes, and by what clock."""
     step_ns = lengths.step_ns or 0
     if lengths.clock == "synchronizations":
@@ -60,7 +62,7 @@ def _took(ns: float) -> str:
     return f"a step took {duration(ns)}"
 
 
-def _ahead(lengths: Lengths) -> str:
+def _ahead(lengths: StepLengths) -> str:
     """How far the CPU ran ahead at the end of a step, at most."""
     _, most = lengths.run_ahead_ns or (0, 0)
     step_ns = lengths.gpu_step_ns

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from .chunks import Index
+from .chunks import EventIndex
 from .gpu_lanes import GpuLane, gpu_lanes
-from .text import blocks
-from .trace import Lost, Trace
+from .text import read_blocks
+from .trace import ReadLosses, Trace
 
 CATEGORY = "gpu_region"
 """Of the events that are added."""
@@ -20,7 +20,7 @@ CATEGORY = "gpu_region"
 _FIRST = 1_000_000_000  # thread of the lanes, which no stream is; threads of the system have lower ids
 
 
-class Added(NamedTuple):
+class AddedLanes(NamedTuple):
     """What was added to a copy.
 
     Attributes:
@@ -34,7 +34,7 @@ class Added(NamedTuple):
     left_out: int
 
 
-def add_gpu_lanes(trace: Trace, out: Path) -> Added:
+def add_gpu_lanes(trace: Trace, out: Path) -> AddedLanes:
     """Write a copy of the file of a trace with lanes of regions on the GPU, gzipped if ``out`` ends in ".gz".
 
     All that is in the file, damage included, is copied as it is; the lanes come before the first event. A file
@@ -51,7 +51,7 @@ def add_gpu_lanes(trace: Trace, out: Path) -> Added:
     """
     source = check_source(trace.path)
     check_out(source, out)
-    if trace.format != "kineto" or not isinstance(trace.look_up, Index):
+    if trace.format != "kineto" or not isinstance(trace.look_up, EventIndex):
         raise ValueError(
             f"a trace of torch.profiler (.json, .json.gz) is accepted; {trace.path} is of {trace.format}"
         )
@@ -63,7 +63,7 @@ def add_gpu_lanes(trace: Trace, out: Path) -> Added:
     taken = {(thread.process, thread.thread) for thread in trace.threads}
     _replace(source, out, trace.look_up.begin, _events(lanes, taken))
     spans = sum(len(row) for lane in lanes for row in lane.rows)
-    return Added(spans, len(lanes), sum(lane.left_out for lane in lanes))
+    return AddedLanes(spans, len(lanes), sum(lane.left_out for lane in lanes))
 
 
 def check_source(source: Path) -> Path:
@@ -90,7 +90,7 @@ def check_out(source: Path, out: Path) -> None:
 
 
 def _word(trace: Trace, word: str) -> int:
-    return trace.words.index(word) if word in trace.words else -1
+    return trace.strings.index(word) if word in trace.strings else -1
 
 
 def _events(lanes: Iterable[GpuLane], taken: set[tuple[int | str, int | str]]) -> Iterator[str]:
@@ -129,7 +129,7 @@ def _replace(source: Path, out: Path, begin: int, events: Iterable[str]) -> None
     try:
         with source.open("rb") as read, _open(part, packed=out.suffix == ".gz") as write:
             place = 0
-            for block in blocks(source, read, Lost()):
+            for block in read_blocks(source, read, ReadLosses()):
                 before = begin - place
                 place += len(block)
                 if 0 <= before < len(block):

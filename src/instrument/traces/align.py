@@ -10,7 +10,7 @@ from math import sqrt
 
 import numpy as np
 
-from .lanes import by_lane
+from .lanes import group_rows
 from .table import KERNEL, Array
 from .trace import Trace
 
@@ -98,16 +98,16 @@ def _sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], _Sequence]:
     rows = trace.gpu.where(mask)
     name = np.where(rows.collective > 0, rows.collective, rows.name)
     used, inverse = np.unique(name, return_inverse=True)
-    name = np.array([zlib.crc32(trace.words[code].encode(errors="replace")) for code in used], np.int64)[inverse]
+    name = np.array([zlib.crc32(trace.strings[code].encode(errors="replace")) for code in used], np.int64)[inverse]
     step = np.where(rows.step >= 0, trace.steps.number[rows.step], -1) if trace.steps else rows.step
     members = _members(trace)
     # A process group has a stream of its own; without names, those of both ranks are taken in order.
     streams = np.unique(rows.stream, return_inverse=True)[1]
     result = {}
     end_ns = rows.end_ns
-    for group, of_group in by_lane(rows.group):
-        text = trace.words[group]
-        parts = [(-1, of_group)] if group else [(n, of_group[part]) for n, part in by_lane(streams[of_group])]
+    for group, of_group in group_rows(rows.group):
+        text = trace.strings[group]
+        parts = [(-1, of_group)] if group else [(n, of_group[part]) for n, part in group_rows(streams[of_group])]
         for number, here in parts:
             key = (text, members.get(text, "")) if group else ("", str(number))
             result[key] = _Sequence(step[here], name[here], end_ns[here])

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .lanes import Lanes
-from .nest import Nest
+from .lanes import LaneAxis
+from .nest import NestedRanges
 from .table import Array, Table
 from .trace import Thread
 
@@ -32,7 +32,7 @@ _MOST = 64  # threads of a process that train at once and are told apart
 _AT_ONCE = 1 << 15  # times that are looked at together, each with so many threads
 
 
-class Nodes(NamedTuple):
+class AutogradNodes(NamedTuple):
     """The operators of autograd.
 
     Attributes:
@@ -44,23 +44,25 @@ class Nodes(NamedTuple):
     made: Table
 
 
-def node_of(name: str) -> str | None:
+def engine_node_name(name: str) -> str | None:
     """Return the name of the node that the engine's operator of this name runs; None for any other operator."""
     engine, runs, node = name.partition(": ")
     return _NUMBERS.split(node, maxsplit=1)[0] if runs and engine == _ENGINE else None
 
 
-def autograd_nodes(operators: Table) -> Nodes:
+def autograd_nodes(operators: Table) -> AutogradNodes:
     """Return the nodes that ran, and the operators outside of backward passes that made some."""
     engine = operators.matching("name", _IS_ENGINE)
     run = operators.where(engine)
     made = operators.where((operators.sequence >= 0) & ~engine)
     if run:  # a node may itself make nodes: checkpointing runs the forward again
-        made = made.where(Nest(run.start_ns, run.end_ns, run.thread).at(made.start_ns, made.thread) < 0)
-    return Nodes(run, made)
+        made = made.where(
+            NestedRanges(run.start_ns, run.end_ns, run.thread).innermost_at(made.start_ns, made.thread) < 0
+        )
+    return AutogradNodes(run, made)
 
 
-def autograd_threads(threads: Sequence[Thread], regions: Table, nodes: Nodes, stepping: Array) -> Array:
+def autograd_threads(threads: Sequence[Thread], regions: Table, nodes: AutogradNodes, stepping: Array) -> Array:
     """Return which threads are autograd's own, as a mask with one more element for thread -1.
 
     They have its name, or run nodes and make none; where the trace has no nodes, all regions on them that are in
@@ -85,7 +87,7 @@ def autograd_threads(threads: Sequence[Thread], regions: Table, nodes: Nodes, st
     return found
 
 
-class Callers:
+class BackwardCallers:
     """Tells which thread waits at a time for the backward pass that a thread of autograd runs.
 
     It is the one of the process that has a region open then, of those that train: the thread of the steps, and
@@ -100,7 +102,9 @@ class Callers:
         process_of: the process of each thread; the last is for thread -1.
     """
 
-    def __init__(self, regions: Table, nodes: Nodes, autograd: Array, main: Array, process_of: Array) -> None:
+    def __init__(
+        self, regions: Table, nodes: AutogradNodes, autograd: Array, main: Array, process_of: Array
+    ) -> None:
         trains = np.zeros(len(process_of), bool)
         trains[nodes.made.thread] = trains[main] = True
         self._trains = trains & ~autograd
@@ -108,14 +112,14 @@ class Callers:
         self._nodes, self._process_of = nodes, process_of
         rows = regions.where(self._trains[regions.thread] & (regions.parent < 0))
         process = process_of[rows.thread]
-        self._lanes = Lanes(int(process_of.max(initial=-1)), rows.start_ns, rows.end_ns)
+        self._lanes = LaneAxis(int(process_of.max(initial=-1)), rows.start_ns, rows.end_ns)
         self._starts, self._ends = (
-            np.sort(self._lanes.places(process, times)) for times in (rows.start_ns, rows.end_ns)
+            np.sort(self._lanes.positions(process, times)) for times in (rows.start_ns, rows.end_ns)
         )
-        self._nest = Nest(rows.start_ns, rows.end_ns, process)
+        self._nest = NestedRanges(rows.start_ns, rows.end_ns, process)
         self._outermost, self._backward = rows, regions.where(regions.matching("name", _NAMED_SO))
 
-    def of(self, times_ns: Array, threads: Array) -> tuple[Array, Array]:
+    def find(self, times_ns: Array, threads: Array) -> tuple[Array, Array]:
         """Return the thread that waits for each thread of autograd at each time, or -1, and where it is unclear.
 
         Args:
@@ -123,11 +127,11 @@ class Callers:
             threads: of autograd, as many.
         """
         process = self._process_of[threads]
-        places = self._lanes.places(process, times_ns)
+        places = self._lanes.positions(process, times_ns)
         opened, closed = (np.searchsorted(edges, places, "right") for edges in (self._starts, self._ends))
         found = np.full(len(times_ns), -1)
         one = np.flatnonzero(opened - closed == 1)
-        found[one] = self._outermost.thread[self._nest.at(times_ns[one], process[one])]
+        found[one] = self._outermost.thread[self._nest.innermost_at(times_ns[one], process[one])]
         unclear = opened - closed > 1
         if unclear.any():
             found[unclear] = self._of_several(times_ns[unclear], threads[unclear])
@@ -135,12 +139,14 @@ class Callers:
 
     def _of_several(self, times_ns: Array, threads: Array) -> Array:
         found = np.full(len(times_ns), -1)
-        nests = [Nest(each.start_ns, each.end_ns, each.thread) for each in (self._outermost, self._backward)]
+        nests = [
+            NestedRanges(each.start_ns, each.end_ns, each.thread) for each in (self._outermost, self._backward)
+        ]
         for begin in range(0, len(found), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
             row, candidate = self._candidates(threads[part])
             times = times_ns[part][row]
-            open_, backward = (nest.at(times, candidate) >= 0 for nest in nests)
+            open_, backward = (nest.innermost_at(times, candidate) >= 0 for nest in nests)
             made = self._made(times_ns[part], threads[part], row, candidate)
             for sign in (open_, backward, open_ & made):
                 alone = sign & (np.bincount(row[sign], minlength=len(found))[row] == 1)
@@ -163,7 +169,7 @@ class Callers:
         run, made = self._nodes
         if not run or not made:
             return np.zeros(len(row), bool)
-        node = Nest(run.start_ns, run.end_ns, run.thread).at(times_ns, threads)
+        node = NestedRanges(run.start_ns, run.end_ns, run.thread).innermost_at(times_ns, threads)
         numbers, place = np.unique(made.sequence, return_inverse=True)
         wanted = np.where(node >= 0, run.sequence[node], -1)[row]
         there = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Raw
 
 from ..errors import TraceError
-from .salvage import BETWEEN, CLOSE, KEYS, first_event, whole_events
-from .text import BLOCK, blocks
-from .trace import Lost
+from .salvage import BETWEEN, CLOSE, KEYS, first_event, recover_events
+from .text import BLOCK, read_blocks
+from .trace import ReadLosses
 
 _EVENTS = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*\[(?=\s*(?:\]|\{\s*"' + KEYS + rb'"\s*:))|"traceEvents"\s*:\s*\[')
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # how the decoder says that the array has ended
@@ -29,7 +29,7 @@ _Take = Callable[[bytes | bytearray], int]
 _split = msgspec.json.Decoder(list[Raw]).decode
 
 
-class Pieces:
+class EventChunks:
     """The text of a file, whose events are taken a piece of some of them at a time.
 
     Args:
@@ -44,14 +44,14 @@ class Pieces:
         index: where each piece is.
     """
 
-    def __init__(self, path: Path, texts: Iterator[bytes], take: _Take, lost: Lost) -> None:
+    def __init__(self, path: Path, texts: Iterator[bytes], take: _Take, lost: ReadLosses) -> None:
         self._path = path
         self._texts = texts
         self._take = take
         self._lost = lost
         self._offset = 0  # of the text that is not taken yet
         self.head = self.tail = b""
-        self.index = Index(path)
+        self.index = EventIndex(path)
 
     def read(self) -> None:
         """Take all events: of one array as a rule, of more where files were written one after the other.
@@ -104,33 +104,33 @@ class Pieces:
                 cut = len(text)
             rest = bytes(text[cut:])
             text[cut:] = b"]"
-            after, ended = self._piece(text, whole)
+            after, ended = self._take_chunk(text, whole)
             rest = after + rest
         self._texts = chain([rest], self._texts)
         if not ended:
             self._lost.add("the file is cut off: its array of events does not end")
 
-    def _piece(self, text: bytearray, whole: bool) -> tuple[bytes, bool]:
+    def _take_chunk(self, text: bytearray, whole: bool) -> tuple[bytes, bool]:
         """Take the events; return what is left of the text, and whether that follows the end of the array."""
         try:
             self.index.add(self._take(text), self._offset, len(text) - 2)
             rest, ended = b"", False
         except (ValueError, RecursionError) as error:
-            rest, ended = self._odd_piece(bytes(text[1:-1]), whole, str(error))
+            rest, ended = self._take_odd_chunk(bytes(text[1:-1]), whole, str(error))
         self._offset += len(text) - 2 - len(rest)
         return rest, ended
 
-    def _odd_piece(self, piece: bytes, whole: bool, error: str) -> tuple[bytes, bool]:
+    def _take_odd_chunk(self, chunk: bytes, whole: bool, error: str) -> tuple[bytes, bool]:
         """The array ends in the piece, or it is damaged."""
         trailing = _TRAILING.search(error)
-        array = piece[: int(trailing[1]) - 2].rstrip() if trailing else b""
-        if array.endswith(b"]") and CLOSE.match(piece, len(array) - 1):
+        array = chunk[: int(trailing[1]) - 2].rstrip() if trailing else b""
+        if array.endswith(b"]") and CLOSE.match(chunk, len(array) - 1):
             with suppress(ValueError, RecursionError):
                 self.index.add(self._take(b"[" + array), self._offset, len(array) - 1)
-                return piece[len(array) :], True
-        events, after, rest = whole_events(piece, self._lost, last=whole)
+                return chunk[len(array) :], True
+        events, after, rest = recover_events(chunk, self._lost, last=whole)
         taken = self._take(b"[" + b",".join(events) + b"]")
-        self.index.add(taken, self._offset, len(piece), damaged=True, whole=whole)
+        self.index.add(taken, self._offset, len(chunk), damaged=True, whole=whole)
         return (rest, False) if after is None else (after, True)
 
 
@@ -161,7 +161,7 @@ class _Part(NamedTuple):
     whole: bool
 
 
-class Index:
+class EventIndex:
     """Where the events of a file are; called with the number of one, it reads its ``args`` again.
 
     Attributes:
@@ -211,7 +211,7 @@ class Index:
     def _events(self, part: _Part) -> list[bytes]:
         text = _text(self._path, part.offset, part.length)
         if part.damaged:
-            return whole_events(text, Lost(), last=part.whole)[0]
+            return recover_events(text, ReadLosses(), last=part.whole)[0]
         return [bytes(event) for event in _split(b"[" + text + b"]")]
 
 
@@ -219,7 +219,7 @@ def _text(path: Path, offset: int, length: int) -> bytes:
     """Some of the text of a file; of a gzip file all before it is unpacked on the way."""
     parts, place = [], 0
     with path.open("rb") as file:
-        for block in blocks(path, file, Lost()):
+        for block in read_blocks(path, file, ReadLosses()):
             parts.append(block[max(offset - place, 0) : max(offset + length - place, 0)])
             place += len(block)
             if place >= offset + length:

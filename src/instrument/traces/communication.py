@@ -33,7 +33,7 @@ Collectives = str | re.Pattern[str]
 """Which kernels communicate: "auto", or a regular expression that is found in their names."""
 
 
-def communicates(gpu: Table, collectives: Collectives = "auto") -> Array:
+def communication_mask(gpu: Table, collectives: Collectives = "auto") -> Array:
     """Return a mask of the kernels that communicate.
 
     Args:
@@ -45,7 +45,7 @@ def communicates(gpu: Table, collectives: Collectives = "auto") -> Array:
         ValueError: if ``collectives`` is no regular expression.
     """
     mask: Array
-    pattern = compiled(collectives)
+    pattern = compile_collectives(collectives)
     mask = _auto(gpu) if pattern == "auto" else gpu.matching("name", pattern)
     mask &= gpu.category == KERNEL
     return mask
@@ -57,7 +57,7 @@ def _auto(gpu: Table) -> Array:
     return named
 
 
-def compiled(collectives: Collectives) -> Collectives:
+def compile_collectives(collectives: Collectives) -> Collectives:
     """Return "auto" as it is, and text as a regular expression that ignores case.
 
     Raises:

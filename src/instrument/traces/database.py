@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import TraceError
 
-FAULTS = (sqlite3.Error, UnicodeError)
+DATABASE_ERRORS = (sqlite3.Error, UnicodeError)
 """What a damaged database raises; the second where the text of SQLite's own message is damaged."""
 
 _MAGIC = b"SQLite format 3\0"
@@ -51,17 +51,19 @@ def is_database(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def most_rows(path: Path) -> int:
+def row_limit(path: Path) -> int:
     """Return how many rows a table, or a view that has one row for each of a table, can have at most."""
     return path.stat().st_size // _ROW_BYTES
 
 
-def most_text(path: Path) -> int:
+def text_limit(path: Path) -> int:
     """Return how many characters the different texts in the file can have together at most."""
     return (1 << 26) + 4 * path.stat().st_size
 
 
-def small(connection: sqlite3.Connection, query: str, values: Sequence[int] = ()) -> Iterator[tuple[Any, ...]]:
+def query_small(
+    connection: sqlite3.Connection, query: str, values: Sequence[int] = ()
+) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a query that has few.
 
     Raises:
@@ -77,7 +79,7 @@ def small(connection: sqlite3.Connection, query: str, values: Sequence[int] = ()
 
 
 @contextmanager
-def connected(path: Path, database: Path | None = None, *, log: bool = True) -> Iterator[sqlite3.Connection]:
+def open_database(path: Path, database: Path | None = None, *, log: bool = True) -> Iterator[sqlite3.Connection]:
     """Open a database for reading; texts that are not UTF-8 have U+FFFD in the place of what is not.
 
     Recursive queries are refused; all statements together may take 5 s of CPU time, and 1 s more for each MiB of
@@ -108,7 +110,7 @@ def connected(path: Path, database: Path | None = None, *, log: bool = True) -> 
             _restrict(connection)
             connection.set_progress_handler(look, _INSTRUCTIONS)
             yield connection
-    except FAULTS as error:
+    except DATABASE_ERRORS as error:
         if not late:
             raise TraceError(path, f"damaged database: {error}") from None
     if late:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct, field
 
-from .table import KERNEL, MEMCPY, MEMSET, Array, Numbers, Words
+from .table import KERNEL, MEMCPY, MEMSET, Array, Interner, Strings
 
 _MOST = 1e9  # blocks of a kernel for each multiprocessor; more is no measurement
 _GPU = {"gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
@@ -137,8 +137,8 @@ def _column(args: Sequence[Struct], name: str) -> Array:
         return np.array([value if abs(value) < 2**63 else -1 for value in map(get, args)], np.int64)
 
 
-def _words(words: Words, args: Sequence[Struct], name: str) -> Array:
-    return np.fromiter(map(words.__getitem__, map(attrgetter(name), args)), np.int32, len(args))
+def _words(strings: Strings, args: Sequence[Struct], name: str) -> Array:
+    return np.fromiter(map(strings.__getitem__, map(attrgetter(name), args)), np.int32, len(args))
 
 
 def _correlation(args: Sequence[_Ids]) -> Array:
@@ -152,40 +152,40 @@ def _external(args: Sequence[_Ids]) -> Array:
     return today if np.all(today >= 0) else np.where(today >= 0, today, _column(args, "external_2021"))
 
 
-def _operators(words: Words, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _operators(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_OperatorArgs, [event.args for event in events])
-    texts = {name: _texts(words, args, name) for name in ("shapes", "types")}
+    texts = {name: _texts(strings, args, name) for name in ("shapes", "types")}
     return {"external": _external(args), "sequence": _column(args, "sequence")} | texts
 
 
-def _texts(words: Words, args: Sequence[Struct], name: str) -> Array:
+def _texts(strings: Strings, args: Sequence[Struct], name: str) -> Array:
     """JSON, word by word; the same few come again and again."""
-    numbers: Numbers[bytes] = Numbers()
+    numbers: Interner[bytes] = Interner()
     found = [numbers[text] for text in map(bytes, map(attrgetter(name), args))]
-    return np.array([words[text.decode("utf-8", "replace")] for text in numbers], np.int32)[found]
+    return np.array([strings[text.decode("utf-8", "replace")] for text in numbers], np.int32)[found]
 
 
-def _regions(_: Words, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _regions(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     return {"external": _external(_read(_Ids, [event.args for event in events]))}
 
 
-def _nothing(_: Words, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
+def _nothing(_: Strings, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
     return {}
 
 
-def _categories(words: Words, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
-    found = (words[(event.cat or "").lower()] for event in events)
+def _categories(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    found = (strings[(event.cat or "").lower()] for event in events)
     return {"category": np.fromiter(found, np.int32, len(events))}
 
 
-def _category(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
-    return {"category": np.full(len(events), words[category], np.int32)}
+def _category(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    return {"category": np.full(len(events), strings[category], np.int32)}
 
 
-def _calls(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _calls(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_Ids, [event.args for event in events])
     columns = {"correlation": _correlation(args), "external": _external(args)}
-    return columns | _category(words, category, events)
+    return columns | _category(strings, category, events)
 
 
 def _place(category: str, args: Sequence[_GpuArgs], events: Sequence[HasArgs]) -> dict[str, Array]:
@@ -199,19 +199,19 @@ def _ids(places: Iterable[Any]) -> Array:
     return np.array([place if isinstance(place, int) and abs(place) < 2**31 else -1 for place in places], np.int64)
 
 
-def _gpu_regions(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _gpu_regions(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
-    return _place(category, args, events) | {"external": _external(args)} | _category(words, category, events)
+    return _place(category, args, events) | {"external": _external(args)} | _category(strings, category, events)
 
 
-def _syncs(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _syncs(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
     return (
-        _place(category, args, events) | {"correlation": _correlation(args)} | _category(words, category, events)
+        _place(category, args, events) | {"correlation": _correlation(args)} | _category(strings, category, events)
     )
 
 
-def _gpu(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _gpu(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
     size = _column(args, "bytes")
     kind = np.full(len(events), _GPU.get(category, KERNEL), np.int32)
@@ -230,7 +230,7 @@ def _gpu(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Ar
         values = np.fromiter(map(attrgetter(name), args), np.float64, len(args))
         columns[name] = np.where((values >= 0) & (values < _MOST), values, math.nan)
     for name in ("collective", "group", "dtype"):
-        columns[name] = _words(words, args, name)
+        columns[name] = _words(strings, args, name)
     return columns | _place(category, args, events)
 
 
@@ -239,12 +239,12 @@ def _products(args: Sequence[_GpuArgs], name: str, limit: int) -> Array:
     return np.array([size if -1 <= size < limit else -1 for size in sizes], np.int64)
 
 
-def _memory(_: Words, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _memory(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_MemoryArgs, [event.args for event in events])
     return {info.name: _column(args, info.name) for info in msgspec.structs.fields(_MemoryArgs)}
 
 
-READERS: dict[str, Callable[[Words, str, Sequence[HasArgs]], dict[str, Array]]] = {
+READERS: dict[str, Callable[[Strings, str, Sequence[HasArgs]], dict[str, Array]]] = {
     "operators": _operators,
     "regions": _regions,
     "frames": _nothing,

@@ -18,8 +18,8 @@ from msgspec import Raw, Struct
 
 from .autograd import OWN_NAME
 from .event_args import READERS, names, values
-from .lanes import by_lane
-from .table import Array, Numbers, TooLargeError, Words
+from .lanes import group_rows
+from .table import Array, Interner, Strings, TooLargeError
 
 # Where complete events of a category go. Some categories were named otherwise in 2021.
 _TABLES = {
@@ -57,7 +57,7 @@ _DECIMALS = re.compile(rb'"(?:ts|dur)"\s*:\s*-?\d+[.eE]')
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class Event(Struct, gc=False):
+class TraceEvent(Struct, gc=False):
     """What every event has; ``ts`` and ``dur`` are in us."""
 
     ph: str = ""
@@ -76,21 +76,21 @@ class Event(Struct, gc=False):
         return abs(self.ts) < _LATEST_US and abs(self.dur) < _LATEST_US
 
 
-class _Known(Event, gc=False):
+class _KnownEvent(TraceEvent, gc=False):
     """An event of a known phase and category: their words are not made anew for each, which saves a tenth."""
 
     ph: Literal["", "X", "i", "s", "t", "f", "M", "C"] = ""
     cat: Literal[_CATEGORIES] | None = ""  # type: ignore[valid-type]
 
 
-class _Exact(Struct, gc=False):
+class _ExactTimes(Struct, gc=False):
     ts: Decimal = Decimal(0)
     dur: Decimal = Decimal(0)
 
 
-_decode_known = msgspec.json.Decoder(list[_Known]).decode
-_decode = msgspec.json.Decoder(list[Event]).decode
-_decode_exact = msgspec.json.Decoder(list[_Exact]).decode
+_decode_known = msgspec.json.Decoder(list[_KnownEvent]).decode
+_decode = msgspec.json.Decoder(list[TraceEvent]).decode
+_decode_exact = msgspec.json.Decoder(list[_ExactTimes]).decode
 
 
 class Collector:
@@ -108,15 +108,15 @@ class Collector:
         unread: how many of them are of phases that have no place in a trace, such as begins without durations.
     """
 
-    def __init__(self, most_events: int, most_text: int) -> None:
-        self.words = Words(most_text)
-        self._most = most_events
-        self.threads: Numbers[tuple[Any, Any]] = Numbers()
+    def __init__(self, event_limit: int, text_limit: int) -> None:
+        self.strings = Strings(text_limit)
+        self._most = event_limit
+        self.threads: Interner[tuple[Any, Any]] = Interner()
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.count = 0
         self.unread: dict[str, int] = {}
-        self._kinds: Numbers[tuple[str, str]] = Numbers()
-        self._origins: Numbers[tuple[Any, ...]] = Numbers()  # phase, category, process and thread
+        self._kinds: Interner[tuple[str, str]] = Interner()
+        self._origins: Interner[tuple[Any, ...]] = Interner()  # phase, category, process and thread
         self._kind_and_thread = np.empty((0, 2), np.int32)  # of each
         self._parts: dict[str, dict[str, list[Array]]] = defaultdict(lambda: defaultdict(list))
 
@@ -129,7 +129,7 @@ class Collector:
             TooLargeError: if there are too many by now.
         """
         try:
-            events: Sequence[Event] = _decode_known(text)
+            events: Sequence[TraceEvent] = _decode_known(text)
         except msgspec.ValidationError:
             events = _decode(text)
         if not events:
@@ -139,7 +139,7 @@ class Collector:
         common = {
             "start_ns": start_ns,
             "duration_ns": duration_ns,
-            "name": _numbers(self.words, events, "name"),
+            "name": _numbers(self.strings, events, "name"),
             "thread": threads,
             "event": np.arange(self.count, self.count + len(events)),
         }
@@ -147,7 +147,7 @@ class Collector:
         if self.count > self._most:
             raise TooLargeError(f"it holds more than {self._most:,} events, as no trace of its size does")
         named = list(self._kinds)
-        for kind, rows in by_lane(kinds):
+        for kind, rows in group_rows(kinds):
             phase, category = named[kind]
             if phase not in _FLOWS:
                 part = {name: column[rows] for name, column in common.items()}
@@ -161,7 +161,7 @@ class Collector:
             for table, parts in self._parts.items()
         }
 
-    def _origin(self, events: Sequence[Event]) -> tuple[Array, Array]:
+    def _origin(self, events: Sequence[TraceEvent]) -> tuple[Array, Array]:
         """The numbers of the kind and of the thread of each event, by one look-up for both."""
         origins = _numbers(self._origins, events, "ph", "cat", "pid", "tid")
         if count := len(self._origins) - len(self._kind_and_thread):
@@ -171,12 +171,12 @@ class Collector:
         both = self._kind_and_thread[origins]
         return both[:, 0], both[:, 1]
 
-    def _sort(self, phase: str, category: str, part: dict[str, Array], events: Sequence[Event]) -> None:
+    def _sort(self, phase: str, category: str, part: dict[str, Array], events: Sequence[TraceEvent]) -> None:
         """Put events of one phase and category where they belong."""
         if phase == "X":
             self._add(_TABLES.get(category, "others"), category, part, events)
         elif phase in ("i", "I", "R"):
-            memory = part["name"] == self.words["[memory]"]
+            memory = part["name"] == self.strings["[memory]"]
             for table, mask in (("memory", memory), ("others", ~memory)):
                 rows = np.flatnonzero(mask)
                 some = {name: column[rows] for name, column in part.items()}
@@ -189,22 +189,22 @@ class Collector:
             for event in events:
                 self.unread[event.ph] = self.unread.get(event.ph, 0) + 1
 
-    def _add(self, table: str, category: str, part: dict[str, Array], events: Sequence[Event]) -> None:
+    def _add(self, table: str, category: str, part: dict[str, Array], events: Sequence[TraceEvent]) -> None:
         if events:
-            for name, column in (part | READERS[table](self.words, category, events)).items():
+            for name, column in (part | READERS[table](self.strings, category, events)).items():
                 self._parts[table][name].append(column)
 
-    def _count(self, part: dict[str, Array], events: Sequence[Event]) -> None:
+    def _count(self, part: dict[str, Array], events: Sequence[TraceEvent]) -> None:
         """A counter may have several series, each of which gets a row of its own."""
         rows, series, numbers = values([event.args for event in events])
         table = self._parts["counters"]
         for name, column in part.items():
             table[name].append(column[rows])
         labels = [f"{events[row].name}: {word}" for row, word in zip(rows, series, strict=True)]
-        table["name"][-1] = np.array([self.words[label] for label in labels], np.int32)
+        table["name"][-1] = np.array([self.strings[label] for label in labels], np.int32)
         table["value"].append(np.array(numbers, np.float64))
 
-    def _name(self, events: Sequence[Event]) -> None:
+    def _name(self, events: Sequence[TraceEvent]) -> None:
         named = [event for event in events if event.name == "thread_name"]
         for event, name in zip(named, names([event.args for event in named]), strict=True):
             place = event.pid, event.tid
@@ -219,12 +219,12 @@ def _kind(phase: str, category: str | None) -> tuple[str, str]:
     return phase if phase in _PHASES else "", known if phase == "X" and known in _TABLES else ""
 
 
-def _numbers(numbers: Numbers[Any], events: Sequence[Event], *fields: str) -> Array:
+def _numbers(numbers: Interner[Any], events: Sequence[TraceEvent], *fields: str) -> Array:
     keys: Iterable[Any] = map(attrgetter(*fields), events)
     return np.fromiter(map(numbers.__getitem__, keys), np.int32, len(events))
 
 
-def _times(events: Sequence[Event], text: bytes | bytearray) -> tuple[Array, Array]:
+def _times(events: Sequence[TraceEvent], text: bytes | bytearray) -> tuple[Array, Array]:
     """Start and duration in ns."""
     start = np.fromiter(map(attrgetter("ts"), events), np.float64, len(events))
     duration = np.fromiter(map(attrgetter("dur"), events), np.float64, len(events))

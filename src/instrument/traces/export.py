@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import pyarrow
 
 _PIP = "pip install 'torch-instrument[traces]'"
-_ELSEWHERE = {*COLUMNS, "words", "threads", "look_up"}
+_ELSEWHERE = {*COLUMNS, "strings", "threads", "look_up"}
 
 
-class Whole(Protocol):
+class ExportableTrace(Protocol):
     """A `Trace`; that module imports this one."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -30,10 +30,10 @@ class Whole(Protocol):
 
 
 @overload
-def to_arrow(source: Whole) -> dict[str, pyarrow.Table]: ...
+def to_arrow(source: ExportableTrace) -> dict[str, pyarrow.Table]: ...
 @overload
 def to_arrow(source: Table) -> pyarrow.Table: ...
-def to_arrow(source: Whole | Table) -> dict[str, pyarrow.Table] | pyarrow.Table:
+def to_arrow(source: ExportableTrace | Table) -> dict[str, pyarrow.Table] | pyarrow.Table:
     """Return each table of a trace, or a single one, as Arrow.
 
     Columns of `TEXT` become dictionaries, of the words in use. The tables of a trace have three kinds of columns
@@ -45,16 +45,16 @@ def to_arrow(source: Whole | Table) -> dict[str, pyarrow.Table] | pyarrow.Table:
         ImportError: pyarrow is not installed.
     """
     if isinstance(source, Table):
-        return _arrow(dict(source), source.words)
+        return _arrow(dict(source), source.strings)
     about = {b"instrument": _about(source)}
-    return {kind: _whole(source, kind).replace_schema_metadata(about) for kind in COLUMNS}
+    return {kind: _arrow_table(source, kind).replace_schema_metadata(about) for kind in COLUMNS}
 
 
 @overload
-def to_pandas(source: Whole) -> dict[str, pandas.DataFrame]: ...
+def to_pandas(source: ExportableTrace) -> dict[str, pandas.DataFrame]: ...
 @overload
 def to_pandas(source: Table) -> pandas.DataFrame: ...
-def to_pandas(source: Whole | Table) -> dict[str, pandas.DataFrame] | pandas.DataFrame:
+def to_pandas(source: ExportableTrace | Table) -> dict[str, pandas.DataFrame] | pandas.DataFrame:
     """Return each table of a trace, or a single one, as data frames, with texts as categories.
 
     The columns are those of `to_arrow` but for ``row``, which is the index.
@@ -71,7 +71,7 @@ def to_pandas(source: Whole | Table) -> dict[str, pandas.DataFrame] | pandas.Dat
     return {kind: rows.drop_columns("row").to_pandas() for kind, rows in to_arrow(source).items()}
 
 
-def to_parquet(trace: Whole, folder: str | os.PathLike[str]) -> list[Path]:
+def to_parquet(trace: ExportableTrace, folder: str | os.PathLike[str]) -> list[Path]:
     """Write one Parquet file a table, as `to_arrow` makes them, and return their paths.
 
     Files of that name are replaced, once all have been written; if that fails, none is.
@@ -98,10 +98,10 @@ def to_parquet(trace: Whole, folder: str | os.PathLike[str]) -> list[Path]:
         return [Path(parts, f"{kind}.parquet").replace(folder / f"{kind}.parquet") for kind in tables]
 
 
-def _whole(trace: Whole, kind: str) -> pyarrow.Table:
+def _arrow_table(trace: ExportableTrace, kind: str) -> pyarrow.Table:
     rows: Table = getattr(trace, kind)
     columns: dict[str, Any] = {"row": np.arange(len(rows), dtype=np.int32)} | dict(rows)
-    result = _arrow(columns, rows.words)
+    result = _arrow(columns, rows.strings)
     if "thread" in rows:
         unknown = rows.thread < 0
         places = {
@@ -115,33 +115,33 @@ def _whole(trace: Whole, kind: str) -> pyarrow.Table:
     return result
 
 
-def _arrow(columns: dict[str, Array], words: list[str]) -> pyarrow.Table:
+def _arrow(columns: dict[str, Array], strings: list[str]) -> pyarrow.Table:
     try:
         import pyarrow
     except ImportError as error:
         raise ImportError(f"Arrow and Parquet need pyarrow: {_PIP}") from error
     return pyarrow.table(
         {
-            name: _dictionary(column, words) if name in TEXT else pyarrow.array(column)
+            name: _dictionary(column, strings) if name in TEXT else pyarrow.array(column)
             for name, column in columns.items()
         }
     )
 
 
-def _dictionary(codes: Array, words: list[str], unknown: Array | None = None) -> pyarrow.DictionaryArray:
+def _dictionary(codes: Array, strings: list[str], unknown: Array | None = None) -> pyarrow.DictionaryArray:
     """A column of words, of those that occur."""
     import pyarrow
 
     used, numbers = np.unique(codes, return_inverse=True)
     # JSON may escape half a surrogate pair, which no encoding has.
-    texts = [words[code].encode(errors="backslashreplace").decode() for code in used.tolist()]
+    texts = [strings[code].encode(errors="backslashreplace").decode() for code in used.tolist()]
     places = {text: place for place, text in enumerate(dict.fromkeys(texts))}  # threads share names
     indices = np.array([places[text] for text in texts], np.int32)[numbers]
     dictionary = pyarrow.array(list(places), pyarrow.string())
     return pyarrow.DictionaryArray.from_arrays(pyarrow.array(indices, mask=unknown), dictionary)
 
 
-def _about(trace: Whole) -> bytes:
+def _about(trace: ExportableTrace) -> bytes:
     """All that is not in a table, as JSON."""
     about = {item.name: getattr(trace, item.name) for item in fields(trace) if item.name not in _ELSEWHERE}
     return json.dumps(about, default=_plain).encode()

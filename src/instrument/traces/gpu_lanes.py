@@ -111,7 +111,7 @@ def _spans(ranges: Table, parents: list[int], work: dict[int, dict[int, _Work]])
                 around[lane] = _both(around[lane], inside) if lane in around else inside
     for row in sorted(work):
         if depth[row] < _DEEPEST:
-            name = ranges.words[ranges.name[row]]
+            name = ranges.strings[ranges.name[row]]
             yield from ((lane, Span(name, *found)) for lane, found in work[row].items())
 
 

@@ -10,7 +10,7 @@ Intervals = tuple[Array, Array]
 """Starts and ends in ns; disjoint, ascending and none of them empty."""
 
 
-def union(start_ns: Array, end_ns: Array) -> Intervals:
+def merge_overlaps(start_ns: Array, end_ns: Array) -> Intervals:
     """Return the time that at least one interval covers; any order, overlapping or empty."""
     order = np.argsort(start_ns, kind="stable")
     start, reach = start_ns[order], np.maximum.accumulate(end_ns[order])
@@ -22,17 +22,17 @@ def union(start_ns: Array, end_ns: Array) -> Intervals:
     return begins[some], ends[some]
 
 
-def either(one: Intervals, other: Intervals) -> Intervals:
+def union(one: Intervals, other: Intervals) -> Intervals:
     """Return the time that one or the other covers."""
-    return union(np.concatenate((one[0], other[0])), np.concatenate((one[1], other[1])))
+    return merge_overlaps(np.concatenate((one[0], other[0])), np.concatenate((one[1], other[1])))
 
 
-def length(intervals: Intervals) -> int:
+def total_ns(intervals: Intervals) -> int:
     """Return how long they are together, in ns."""
     return int(np.sum(intervals[1] - intervals[0]))
 
 
-def covered(intervals: Intervals, start_ns: Array, end_ns: Array) -> Array:
+def covered_ns(intervals: Intervals, start_ns: Array, end_ns: Array) -> Array:
     """Return how much of each of the given intervals the first ones cover, in ns."""
     return _before(intervals, end_ns) - _before(intervals, start_ns)
 
@@ -48,9 +48,9 @@ def _before(intervals: Intervals, times_ns: Array) -> Array:
     return total[row] - over
 
 
-def common(one: Intervals, other: Intervals) -> int:
+def overlap_ns(one: Intervals, other: Intervals) -> int:
     """Return how long the time is that one and the other cover, in ns."""
-    return int(np.sum(covered(one, *other)))
+    return int(np.sum(covered_ns(one, *other)))
 
 
 def clip(intervals: Intervals, start_ns: int, end_ns: int) -> Intervals:

@@ -11,7 +11,7 @@ from .table import Array
 _LONGEST = 2**62
 
 
-class Lanes:
+class LaneAxis:
     """A line on which the times of each lane follow those of the lane before it.
 
     Without it, each lane would need a search of its own, and a file may have as many lanes as events.
@@ -31,7 +31,7 @@ class Lanes:
             self._low, self._high = 0, len(self._ranks) - 1
         self._width = self._high - self._low + 3
 
-    def places(self, lane: Array, times_ns: Array) -> Array:
+    def positions(self, lane: Array, times_ns: Array) -> Array:
         """Return where on the line each time of each lane is."""
         if self._ranks is not None:
             times_ns = np.searchsorted(self._ranks, times_ns, "right") - 1
@@ -40,7 +40,7 @@ class Lanes:
         return places
 
 
-def by_lane(lane: Array) -> Iterator[tuple[int, Array]]:
+def group_rows(lane: Array) -> Iterator[tuple[int, Array]]:
     """Yield each lane and its rows, in ascending order."""
     order = np.argsort(lane, kind="stable")
     lanes, first = np.unique(lane[order], return_index=True)
@@ -48,7 +48,7 @@ def by_lane(lane: Array) -> Iterator[tuple[int, Array]]:
         yield from zip(lanes.tolist(), np.split(order, first[1:]), strict=True)
 
 
-def each_pair(first: Array, second: Array, change: Callable[[int, int], int]) -> Array:
+def map_unique_pairs(first: Array, second: Array, change: Callable[[int, int], int]) -> Array:
     """Change each pair of numbers into one, asking once for each different pair, in ascending order."""
     order = np.lexsort((second, first))
     one, two = first[order], second[order]

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..regions.region import OVERLAPPING
-from .autograd import Callers, autograd_nodes, autograd_threads
-from .nest import Nest
-from .plausible import plausible_devices, plausible_epoch_ns, plausible_rows
-from .table import COLUMNS, Array, Numbers, Table, Words, table
-from .trace import Coverage, Device, Lost, Thread, Trace
+from .autograd import BackwardCallers, autograd_nodes, autograd_threads
+from .nest import NestedRanges
+from .plausibility import plausible_devices, plausible_epoch_ns, plausible_rows
+from .table import COLUMNS, Array, Interner, Strings, Table, table
+from .trace import Coverage, Device, ReadLosses, Thread, Trace
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _RUN = re.compile(r"instrument_steps=(\d{1,18})-(\d{1,18})")
@@ -28,12 +28,12 @@ def assemble(
     path: Path,
     format: str,
     columns: dict[str, dict[str, Array]],
-    words: Words,
+    strings: Strings,
     threads: list[Thread],
     *,
     devices: list[Device],
     metadata: Mapping[str, Any],
-    lost: Lost,
+    lost: ReadLosses,
     rank: int | None = None,
     world_size: int | None = None,
     epoch_ns: int = 0,
@@ -46,7 +46,7 @@ def assemble(
         format: as in `Trace`; so are the rest from ``threads`` on.
         columns: of each table, those of `COLUMNS` that the reader knows, in any order of events. It is emptied
             on the way, to save memory. Steps are found among the regions unless given.
-        words: the numbers of words that the columns hold.
+        strings: the numbers of the strings that the columns hold.
         threads: by the numbers that the columns hold.
         devices: as in `Trace`.
         metadata: as in `Trace`.
@@ -56,9 +56,9 @@ def assemble(
         epoch_ns: as in `Trace`.
         look_up: returns the args of the event of a number.
     """
-    texts = list(words)
+    texts = list(strings)
     tables: dict[str, Table] = {}
-    nests: dict[str, Nest] = {}
+    nests: dict[str, NestedRanges] = {}
     if "steps" not in columns:
         _part_steps(columns, texts)
     _drop_fillers(columns, texts)
@@ -66,7 +66,7 @@ def assemble(
         tables[kind] = _sorted(kind, plausible_rows(kind, columns.pop(kind, _EMPTY.copy()), lost), texts)
         if "parent" in COLUMNS[kind]:
             rows = tables[kind]
-            nests[kind] = Nest(rows.start_ns, rows.end_ns, rows.thread)
+            nests[kind] = NestedRanges(rows.start_ns, rows.end_ns, rows.thread)
             rows.parent[:] = nests[kind].parents
     threads = list(threads)
     unplaced = _link(tables, nests, threads, _run(metadata, texts))
@@ -75,7 +75,7 @@ def assemble(
         path=path,
         format=format,
         **tables,
-        words=texts,
+        strings=texts,
         threads=threads,
         devices=plausible_devices(devices, lost),
         metadata=metadata,
@@ -122,13 +122,13 @@ def _drop_fillers(columns: dict[str, dict[str, Array]], texts: list[str]) -> Non
 
 def _link(
     tables: dict[str, Table],
-    nests: dict[str, Nest],
+    nests: dict[str, NestedRanges],
     threads: list[Thread],
     run: list[tuple[int, int]],
 ) -> int:
     """Fill the columns that hold rows of other tables; return `Trace.unplaced`."""
     gpu, runtime, operators = (tables[kind] for kind in ("gpu", "runtime", "operators"))
-    numbers: Numbers[Any] = Numbers()
+    numbers: Interner[Any] = Interner()
     process_of = np.array([*(numbers[thread.process] for thread in threads), -1])  # the last is that of thread -1
     gpu.launch[:] = _matching(gpu.correlation, runtime.correlation)
     gpu.launch[np.isin(gpu.correlation, _of_several(runtime, process_of)) if len(numbers) > 1 else []] = -1
@@ -136,7 +136,7 @@ def _link(
     thread, at = np.full(len(gpu), -1), np.zeros(len(gpu), np.int64)
     thread[launched] = runtime.thread[gpu.launch[launched]]
     at[launched] = runtime.start_ns[gpu.launch[launched]]
-    gpu.operator[:] = nests["operators"].at(at, thread)
+    gpu.operator[:] = nests["operators"].innermost_at(at, thread)
 
     # Where both ids are equal the external id is a copy, as of 2022, and names no operator.
     external = np.where(~launched & (gpu.external != gpu.correlation), gpu.external, -1)
@@ -146,13 +146,17 @@ def _link(
     thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
 
     tables["steps"] = _begun(tables, at[thread >= 0], run)
-    gpu.region[:] = nests["regions"].at(at, thread)
+    gpu.region[:] = nests["regions"].innermost_at(at, thread)
     gpu.module[:] = _modules(tables["frames"], thread, at)
     return _link_processes(tables, nests["regions"], threads, (thread, at), process_of)
 
 
 def _link_processes(
-    tables: dict[str, Table], nest: Nest, threads: list[Thread], launches: tuple[Array, Array], process_of: Array
+    tables: dict[str, Table],
+    nest: NestedRanges,
+    threads: list[Thread],
+    launches: tuple[Array, Array],
+    process_of: Array,
 ) -> int:
     """Link what is in no region of its own thread to the regions of another, and GPU work to steps.
 
@@ -171,20 +175,20 @@ def _link_processes(
     elsewhere = np.flatnonzero((process >= 0) & (gpu.region < 0) & (thread != around))
     unplaced = 0
     if autograd.any():
-        callers = Callers(regions, nodes, autograd, main, process_of)
+        callers = BackwardCallers(regions, nodes, autograd, main, process_of)
         unplaced = _adopt(regions, nest, callers, autograd)
         backward = elsewhere[autograd[thread[elsewhere]]]
-        around[backward] = callers.of(at[backward], thread[backward])[0]
+        around[backward] = callers.find(at[backward], thread[backward])[0]
     gpu.region[elsewhere] = _open(nest, at[elsewhere], around[elsewhere])
-    found = Nest(steps.start_ns, steps.end_ns, process_of[steps.thread]).at(at, process)
+    found = NestedRanges(steps.start_ns, steps.end_ns, process_of[steps.thread]).innermost_at(at, process)
     gpu.step[:] = np.where(process >= 0, found, -1)
     return unplaced
 
 
-def _adopt(regions: Table, nest: Nest, callers: Callers, autograd: Array) -> int:
+def _adopt(regions: Table, nest: NestedRanges, callers: BackwardCallers, autograd: Array) -> int:
     """Give the outermost regions of autograd's threads their parents; return how many might have several."""
     rows = np.flatnonzero(autograd[regions.thread] & (regions.parent < 0))
-    caller, unclear = callers.of(regions.start_ns[rows], regions.thread[rows])
+    caller, unclear = callers.find(regions.start_ns[rows], regions.thread[rows])
     parent = _open(nest, regions.start_ns[rows], caller)
     while (later := parent > rows).any():  # of regions that start together, the longest is first in the table
         parent[later] = nest.parents[parent[later]]
@@ -192,9 +196,9 @@ def _adopt(regions: Table, nest: Nest, callers: Callers, autograd: Array) -> int
     return int(unclear.sum())
 
 
-def _open(nest: Nest, times_ns: Array, threads: Array) -> Array:
+def _open(nest: NestedRanges, times_ns: Array, threads: Array) -> Array:
     """The innermost range that is open on each thread at each time; -1 for thread -1."""
-    return np.where(threads >= 0, nest.at(times_ns, threads), -1)
+    return np.where(threads >= 0, nest.innermost_at(times_ns, threads), -1)
 
 
 def _of_several(runtime: Table, process_of: Array) -> Array:
@@ -277,7 +281,7 @@ def _modules(frames: Table, thread: Array, at: Array) -> Array:
     """The innermost frame that is a module."""
     modules = np.flatnonzero(frames.matching("name", _MODULE))
     rows = frames.where(modules)
-    found = Nest(rows.start_ns, rows.end_ns, rows.thread).at(at, thread)
+    found = NestedRanges(rows.start_ns, rows.end_ns, rows.thread).innermost_at(at, thread)
     return np.where(found >= 0, modules[found] if len(modules) else -1, -1)
 
 

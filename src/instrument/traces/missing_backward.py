@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .autograd import BACKWARD, node_of
+from .autograd import BACKWARD, engine_node_name
 from .links import main_thread
-from .nest import Nest
-from .step_content import Steps
+from .nest import NestedRanges
+from .step_content import StepIndex
 from .table import Array, Table
 from .trace import Trace
 
@@ -26,13 +26,13 @@ class MissingBackward:
     without these numbers, as of other profilers than torch's, show no node as missing.
     """
 
-    def __init__(self, trace: Trace, steps: Steps) -> None:
-        self._words = trace.words
+    def __init__(self, trace: Trace, steps: StepIndex) -> None:
+        self._words = trace.strings
         self._main = main_thread(trace)
         self._inside: dict[str, set[int]] = defaultdict(set)  # by backward region: the names of nodes in it
         self._outside: dict[int, dict[int, list[int]]] = {}  # by step and name: the numbers of nodes in no region
         nodes, forward = _autograd(trace)
-        within = steps.of(nodes.start_ns, nodes.thread)
+        within = steps.rows_at(nodes.start_ns, nodes.thread)
         outside = ~self._in_regions(nodes, trace.regions) & (within >= 0)
         # Threads number their nodes apart: one that another thread made is not compared.
         outside &= ~np.isin(nodes.sequence, forward.sequence[forward.thread != self._main])
@@ -64,8 +64,8 @@ class MissingBackward:
     def _in_regions(self, nodes: Table, regions: Table) -> Array:
         """Note the names of nodes in each backward region, and return a mask of the nodes that are in one."""
         regions = regions.where(np.array([name.endswith(BACKWARD) for name in regions.text("name")], bool))
-        nest = Nest(regions.start_ns, regions.end_ns, regions.thread)
-        at = nest.at(nodes.start_ns, nodes.thread)
+        nest = NestedRanges(regions.start_ns, regions.end_ns, regions.thread)
+        at = nest.innermost_at(nodes.start_ns, nodes.thread)
         shown: Array = at >= 0
         rows = np.flatnonzero(shown)
         while len(rows):
@@ -92,9 +92,9 @@ class MissingBackward:
 def _autograd(trace: Trace) -> tuple[Table, Table]:
     """Return the autograd nodes that ran, and the operators of forwards that made nodes."""
     operators = trace.operators.where(trace.operators.sequence >= 0)
-    engine = {word: node for word in trace.words if (node := node_of(word))}
+    engine = {word: node for word in trace.strings if (node := engine_node_name(word))}
     is_node, is_engine = (
-        np.isin(operators.name, [code for code, word in enumerate(trace.words) if word in words])
-        for words in (set(engine.values()), engine)
+        np.isin(operators.name, [code for code, word in enumerate(trace.strings) if word in strings])
+        for strings in (set(engine.values()), engine)
     )
     return operators.where(is_node), operators.where(~is_node & ~is_engine)

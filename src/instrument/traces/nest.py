@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from .lanes import Lanes
+from .lanes import LaneAxis
 from .table import Array
 
 
-class Nest:
+class NestedRanges:
     """The ranges of one thread, or of many, which are apart from each other.
 
     The parent of a range is the last started of those that hold it whole. Ranges of interleaved asyncio
@@ -26,19 +26,19 @@ class Nest:
     def __init__(self, start_ns: Array, end_ns: Array, threads: Array | None = None) -> None:
         threads = np.zeros(len(start_ns), np.int64) if threads is None else threads
         self._most = int(threads.max(initial=-1))
-        self._lanes = Lanes(self._most, start_ns, end_ns)
+        self._lanes = LaneAxis(self._most, start_ns, end_ns)
         self._rows = np.argsort(threads, kind="stable")
         self._threads = threads[self._rows]
-        self._start = self._lanes.places(self._threads, start_ns[self._rows])
-        self._end = self._lanes.places(self._threads, end_ns[self._rows])
+        self._start = self._lanes.positions(self._threads, start_ns[self._rows])
+        self._end = self._lanes.positions(self._threads, end_ns[self._rows])
         self._above = _parents(self._start, self._end, self._threads)
         self.parents = np.empty(len(start_ns), np.int64)
         self.parents[self._rows] = self._named(self._above)
 
-    def at(self, times_ns: Array, threads: Array | None = None) -> Array:
+    def innermost_at(self, times_ns: Array, threads: Array | None = None) -> Array:
         """Return for each time the last started range open then, or -1; its end is no longer inside."""
         threads = np.zeros(len(times_ns), np.int64) if threads is None else threads
-        places = self._lanes.places(np.minimum(threads, self._most + 1), times_ns)
+        places = self._lanes.positions(np.minimum(threads, self._most + 1), times_ns)
         rows = np.searchsorted(self._start, places, "right") - 1
         closed = np.flatnonzero(rows >= 0)
         elsewhere = self._threads[rows[closed]] != threads[closed]

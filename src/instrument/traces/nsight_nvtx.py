@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .nsight_origin import Origins
-from .nsight_tables import LATEST, MISSING, RANGES, Report, distinct, timed
+from .nsight_tables import LATEST, MISSING, RANGES, NsightReport, event_columns, map_unique
 from .table import Array
 
 _CATEGORY, _DOMAIN = 33, 75
@@ -26,7 +26,7 @@ _NUMBERS = re.compile(r", (?:seq|op_id) = \d+|, input_op_ids = \[.*\]$")
 _OWN = "instrument"  # the domain in which this library marks windows and steps
 
 
-class Ranges(NamedTuple):
+class NvtxRanges(NamedTuple):
     """Columns of tables of a trace.
 
     Attributes:
@@ -43,7 +43,7 @@ class Ranges(NamedTuple):
     unfinished: int
 
 
-def read_ranges(report: Report, origins: Origins, last_ns: int) -> Ranges:
+def read_nvtx_ranges(report: NsightReport, origins: Origins, last_ns: int) -> NvtxRanges:
     """Read them.
 
     A range that another thread ended belongs to the thread that started it.
@@ -59,20 +59,20 @@ def read_ranges(report: Report, origins: Origins, last_ns: int) -> Ranges:
     times = np.concatenate((rows["start"], rows["end"]))
     rows["end"][unfinished] = times[times < LATEST].max(initial=last_ns)
     rows["end"][mark] = rows["start"][mark]
-    rows = report.sound(RANGES, rows)
+    rows = report.drop_invalid_times(RANGES, rows)
 
-    words, texts = report.words, list(report.words)
-    rows["text"] = distinct(rows["text"], lambda code: words[_NUMBERS.sub("", texts[code])])
+    strings, texts = report.strings, list(report.strings)
+    rows["text"] = map_unique(rows["text"], lambda code: strings[_NUMBERS.sub("", texts[code])])
     mark = np.isin(rows["eventType"], _MARKS)
-    ours = (rows["domainId"] == words[_OWN]) & (rows["eventType"] == _START_END)
-    number = distinct(rows["payload"], lambda code: int(texts[code]) if _STEP.fullmatch(texts[code]) else -1)
-    step = ours & (rows["text"] == words["step"]) & (number >= 0)
-    window = ours & (rows["text"] == words["capture"])
+    ours = (rows["domainId"] == strings[_OWN]) & (rows["eventType"] == _START_END)
+    number = map_unique(rows["payload"], lambda code: int(texts[code]) if _STEP.fullmatch(texts[code]) else -1)
+    step = ours & (rows["text"] == strings["step"]) & (number >= 0)
+    window = ours & (rows["text"] == strings["capture"])
 
-    columns = timed(RANGES, rows) | {"name": rows["text"], "thread": origins.threads_of(rows["globalTid"])}
+    columns = event_columns(RANGES, rows) | {"name": rows["text"], "thread": origins.threads_of(rows["globalTid"])}
     looks = {name: rows[name] for name in ("category", "color", "payload")} | {"domain": rows["domainId"]}
-    kinds = {"category": np.where(mark, words["mark"], words["capture"])}
-    return Ranges(
+    kinds = {"category": np.where(mark, strings["mark"], strings["capture"])}
+    return NvtxRanges(
         _some(columns | looks, ~(mark | step | window)),
         _some(columns | {"number": number}, step),
         _some(columns | kinds, mark | window),
@@ -84,13 +84,13 @@ def _some(columns: dict[str, Array], rows: Array) -> dict[str, Array]:
     return {name: column[rows] for name, column in columns.items()}
 
 
-def _rows(report: Report, origins: Origins) -> Array:
+def _rows(report: NsightReport, origins: Origins) -> Array:
     """Ranges and marks, with text, payload, domainId and category as words and color as a trace has it."""
     numbers = ("start", "end", "eventType", "category", "color", "textId", "jsonTextId", "globalTid", "domainId")
     rows = report.rows(RANGES, numbers, text=("text",), payload=_PAYLOAD)
     for column, shared in (("text", "textId"), ("payload", "jsonTextId")):
         empty = rows[column] == 0
-        rows[column][empty] = distinct(rows[shared][empty], lambda id: report.words[report.string(id)])
+        rows[column][empty] = map_unique(rows[shared][empty], lambda id: report.strings[report.string(id)])
 
     # Domains are numbered by process, categories by domain.
     process = origins.processes_of(rows["globalTid"])
@@ -102,8 +102,8 @@ def _rows(report: Report, origins: Origins) -> Array:
 
     chosen = np.isin(rows["eventType"], (*_SPANS, *_MARKS))
     rows, domains, categories = rows[chosen], domains[chosen], categories[chosen]
-    rows["domainId"] = distinct(domains, lambda key: domain_names.get(key, _number(report, key & _ID)))
-    rows["category"] = distinct(categories, lambda key: category_names.get(key, _number(report, key & _ID)))
+    rows["domainId"] = map_unique(domains, lambda key: domain_names.get(key, _number(report, key & _ID)))
+    rows["category"] = map_unique(categories, lambda key: category_names.get(key, _number(report, key & _ID)))
     rows["color"] = np.where(rows["color"] == MISSING, -1, rows["color"] & 0xFFFFFFFF)
     return rows
 
@@ -115,6 +115,6 @@ def _names(rows: Array, keys: Array, kind: int) -> dict[int, int]:
     return dict(zip(keys[named].tolist(), rows["text"][named].tolist(), strict=True))
 
 
-def _number(report: Report, number: int) -> int:
+def _number(report: NsightReport, number: int) -> int:
     """The word for what has no name; the default domain and no category, both 0, have none."""
-    return report.words[str(number) if number else ""]
+    return report.strings[str(number) if number else ""]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .lanes import each_pair
-from .nsight_tables import MISSING, Report, distinct, known
+from .lanes import map_unique_pairs
+from .nsight_tables import MISSING, NsightReport, map_unique, minus_one_for_missing
 from .table import Array
 from .trace import Device, Thread
 
@@ -28,7 +28,7 @@ class Origins:
         devices: the GPUs that the report lists.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: NsightReport) -> None:
         self._report = report
         self._threads: dict[int, int] = {}
         # What does not say its process is of the first one, as where there is only one.
@@ -40,11 +40,11 @@ class Origins:
 
     def threads_of(self, global_ids: Array) -> Array:
         """Return the numbers of threads; -1 for none."""
-        return distinct(global_ids, self._thread)
+        return map_unique(global_ids, self._thread)
 
     def processes_of(self, global_ids: Array) -> Array:
         """Return the numbers of the processes of threads, or of processes."""
-        return distinct(np.where(global_ids == MISSING, MISSING, global_ids & _PROCESS), self._process)
+        return map_unique(np.where(global_ids == MISSING, MISSING, global_ids & _PROCESS), self._process)
 
     def correlations(self, global_ids: Array, numbers: Array) -> Array:
         """Return correlation ids that are unique among all processes: nsys has one count for each of them."""
@@ -53,12 +53,12 @@ class Origins:
     def gpus_of(self, global_ids: Array, numbers: Array) -> Array:
         """Return the ids of GPUs. A process may number them in its own way, where CUDA shows it only some."""
         if not self._gpu_of:
-            return known(numbers)
-        return each_pair(global_ids >> 24 & 0xFFFFFF, known(numbers), self._gpu)
+            return minus_one_for_missing(numbers)
+        return map_unique_pairs(global_ids >> 24 & 0xFFFFFF, minus_one_for_missing(numbers), self._gpu)
 
     def sms_of(self, devices: Array) -> Array:
         """Return how many multiprocessors each of the GPUs has; 0 where that is not known."""
-        return distinct(devices, lambda device: self._sms.get(device, 0))
+        return map_unique(devices, lambda device: self._sms.get(device, 0))
 
     def threads(self) -> list[Thread]:
         """Return the threads, in the order of their numbers."""
@@ -85,7 +85,7 @@ class Origins:
         return self._processes.setdefault(global_id, len(self._processes) - 1)
 
 
-def metadata(report: Report) -> dict[str, str]:
+def metadata(report: NsightReport) -> dict[str, str]:
     """Return what the report says of itself, of its export and of the machine.
 
     It also has the environment of the program, which may hold secrets and is left out.
@@ -98,7 +98,7 @@ def metadata(report: Report) -> dict[str, str]:
     return found
 
 
-def epoch_ns(report: Report) -> int:
+def epoch_ns(report: NsightReport) -> int:
     """Return when the session began, whose start is the 0 of all times, since 1970; 0 if that is not known."""
     for (start,) in report.texts("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
         if isinstance(start, int):
@@ -106,7 +106,7 @@ def epoch_ns(report: Report) -> int:
     return 0
 
 
-def rank_and_world(report: Report) -> tuple[int | None, int | None]:
+def rank_and_world(report: NsightReport) -> tuple[int | None, int | None]:
     """Return the rank and the number of ranks, as torchrun, MPI or Slurm told nsys."""
     rows = report.texts("TARGET_INFO_SYSTEM_ENV", "name", "value")
     text = next((str(value) for name, value in rows if name == "DeviceEnvironment"), "")
@@ -121,7 +121,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def _gpus(report: Report) -> dict[int, Device]:
+def _gpus(report: NsightReport) -> dict[int, Device]:
     columns = ("id", "name", "smCount", "maxWarpsPerSm", "threadsPerWarp", "totalMemory")
     found: dict[int, Device] = {}
     for id, name, sms, warps, threads, memory in report.texts("TARGET_INFO_GPU", *columns):

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import TraceError
-from .database import FAULTS, connected, is_database, most_rows, most_text, small
-from .table import Array, Words
-from .trace import Lost
+from .database import DATABASE_ERRORS, is_database, open_database, query_small, row_limit, text_limit
+from .table import Array, Strings
+from .trace import ReadLosses
 
 MISSING = -(1 << 63)
 """In a column of numbers, what is not there or is no number."""
@@ -26,14 +26,14 @@ LATEST = 1 << 61
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
-FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
+MEMCPYS = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMSETS = "CUPTI_ACTIVITY_KIND_MEMSET"
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 SYNCS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 RANGES = "NVTX_EVENTS"
 LIBRARIES = {"OSRT_API": "osrt", "CUDNN_EVENTS": "cudnn", "CUBLAS_EVENTS": "cublas"}
 
-_EVENTS = (KERNELS, GRAPHS, COPIES, FILLS, CALLS, SYNCS, RANGES, *LIBRARIES)
+_EVENTS = (KERNELS, GRAPHS, MEMCPYS, MEMSETS, CALLS, SYNCS, RANGES, *LIBRARIES)
 _ROWS = 1 << 40  # an event is the number of its table, times this, and of its row
 _EXPORT_SECONDS = 600
 _VALUE = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) WHEN 'blob' THEN CAST(hex({0}) AS BLOB) ELSE {0} END"
@@ -44,7 +44,7 @@ _STRINGS = ("nameId", "textId", "jsonTextId", "demangledName", "shortName", "man
 _OURS = ("StringIds", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "META_DATA_", "EXPORT_META_DATA")
 
 
-class Report:
+class NsightReport:
     """An open report.
 
     SQLite lets any column hold anything, and releases add and leave out columns and tables: what is asked for
@@ -60,14 +60,14 @@ class Report:
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self.words = Words(most_text(path))
-        self.lost = Lost()
+        self.strings = Strings(text_limit(path))
+        self.lost = ReadLosses()
         self._connection = connection
-        self._most = most_rows(path)  # a damaged tree that refers to itself would have no end
+        self._most = row_limit(path)  # a damaged tree that refers to itself would have no end
         self._strings: dict[int, str] = {}
         connection.execute("PRAGMA writable_schema = ON")  # or a file that was cut off is not read at all
         connection.create_function("word", 1, self._word)
-        names = list(small(connection, "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 10000"))
+        names = list(query_small(connection, "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 10000"))
         self.tables = {name: self._columns_of(name) for (name,) in names if isinstance(name, str)}
 
     def rows(self, table: str, numbers: Sequence[str], **texts: Sequence[str]) -> Array:
@@ -76,7 +76,7 @@ class Report:
         Args:
             table: its name; one that is not there has no rows.
             numbers: columns that become 64-bit integers.
-            texts: columns that become numbers of `words`; of each tuple, the first that is not NULL.
+            texts: columns that become numbers of `strings`; of each tuple, the first that is not NULL.
 
         Returns:
             A structured array with ``rowid``, the ``numbers`` and the ``texts``.
@@ -99,9 +99,9 @@ class Report:
     def events(self, table: str, numbers: Sequence[str], **texts: Sequence[str]) -> Array:
         """Return the rows of a table, as `rows` does with ``start`` and ``end`` added, that have a duration."""
         rows = self.rows(table, ("start", "end", *numbers), **texts)
-        return self.sound(table, rows)
+        return self.drop_invalid_times(table, rows)
 
-    def sound(self, table: str, rows: Array) -> Array:
+    def drop_invalid_times(self, table: str, rows: Array) -> Array:
         """Return the rows that end after they start; the others are lost."""
         start, end = rows["start"], rows["end"]
         good = (start > -LATEST) & (end >= start) & (end < LATEST)
@@ -117,8 +117,8 @@ class Report:
         chosen = ", ".join(self._column(table, name) for name in columns)
         found: list[tuple[Any, ...]] = []
         try:
-            found.extend(small(self._connection, self._select(table, chosen)))
-        except FAULTS as error:
+            found.extend(query_small(self._connection, self._select(table, chosen)))
+        except DATABASE_ERRORS as error:
             self.lost.add(f"{table}: {error}")
         return found
 
@@ -142,16 +142,18 @@ class Report:
         chosen = ", ".join(self._column(table, name) for name in columns)
         where = f"WHERE {self._rowid(table)} = ?" if columns else ""
         for values in self._query(table, chosen, where, rowid) if columns else ():
-            known = {name: value for name, value in zip(columns, values, strict=True) if value is not None}
-            return known | {
-                name: self.string(known[name]) for name in _STRINGS if isinstance(known.get(name), int)
+            given = {name: value for name, value in zip(columns, values, strict=True) if value is not None}
+            return given | {
+                name: self.string(given[name]) for name in _STRINGS if isinstance(given.get(name), int)
             }
         return {}
 
     def _columns_of(self, table: str) -> frozenset[str]:
         try:
-            return frozenset(row[1] for row in small(self._connection, f"PRAGMA table_info({_quoted(table)})"))
-        except FAULTS as error:
+            return frozenset(
+                row[1] for row in query_small(self._connection, f"PRAGMA table_info({_quoted(table)})")
+            )
+        except DATABASE_ERRORS as error:
             self.lost.add(f"{table}: {error}")
             return frozenset()
 
@@ -175,37 +177,37 @@ class Report:
     def _word(self, value: bytes | float | None) -> int:
         if value is None:
             return 0
-        return self.words[value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)]
+        return self.strings[value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)]
 
     def _query(self, table: str, columns: str, where: str = "", *values: int) -> Iterator[Any]:
         try:
             yield from self._connection.execute(self._select(table, columns, where), values)
-        except FAULTS as error:
+        except DATABASE_ERRORS as error:
             self.lost.add(f"{table}: {error}")
 
     def _select(self, table: str, columns: str, where: str = "") -> str:
         return f"SELECT {columns} FROM {_quoted(table)} {where} LIMIT {self._most}"
 
 
-def timed(table: str, rows: Array) -> dict[str, Array]:
+def event_columns(table: str, rows: Array) -> dict[str, Array]:
     """Return the columns that every table of a trace has, but for the name."""
     event = _EVENTS.index(table) * _ROWS + rows["rowid"] % _ROWS
     return {"start_ns": rows["start"], "duration_ns": rows["end"] - rows["start"], "event": event}
 
 
-def known(values: Array) -> Array:
+def minus_one_for_missing(values: Array) -> Array:
     """Return the numbers with -1 for what is missing."""
     return np.where(values == MISSING, -1, values)
 
 
-def distinct(values: Array, function: Callable[[int], int]) -> Array:
+def map_unique(values: Array, function: Callable[[int], int]) -> Array:
     """Return what ``function`` makes of each value; it is called once for each that is different."""
     different, places = np.unique(values, return_inverse=True)
     return np.fromiter(map(function, different.tolist()), np.int64, len(different))[places]
 
 
 @contextmanager
-def open_report(path: Path) -> Iterator[Report]:
+def open_report(path: Path) -> Iterator[NsightReport]:
     """Open a ``.sqlite`` that nsys exported, or a ``.nsys-rep`` or ``.qdrep``, which nsys exports first.
 
     Nothing is written beside the file. The export, which takes about as long as `nsys export`, is removed.
@@ -219,17 +221,17 @@ def open_report(path: Path) -> Iterator[Report]:
     if path.suffix in (".nsys-rep", ".qdrep"):
         with TemporaryDirectory(prefix="instrument-") as folder:
             database = _export(path, folder)
-            with connected(path, database) as connection:
+            with open_database(path, database) as connection:
                 yield _report(path, database, connection)
     elif is_database(path):
-        with connected(path) as connection:
+        with open_database(path) as connection:
             yield _report(path, path, connection)
     else:
         raise TraceError(path, "not an SQLite database")
 
 
-def _report(path: Path, database: Path, connection: sqlite3.Connection) -> Report:
-    report = Report(connection, database)
+def _report(path: Path, database: Path, connection: sqlite3.Connection) -> NsightReport:
+    report = NsightReport(connection, database)
     if not any(name.startswith(_OURS) for name in report.tables):
         raise TraceError(path, "an SQLite database without any table of Nsight Systems")
     return report

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .lanes import Lanes
+from .lanes import LaneAxis
 from .table import Array, Table
 from .trace import Trace
 
@@ -39,7 +39,7 @@ def projection(trace: Trace) -> Table:
     work, lanes = _work(trace)
     rows = np.argsort(regions.thread, kind="stable")
     thread = regions.thread[rows]
-    begin, end = (lanes.places(thread, times[rows]) for times in (regions.start_ns, regions.end_ns))
+    begin, end = (lanes.positions(thread, times[rows]) for times in (regions.start_ns, regions.end_ns))
     for part, columns in _project(begin, end, work):
         for name, column in columns.items():
             result[name][rows[part]] = column
@@ -56,7 +56,7 @@ class _Work(NamedTuple):
     end: Array
 
 
-def _work(trace: Trace) -> tuple[_Work, Lanes]:
+def _work(trace: Trace) -> tuple[_Work, LaneAxis]:
     rows = np.flatnonzero(trace.gpu.launch >= 0)
     rows = rows[trace.runtime.thread[trace.gpu.launch[rows]] >= 0]
     calls = trace.runtime.where(trace.gpu.launch[rows])
@@ -65,8 +65,8 @@ def _work(trace: Trace) -> tuple[_Work, Lanes]:
     begin_ns, end_ns = np.concatenate((calls.start_ns, lent_ns)), np.concatenate((calls.end_ns, lent_ns + 1))
     gpu = trace.gpu.where(np.concatenate((rows, lent)))
     regions = trace.regions
-    lanes = Lanes(len(trace.threads), begin_ns, end_ns, regions.start_ns, regions.end_ns)
-    begin, end = (lanes.places(thread, times) for times in (begin_ns, end_ns))
+    lanes = LaneAxis(len(trace.threads), begin_ns, end_ns, regions.start_ns, regions.end_ns)
+    begin, end = (lanes.positions(thread, times) for times in (begin_ns, end_ns))
     order = np.lexsort((gpu.launch, begin))
     return _Work(*(column[order] for column in (gpu.launch, begin, end, gpu.start_ns, gpu.end_ns))), lanes
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from ..errors import TraceError
 from .align import Clock, align
-from .find import find, process_of, rank_of
 from .processes import Processes
 from .table import Array
 from .trace import Trace
+from .trace_files import find, process_of, rank_from_name
 from .worker import attempt
 
 MOST_RANKS = 1_000_000
@@ -118,7 +118,7 @@ def read_ranks(
     for path, result in results.items():
         if isinstance(result, Trace):
             result.path = path  # not the absolute one that it was read by
-            rank = result.rank if _plausible(result.rank) else rank_of(path)
+            rank = result.rank if _plausible(result.rank) else rank_from_name(path)
             if rank is None:
                 nameless.append(result)
             else:

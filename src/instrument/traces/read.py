@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import TraceError
-from .database import connected, is_database
+from .database import is_database, open_database
 from .kineto import read_kineto
 from .progress import progress
 from .table import TooLargeError
@@ -111,7 +111,7 @@ def _database(path: Path) -> Trace:
     from .nsight import read_nsight
     from .rocpd import read_rocpd
 
-    with connected(path) as database:
+    with open_database(path) as database:
         query = "SELECT count(*) FROM sqlite_master WHERE name LIKE 'rocpd%'"
         found = database.execute(query).fetchone()
     return read_rocpd(path) if found[0] else read_nsight(path)

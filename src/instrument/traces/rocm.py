@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from .lanes import each_pair
-from .table import COLUMNS, KERNEL, MEMCPY, Array, Words
+from .lanes import map_unique_pairs
+from .table import COLUMNS, KERNEL, MEMCPY, Array, Strings
 from .trace import Thread
 
-PROCESS = 48
+PROCESS_BIT = 48
 """The number of a process in the file begins at this bit of an id, so that ids of two are never the same."""
 
 _COPY = re.compile(r"(HOST|DEVICE|PEER)_TO_(HOST|DEVICE|PEER)")
@@ -21,7 +21,7 @@ _HIP = "hip"
 _EXTRA = {"ancestor": ("i8", -1), "queue": ("i8", -1)}
 
 
-class Collected:
+class RocmColumns:
     """The columns of a trace, part by part.
 
     Args:
@@ -31,18 +31,18 @@ class Collected:
         words: with the numbers that the columns hold.
     """
 
-    def __init__(self, most_text: int) -> None:
-        self.words = Words(most_text)
+    def __init__(self, text_limit: int) -> None:
+        self.strings = Strings(text_limit)
         self._threads: dict[tuple[int | str, int], int] = {}
         self._parts: dict[str, list[dict[str, Array]]] = {}
 
     def thread(self, process: int | str, ids: Array) -> Array:
         """Return numbers for the threads of a process."""
-        return each(ids, partial(self._thread, process))
+        return map_unique(ids, partial(self._thread, process))
 
     def threads_of(self, processes: Array, ids: Array) -> Array:
         """Return numbers for threads of several processes."""
-        return each_pair(processes, ids, self._thread)
+        return map_unique_pairs(processes, ids, self._thread)
 
     def _thread(self, process: int | str, thread: int) -> int:
         return self._threads.setdefault((process, thread), len(self._threads)) if thread >= 0 else -1
@@ -75,43 +75,43 @@ class Collected:
 
     def add_copies(self, part: dict[str, Array]) -> None:
         """Add copies; ``operation`` is a word such as ``MEMORY_COPY_HOST_TO_DEVICE``."""
-        name = self.renamed(part["operation"], _copy_name)
+        name = self.map_strings(part["operation"], _copy_name)
         self.add("gpu", part | {"name": name, "category": np.full(len(name), MEMCPY)})
 
     def add_calls(self, part: dict[str, Array]) -> None:
         """Add calls of an API; ``kind`` is a word such as ``HIP_RUNTIME_API``."""
-        self.add("runtime", part | {"category": self.renamed(part["kind"], _api)})
+        self.add("runtime", part | {"category": self.map_strings(part["kind"], _api)})
 
     def add_markers(self, part: dict[str, Array]) -> None:
         """Add calls of rocTX: ``name`` is what was called, ``text`` what it was given."""
         name, text = part["name"], part["text"]
         named = (text != 0) & (text != name)
-        mark = named & ((name == self.words[_MARK]) | (part["duration_ns"] == 0))
-        category = np.where(mark, self.words["mark"], self.words["roctx"])
+        mark = named & ((name == self.strings[_MARK]) | (part["duration_ns"] == 0))
+        category = np.where(mark, self.strings["mark"], self.strings["roctx"])
         part = part | {"name": np.where(named, text, name), "category": category}
         region = named & ~mark
         self.add("others", {column: values[~region] for column, values in part.items()})
         del part["category"]
         self.add("regions", {column: values[region] for column, values in part.items()})
 
-    def renamed(self, codes: Array, change: Callable[[str], str]) -> Array:
+    def map_strings(self, codes: Array, change: Callable[[str], str]) -> Array:
         """Return the numbers of the words that words are changed into."""
-        texts = list(self.words)
-        return each(codes, lambda code: self.words[change(texts[code])])
+        texts = list(self.strings)
+        return map_unique(codes, lambda code: self.strings[change(texts[code])])
 
     def tables(self) -> dict[str, dict[str, Array]]:
         """Return the columns of each table."""
         tables = {kind: _joined(kind, parts) for kind, parts in self._parts.items()}
         gpu, calls = tables.get("gpu"), tables.get("runtime")
-        if gpu and not np.any(gpu["stream"] & ((1 << PROCESS) - 1)):  # before HIP streams were recorded
+        if gpu and not np.any(gpu["stream"] & ((1 << PROCESS_BIT) - 1)):  # before HIP streams were recorded
             gpu["stream"] = gpu["queue"]
         if gpu and calls:
-            hip = calls["category"] == self.words[_HIP]
+            hip = calls["category"] == self.strings[_HIP]
             gpu["correlation"] = _hip_calls(gpu["correlation"], calls["correlation"], calls["ancestor"], hip)
         return tables
 
 
-def each(values: Array, change: Callable[[int], int]) -> Array:
+def map_unique(values: Array, change: Callable[[int], int]) -> Array:
     """Change each value, asking once for each different one."""
     if not len(values):  # as in most processes of a file of many; `unique` would take half of the reading
         return np.empty(0, np.int64)
@@ -119,9 +119,9 @@ def each(values: Array, change: Callable[[int], int]) -> Array:
     return np.array([change(value) for value in used.tolist()], np.int64)[places]
 
 
-def of_process(ids: Array, process: int | Array, lowest: int = 0) -> Array:
+def process_unique_ids(ids: Array, process: int | Array, lowest: int = 0) -> Array:
     """Return ids that no other process in the file has; -1 where they are out of range."""
-    return np.where((ids >= lowest) & (ids < 1 << PROCESS), ids + (process << PROCESS), -1)
+    return np.where((ids >= lowest) & (ids < 1 << PROCESS_BIT), ids + (process << PROCESS_BIT), -1)
 
 
 def _joined(kind: str, parts: list[dict[str, Array]]) -> dict[str, Array]:

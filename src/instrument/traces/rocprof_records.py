@@ -14,13 +14,13 @@ _Length = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 class _Part(Struct, gc=False, frozen=True): ...
 
 
-class Handle(_Part, frozen=True):
+class RocprofHandle(_Part, frozen=True):
     """What stands for an agent, a queue, a stream or a counter."""
 
     handle: _Int = -1
 
 
-class Correlation(_Part, frozen=True):
+class CorrelationIds(_Part, frozen=True):
     """The id of the call that did it, and of the call which that one was made by."""
 
     internal: _Int = -1
@@ -35,11 +35,11 @@ class Lengths(_Part, frozen=True):
     z: _Length = 0
 
 
-class Dispatch(_Part, frozen=True):
+class DispatchInfo(_Part, frozen=True):
     """What was launched, and where."""
 
-    agent: Handle = field(default=Handle(), name="agent_id")
-    queue: Handle = field(default=Handle(), name="queue_id")
+    agent: RocprofHandle = field(default=RocprofHandle(), name="agent_id")
+    queue: RocprofHandle = field(default=RocprofHandle(), name="queue_id")
     kernel: _Int = field(default=-1, name="kernel_id")
     shared_bytes: _Int = field(default=-1, name="group_segment_size")
     workgroup: Lengths = field(default=Lengths(), name="workgroup_size")
@@ -54,7 +54,7 @@ class Record(_Part, frozen=True):
     start: _Time = field(name="start_timestamp")
     end: _Time = field(name="end_timestamp")
     thread: _Int = field(default=-1, name="thread_id")
-    correlation: Correlation = field(default=Correlation(), name="correlation_id")
+    correlation: CorrelationIds = field(default=CorrelationIds(), name="correlation_id")
 
     def __post_init__(self) -> None:
         if self.end < self.start:
@@ -65,13 +65,13 @@ class Record(_Part, frozen=True):
         return self.start, self.end - self.start, self.thread, self.correlation.internal
 
 
-class Kernel(Record, frozen=True):
+class KernelDispatch(Record, frozen=True):
     """A kernel that ran."""
 
     COLUMNS = (*Record.COLUMNS, "agent", "queue", "stream", "kernel", "shared_bytes", *"xyzXYZ")
 
-    info: Dispatch = field(default=Dispatch(), name="dispatch_info")
-    stream: Handle = field(default=Handle(), name="stream_id")
+    info: DispatchInfo = field(default=DispatchInfo(), name="dispatch_info")
+    stream: RocprofHandle = field(default=RocprofHandle(), name="stream_id")
 
     def row(self) -> tuple[int, ...]:
         """As in `Record`."""
@@ -83,7 +83,7 @@ class Kernel(Record, frozen=True):
         )
 
 
-class Call(Record, frozen=True):
+class ApiCall(Record, frozen=True):
     """A call of an API, rocTX included, or an allocation."""
 
     COLUMNS = (*Record.COLUMNS, "ancestor", "kind", "operation")
@@ -96,37 +96,37 @@ class Call(Record, frozen=True):
         return *super().row(), self.correlation.ancestor, self.kind, self.operation
 
 
-class Copy(Call, frozen=True):
+class MemoryCopy(ApiCall, frozen=True):
     """A copy of memory."""
 
-    COLUMNS = (*Call.COLUMNS, "source", "target", "bytes", "stream")
+    COLUMNS = (*ApiCall.COLUMNS, "source", "target", "bytes", "stream")
 
-    source: Handle = field(default=Handle(), name="src_agent_id")
-    target: Handle = field(default=Handle(), name="dst_agent_id")
+    source: RocprofHandle = field(default=RocprofHandle(), name="src_agent_id")
+    target: RocprofHandle = field(default=RocprofHandle(), name="dst_agent_id")
     bytes: _Int = -1
-    stream: Handle = field(default=Handle(), name="stream_id")
+    stream: RocprofHandle = field(default=RocprofHandle(), name="stream_id")
 
     def row(self) -> tuple[int, ...]:
         """As in `Record`."""
         return *super().row(), self.source.handle, self.target.handle, self.bytes, self.stream.handle
 
 
-class Value(_Part, frozen=True):
+class CounterValue(_Part, frozen=True):
     """Of one instance of a counter."""
 
-    counter: Handle = field(default=Handle(), name="counter_id")
+    counter: RocprofHandle = field(default=RocprofHandle(), name="counter_id")
     value: float = 0.0
 
 
-class Counted(_Part, frozen=True):
+class CountedDispatch(_Part, frozen=True):
     """A kernel with values of hardware counters, some of them in several instances."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = Kernel.COLUMNS
+    COLUMNS: ClassVar[tuple[str, ...]] = KernelDispatch.COLUMNS
 
-    dispatch: Kernel = field(name="dispatch_data")
+    dispatch: KernelDispatch = field(name="dispatch_data")
     thread: _Int = field(default=-1, name="thread_id")
-    stream: Handle = field(default=Handle(), name="stream_id")
-    values: list[Value] = field(default_factory=list, name="records")
+    stream: RocprofHandle = field(default=RocprofHandle(), name="stream_id")
+    values: list[CounterValue] = field(default_factory=list, name="records")
 
     def row(self) -> tuple[int, ...]:
         """As in `Record`."""
@@ -134,7 +134,7 @@ class Counted(_Part, frozen=True):
         return start, duration, self.thread, correlation, agent, queue, self.stream.handle, *rest
 
 
-class Symbol(_Part, frozen=True):
+class KernelSymbol(_Part, frozen=True):
     """A kernel's code; the formatted name is the demangled one without the linker's suffix."""
 
     id: _Int = field(name="kernel_id")
@@ -144,7 +144,7 @@ class Symbol(_Part, frozen=True):
     registers: _Int = field(default=-1, name="arch_vgpr_count")
 
 
-class Bank(_Part, frozen=True):
+class MemoryBank(_Part, frozen=True):
     """A part of a GPU's memory."""
 
     size_in_bytes: _Int = 0
@@ -153,7 +153,7 @@ class Bank(_Part, frozen=True):
 class Agent(_Part, frozen=True):
     """A processor; `type` 2 is a GPU."""
 
-    id: Handle = Handle()
+    id: RocprofHandle = RocprofHandle()
     type: int = 0
     number: _Int = field(default=-1, name="logical_node_type_id")
     name: str = ""
@@ -161,24 +161,24 @@ class Agent(_Part, frozen=True):
     sms: _Int = field(default=0, name="cu_count")
     waves_per_sm: _Int = field(default=0, name="max_waves_per_cu")
     threads_per_wave: _Int = field(default=0, name="wave_front_size")
-    memory: list[Bank] = field(default_factory=list, name="mem_banks")
+    memory: list[MemoryBank] = field(default_factory=list, name="mem_banks")
 
 
-class Counter(_Part, frozen=True):
+class HardwareCounter(_Part, frozen=True):
     """The name of a hardware counter."""
 
-    id: Handle = Handle()
+    id: RocprofHandle = RocprofHandle()
     name: str = ""
 
 
-class Label(_Part, frozen=True):
+class MarkerText(_Part, frozen=True):
     """What a call of rocTX was given, by the id of the call."""
 
     key: _Int
     value: str
 
 
-class Kind(_Part, frozen=True):
+class RecordKind(_Part, frozen=True):
     """The name of a kind of record, and those of its operations."""
 
     kind: str = ""

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from .table import Array
 
-UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+DECODE_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
 FILE = "rocprofiler-sdk-tool"
 
 _NESTED = ("strings", "callback_records", "buffer_records")
@@ -35,15 +35,15 @@ _KINDS[ord('"')] = _QUOTE
 _split = msgspec.json.Decoder(list[Raw]).decode
 
 
-class DamagedError(Exception):
+class DamagedJsonError(Exception):
     """The text is cut off, or is not JSON; the message says where."""
 
 
-class UnlikeError(Exception):
+class UnexpectedJsonError(Exception):
     """The text is JSON that rocprofv3 does not write; the message says what it is."""
 
 
-class Text:
+class JsonStream:
     """JSON of which only the piece that is looked at is in memory.
 
     Args:
@@ -99,25 +99,25 @@ class Text:
             UnlikeError: it is not a list.
         """
         self._open(b"[", f"a list as {name}")
-        scan = _Scan()
+        scan = _BracketScanner()
         while True:
             places, depth = self._scanned(scan)
             closed = np.flatnonzero(depth < 0)[:1]
-            whole = places[closed] if len(closed) else places[depth == 0][-1:] + 1
-            if len(whole) and (text := self._cut(scan, int(whole[0])).strip(_COMMA)):
+            decode_record = places[closed] if len(closed) else places[depth == 0][-1:] + 1
+            if len(decode_record) and (text := self._cut(scan, int(decode_record[0])).strip(_COMMA)):
                 yield text
             if len(closed):
                 self._place += 1
                 return
             if len(self._text) - self._place > _LONGEST:
-                raise DamagedError(f"an item of {name} is longer than {_LONGEST >> 20} MiB")
+                raise DamagedJsonError(f"an item of {name} is longer than {_LONGEST >> 20} MiB")
             if (
-                len(whole) and scan.step > _SHORT
+                len(decode_record) and scan.step > _SHORT
             ):  # a long list: to look for its brackets takes longer than to guess
                 while text := self._guessed():
                     yield text
                     self._more()
-                scan = _Scan()
+                scan = _BracketScanner()
 
     def value(self, name: str) -> bytes:
         """Return the text of a value.
@@ -129,7 +129,7 @@ class Text:
         for part in self._value():
             parts.append(part)
             if sum(map(len, parts)) > _LONGEST:
-                raise DamagedError(f"{name} is longer than {_LONGEST >> 20} MiB")
+                raise DamagedJsonError(f"{name} is longer than {_LONGEST >> 20} MiB")
         return b"".join(parts)
 
     def skip(self) -> None:
@@ -152,7 +152,7 @@ class Text:
             return
         yield first
         self._place += 1
-        scan = _Scan()
+        scan = _BracketScanner()
         while True:
             places, depth = self._scanned(scan)
             closed = np.flatnonzero(depth < 0)[:1]
@@ -160,15 +160,15 @@ class Text:
             if len(closed):
                 return
 
-    def _scanned(self, scan: _Scan) -> tuple[Array, Array]:
+    def _scanned(self, scan: _BracketScanner) -> tuple[Array, Array]:
         """The places and depths of the brackets in the next part of the text."""
         if self._place + scan.ahead >= len(self._text) and not self._more():
-            raise DamagedError("it is cut off")
+            raise DamagedJsonError("it is cut off")
         begin, before = self._place + scan.ahead, scan.ahead
         places, depth = scan.feed(self._text[begin : begin + scan.step])
         return places + before, depth
 
-    def _cut(self, scan: _Scan, size: int) -> bytes:
+    def _cut(self, scan: _BracketScanner, size: int) -> bytes:
         text = self._text[self._place : self._place + size]
         self._place += size
         scan.ahead -= size
@@ -179,10 +179,10 @@ class Text:
         end = self._text.rfind(b"},{", self._place) + 1
         text = self._text[self._place : end].strip(_COMMA)
         try:
-            whole = bool(_split(b"[" + text + b"]"))
-        except UNREADABLE:
+            decode_record = bool(_split(b"[" + text + b"]"))
+        except DECODE_ERRORS:
             return b""
-        self._place = end if whole else self._place
+        self._place = end if decode_record else self._place
         return text
 
     def _key(self) -> str:
@@ -203,7 +203,7 @@ class Text:
     def _open(self, bracket: bytes, expected: str) -> None:
         first = self.peek()
         if first and first != bracket and first in _BEGINS:
-            raise UnlikeError(f"Expected {expected}")
+            raise UnexpectedJsonError(f"Expected {expected}")
         self._take(bracket)
 
     def _take(self, char: bytes) -> None:
@@ -211,8 +211,10 @@ class Text:
             raise self._damaged()
         self._place += 1
 
-    def _damaged(self) -> DamagedError:
-        return DamagedError(f"byte {self._before + self._place:,} is wrong" if self.peek() else "it is cut off")
+    def _damaged(self) -> DamagedJsonError:
+        return DamagedJsonError(
+            f"byte {self._before + self._place:,} is wrong" if self.peek() else "it is cut off"
+        )
 
     def _more(self) -> bool:
         block = next(self._blocks, b"")
@@ -222,7 +224,7 @@ class Text:
         return bool(block)
 
 
-class _Scan:
+class _BracketScanner:
     """Finds the brackets and braces of text that comes in parts, and how deep each of them leads.
 
     Attributes:
@@ -256,7 +258,7 @@ class _Scan:
         return places[bracket] - before, depth
 
 
-def sections(text: Text) -> Iterator[tuple[int, str, str]]:
+def sections(text: JsonStream) -> Iterator[tuple[int, str, str]]:
     """Yield what each process has: its number, a key, and a key inside of that or "".
 
     After each, the value has to be taken; where the key is "", a process begins and there is nothing to take.
@@ -277,10 +279,10 @@ def sections(text: Text) -> Iterator[tuple[int, str, str]]:
             for number in text.objects(FILE):
                 yield from _process(text, number)
     if not found:
-        raise UnlikeError(f'it has no "{FILE}"')
+        raise UnexpectedJsonError(f'it has no "{FILE}"')
 
 
-def _process(text: Text, number: int) -> Iterator[tuple[int, str, str]]:
+def _process(text: JsonStream, number: int) -> Iterator[tuple[int, str, str]]:
     yield number, "", ""
     for key in text.members("a process"):
         if key in _NESTED:
@@ -290,33 +292,33 @@ def _process(text: Text, number: int) -> Iterator[tuple[int, str, str]]:
             yield number, key, ""
 
 
-def split(items: bytes) -> tuple[list[Raw], str]:
+def split_items(items: bytes) -> tuple[list[Raw], str]:
     """Return the items of a list; and where not all of them are JSON, those before, and what is wrong."""
     for text in (items, items.decode("utf-8", "replace").encode()):
         try:
             return _split(b"[" + text + b"]"), ""
-        except UNREADABLE:
+        except DECODE_ERRORS:
             continue
     found, begin = [], 0
-    places, depth = _Scan().feed(items)
+    places, depth = _BracketScanner().feed(items)
     for end in (places[depth == 0] + 1).tolist():
         try:
             found += _split(b"[" + items[begin:end].strip(_COMMA) + b"]")
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             return found, str(error)
         begin = end
     return found, "it is no list"
 
 
-def whole(raw: Raw) -> Any:
+def decode_record(raw: Raw) -> Any:
     """Decode all of a record; what is no UTF-8 becomes U+FFFD."""
     return msgspec.json.decode(bytes(raw).decode("utf-8", "replace"))
 
 
-def bounded(value: Any) -> Any:
+def clip_integers(value: Any) -> Any:
     """Replace integers of more than 64 bits by -1."""
     if isinstance(value, dict):
-        return {key: bounded(item) for key, item in value.items()}
+        return {key: clip_integers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [bounded(item) for item in value]
+        return [clip_integers(item) for item in value]
     return -1 if isinstance(value, int) and value >> 63 not in (0, -1) else value

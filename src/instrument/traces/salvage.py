@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from .events import Event
-from .trace import Lost
+from .events import TraceEvent
+from .trace import ReadLosses
 
 KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|sf|cname)"
 _PHASE = rb'ph"\s*:|args"\s*:\s*\{'
@@ -25,7 +25,7 @@ CLOSE = re.compile(rb"\](?!\s*,?\s*" + BEGIN + rb")")
 _START = re.compile(BEGIN)
 _LAST = re.compile(rb'\}(?=\s*\]\s*(?:,\s*"|\}\s*\Z|\Z))')  # the last character of the last event, as it seems
 OTHER_TYPES = "values of another type"
-"""The reason in `Lost` where a file has texts for numbers, or the like: every event is read."""
+"""The reason in `ReadLosses` where a file has texts for numbers, or the like: every event is read."""
 _GAP = re.compile(rb"[\s,]*")
 _TRIES = 64  # beginnings of an event that may follow a damaged one before the next end of one
 _WINDOW = 1 << 12
@@ -45,12 +45,12 @@ _ESCAPE = re.compile(rb'\\(?!["\\/bfnrtu])|\\u(?![0-9a-fA-F]{4})')
 _QUOTE = re.compile(rb'(?<!\\)"')
 _PAIR = re.compile(r'[\s,{}]*"((?:[^"\\]|\\.)*)"\s*:\s*')
 
-_decode = msgspec.json.Decoder(Event).decode
+_decode = msgspec.json.Decoder(TraceEvent).decode
 _scan = json.JSONDecoder(strict=False).raw_decode
 _skip = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, object_pairs_hook=len).raw_decode
 
 
-def whole_events(text: bytes, lost: Lost, *, last: bool) -> tuple[list[bytes], bytes | None, bytes]:
+def recover_events(text: bytes, lost: ReadLosses, *, last: bool) -> tuple[list[bytes], bytes | None, bytes]:
     """Take the events of a text apart that is not the JSON it should be.
 
     Args:
@@ -123,7 +123,7 @@ def _is_event(text: bytes) -> bool:
     return bool(event.ph) and event.in_time()
 
 
-def _past_damage(text: bytes, place: int, end: int, events: list[bytes], lost: Lost) -> int:
+def _past_damage(text: bytes, place: int, end: int, events: list[bytes], lost: ReadLosses) -> int:
     """Take what of the damaged text up to ``end`` can be mended; return where to go on."""
     inside = first_event(text, place + 1, end)
     if inside is not None:
@@ -140,7 +140,7 @@ def _past_damage(text: bytes, place: int, end: int, events: list[bytes], lost: L
     return end
 
 
-def _mended(text: bytes, lost: Lost) -> bytes | None:
+def _mended(text: bytes, lost: ReadLosses) -> bytes | None:
     if not text.startswith(b"{") or b'"ph"' not in text or len(text) > _MENDABLE:
         return None
     for reason, mend in _MENDS:
@@ -152,7 +152,7 @@ def _mended(text: bytes, lost: Lost) -> bytes | None:
     return None
 
 
-def metadata(text: bytes, lost: Lost) -> dict[str, Any]:
+def metadata(text: bytes, lost: ReadLosses) -> dict[str, Any]:
     """Return the keys and values of a JSON object in braces, mended if need be, as far as they can be read."""
     for reason, mend in [("", bytes), *_MENDS[: 5 if len(text) <= _MENDABLE else 0]]:
         text = mend(text)
@@ -164,13 +164,13 @@ def metadata(text: bytes, lost: Lost) -> dict[str, Any]:
             lost.add(f"metadata: {reason}")
         return content if isinstance(content, dict) else {}
     content, place = {}, 0
-    words = text.decode("utf-8", "replace")
-    while pair := _PAIR.match(words, place):
+    strings = text.decode("utf-8", "replace")
+    while pair := _PAIR.match(strings, place):
         try:
-            content[pair[1]], place = _scan(words, pair.end())
+            content[pair[1]], place = _scan(strings, pair.end())
         except (ValueError, RecursionError):
             break
-    if rest := words[place:].strip(" \t\r\n,{}\0"):
+    if rest := strings[place:].strip(" \t\r\n,{}\0"):
         lost.add("metadata that are no JSON", size=len(rest.encode()))
     return content
 

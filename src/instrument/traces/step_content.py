@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .intervals import covered, length, union
-from .lanes import Lanes
+from .intervals import covered_ns, merge_overlaps, total_ns
+from .lanes import LaneAxis
 from .table import Array, Table
 from .trace import Trace
 
 
-class Steps:
+class StepIndex:
     """Which step holds a time: the last of its process to start, if that or one around it still runs."""
 
     def __init__(self, trace: Trace) -> None:
@@ -23,12 +23,12 @@ class Steps:
         self._rows = np.argsort(of, kind="stable")
         self._of = of[self._rows]
         starts, ends = trace.steps.start_ns[self._rows], trace.steps.end_ns[self._rows]
-        self._lanes = Lanes(len(trace.threads), starts, ends)
-        self._starts = self._lanes.places(self._of, starts)
-        self._reach = np.maximum.accumulate(self._lanes.places(self._of, ends))
-        self._held = _Held(self._of, starts, ends)
+        self._lanes = LaneAxis(len(trace.threads), starts, ends)
+        self._starts = self._lanes.positions(self._of, starts)
+        self._reach = np.maximum.accumulate(self._lanes.positions(self._of, ends))
+        self._held = _LatestOpenProcess(self._of, starts, ends)
 
-    def of(self, times_ns: Array, threads: Array) -> Array:
+    def rows_at(self, times_ns: Array, threads: Array) -> Array:
         """Return the row of the step that each time on each thread is in, or -1; without steps, 0 for all."""
         if not self._marked:
             return np.zeros(len(times_ns), np.int64)
@@ -43,13 +43,13 @@ class Steps:
 
     def _in(self, times_ns: Array, process: Array) -> Array:
         """The row of the step of the process in which each time is, or -1."""
-        places = self._lanes.places(process, times_ns)
+        places = self._lanes.positions(process, times_ns)
         at = np.searchsorted(self._starts, places, "right") - 1
         inside = (at >= 0) & (self._of[at] == process) & (places < self._reach[at])
         return np.where(inside, self._rows[at], -1)
 
 
-class _Held:
+class _LatestOpenProcess:
     """For each time, the highest-numbered process that has a step open."""
 
     def __init__(self, of: Array, starts: Array, ends: Array) -> None:
@@ -93,10 +93,10 @@ def span(*tables: Table) -> tuple[int, int]:
 
 def in_no_region_ns(trace: Trace, regions: Table) -> int:
     """How long no region was open on any thread, of the steps or, without any, of the whole."""
-    open_ = union(regions.start_ns, regions.end_ns)
+    open_ = merge_overlaps(regions.start_ns, regions.end_ns)
     if not trace.steps:
-        return steps_ns(trace) - length(open_)
-    return int((trace.steps.duration_ns - covered(open_, trace.steps.start_ns, trace.steps.end_ns)).sum())
+        return steps_ns(trace) - total_ns(open_)
+    return int((trace.steps.duration_ns - covered_ns(open_, trace.steps.start_ns, trace.steps.end_ns)).sum())
 
 
 def outside_ns(trace: Trace) -> int:
@@ -104,7 +104,9 @@ def outside_ns(trace: Trace) -> int:
     if not trace.steps:
         return 0
     start, end = span(trace.operators, trace.regions, trace.runtime)
-    within = covered(union(trace.steps.start_ns, trace.steps.end_ns), np.array([start]), np.array([end]))
+    within = covered_ns(
+        merge_overlaps(trace.steps.start_ns, trace.steps.end_ns), np.array([start]), np.array([end])
+    )
     return end - start - int(within[0])
 
 
@@ -122,7 +124,7 @@ class GpuWork(NamedTuple):
     by_time: Array
 
 
-def gpu_work(trace: Trace, steps: Steps) -> GpuWork:
+def gpu_work(trace: Trace, steps: StepIndex) -> GpuWork:
     """Tell which GPU work belongs to the steps."""
     gpu = trace.gpu
     by_call, by_operator = gpu.launch >= 0, (gpu.launch < 0) & (gpu.operator >= 0)
@@ -133,7 +135,7 @@ def gpu_work(trace: Trace, steps: Steps) -> GpuWork:
         (by_operator, trace.operators, gpu.operator),
     ):
         at[rows], thread[rows] = calls.start_ns[link[rows]], calls.thread[link[rows]]
-    counted = steps.of(at, thread) >= 0
+    counted = steps.rows_at(at, thread) >= 0
     if trace.steps:
         counted &= ~before
     return GpuWork(counted, before, ~(by_call | by_operator | before))

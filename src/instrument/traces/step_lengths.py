@@ -44,7 +44,7 @@ class StepLength(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pace:
+class LoopTotals:
     """Sums over successive steps: on the GPU, from the last end of the first one's work to that of the last one's.
 
     On the CPU they are from the end of the first to that of the last, which a CPU that runs ahead reaches first.
@@ -81,13 +81,13 @@ class Pace:
     queue_waits_ns: int = 0
     exposed_comm_ns: int = 0
 
-    def __add__(self, other: Pace) -> Pace:
+    def __add__(self, other: LoopTotals) -> LoopTotals:
         """Return the sums over both."""
-        return Pace(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+        return LoopTotals(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
-class Lengths:
+class StepLengths:
     """The lengths of steps, and what they say of the loop.
 
     Attributes:
@@ -96,7 +96,7 @@ class Lengths:
     """
 
     steps: tuple[StepLength, ...]
-    pace: Pace = Pace()
+    totals: LoopTotals = LoopTotals()
 
     @property
     def bound(self) -> Literal["gpu", "cpu", "both"] | None:
@@ -108,44 +108,44 @@ class Lengths:
         """
         if self.unknown:
             return None
-        if self.pace.gpu_waits_ns <= _LITTLE * self.pace.gpu_ns:
+        if self.totals.gpu_waits_ns <= _LITTLE * self.totals.gpu_ns:
             return "gpu"
-        return "both" if self.pace.cpu_waits_ns > _LITTLE * self.pace.cpu_ns else "cpu"
+        return "both" if self.totals.cpu_waits_ns > _LITTLE * self.totals.cpu_ns else "cpu"
 
     @property
     def synchronizes(self) -> bool:
         """Whether the CPU waits for the GPU more than 10 % of its time in other calls than launches."""
-        return self.pace.cpu_waits_ns - self.pace.queue_waits_ns > _LITTLE * self.pace.cpu_ns
+        return self.totals.cpu_waits_ns - self.totals.queue_waits_ns > _LITTLE * self.totals.cpu_ns
 
     @property
     def unknown(self) -> str:
         """Why it is not known what bounds the loop; empty where it is."""
-        pace = self.pace
-        if pace.missing:
-            return f"the trace lacks the GPU work of {counted(pace.missing, 'launch', 'launches')}"
+        totals = self.totals
+        if totals.missing:
+            return f"the trace lacks the GPU work of {counted(totals.missing, 'launch', 'launches')}"
         if all(step.gpu_ns is None for step in self.steps):
             return "the trace has no GPU work that the steps launched"
-        if not pace.gpu_ns:
+        if not totals.gpu_ns:
             return "it takes two successive steps with GPU work to tell"
-        if pace.busy_ns - pace.known_ns > _LITTLE * pace.busy_ns:
-            return f"the steps launched only {100 * pace.known_ns / pace.busy_ns:.0f} % of what the GPU did"
+        if totals.busy_ns - totals.known_ns > _LITTLE * totals.busy_ns:
+            return f"the steps launched only {100 * totals.known_ns / totals.busy_ns:.0f} % of what the GPU did"
         return ""
 
     @property
     def gpu_step_ns(self) -> float | None:
         """The mean period of a step on the GPU."""
-        return self.pace.gpu_ns / self.pace.steps if self.pace.gpu_ns else None
+        return self.totals.gpu_ns / self.totals.steps if self.totals.gpu_ns else None
 
     @property
     def cpu_step_ns(self) -> float | None:
         """The mean period of the same steps on the CPU."""
-        return self.pace.cpu_ns / self.pace.steps if self.pace.gpu_ns else None
+        return self.totals.cpu_ns / self.totals.steps if self.totals.gpu_ns else None
 
     @property
     def synchronized_step_ns(self) -> float | None:
         """The mean wall time of a step between synchronizations."""
-        pace = self.pace
-        return pace.synchronized_ns / pace.synchronized_steps if pace.synchronized_steps else None
+        totals = self.totals
+        return totals.synchronized_ns / totals.synchronized_steps if totals.synchronized_steps else None
 
     @property
     def clock(self) -> Literal["synchronizations", "cpu", "gpu"] | None:
@@ -154,9 +154,9 @@ class Lengths:
         Synchronizations, where they span as many steps as there are GPU periods; the CPU, where that bounds the
         loop; else the GPU.
         """
-        if self.pace.synchronized_steps and self.pace.synchronized_steps >= self.pace.steps:
+        if self.totals.synchronized_steps and self.totals.synchronized_steps >= self.totals.steps:
             return "synchronizations"
-        if not self.pace.gpu_ns:
+        if not self.totals.gpu_ns:
             return None
         return "cpu" if self.bound == "cpu" else "gpu"
 
@@ -180,7 +180,7 @@ class Lengths:
         return self.bound == "gpu" and bool(ahead and step_ns and ahead[1] > _LITTLE * step_ns)
 
 
-def joined(windows: Iterable[tuple[Lengths | None, Sequence[int]]]) -> Lengths | None:
+def merge_step_lengths(windows: Iterable[tuple[StepLengths | None, Sequence[int]]]) -> StepLengths | None:
     """Return the lengths of the steps of several windows; None if those of none are known.
 
     Args:
@@ -190,8 +190,8 @@ def joined(windows: Iterable[tuple[Lengths | None, Sequence[int]]]) -> Lengths |
     if all(lengths is None for lengths, _ in known):
         return None
     steps: list[StepLength] = []
-    pace = Pace()
+    totals = LoopTotals()
     for lengths, times in known:
         steps += lengths.steps if lengths else map(StepLength, times)
-        pace += lengths.pace if lengths else Pace()
-    return Lengths(tuple(steps), pace)
+        totals += lengths.totals if lengths else LoopTotals()
+    return StepLengths(tuple(steps), totals)

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .communication import Collectives, communicates
-from .gpus import gpu_of
-from .intervals import clip, common, covered, union
-from .lanes import by_lane
-from .queue_waits import queue_waits
-from .step_content import Steps
-from .step_lengths import Lengths, Pace, StepLength
-from .table import MEMCPY, Array, Numbers, Table
+from .blocked_launches import find_blocked_launches
+from .communication import Collectives, communication_mask
+from .gpus import gpu_numbers
+from .intervals import clip, covered_ns, merge_overlaps, overlap_ns
+from .lanes import group_rows
+from .step_content import StepIndex
+from .step_lengths import LoopTotals, StepLength, StepLengths
+from .synchronizations import FREE, Synchronization, find_synchronizations
+from .table import MEMCPY, Array, Interner, Table
 from .trace import Trace
-from .waits import FREE, Wait, find
 
 _LAUNCH, _GRAPH = re.compile("LaunchKernel|GraphLaunch"), re.compile("GraphLaunch")
 _WHOLE_DEVICE = re.compile("(?:Device|Ctx|Context|Thread)Synchronize")
@@ -39,7 +39,7 @@ class _Work(NamedTuple):
     missing: Array
 
 
-def step_lengths(trace: Trace, collectives: Collectives = "auto") -> Lengths | None:
+def step_lengths(trace: Trace, collectives: Collectives = "auto") -> StepLengths | None:
     """Return how long each step took on the CPU and on the GPU; None without steps, or without GPU work.
 
     A step whose launches are there without their work, as in a recording that ended before the GPU was done or one
@@ -47,7 +47,7 @@ def step_lengths(trace: Trace, collectives: Collectives = "auto") -> Lengths | N
 
     Args:
         trace: Any trace.
-        collectives: Which kernels communicate, as `communicates` takes it.
+        collectives: Which kernels communicate, as `communication_mask` takes it.
     """
     steps = trace.steps
     if not steps or not (trace.gpu or trace.runtime):
@@ -55,23 +55,23 @@ def step_lengths(trace: Trace, collectives: Collectives = "auto") -> Lengths | N
     work = _work(trace)
     if not (trace.gpu or work.missing.any()):
         return None
-    numbers: Numbers[int | str] = Numbers()
+    numbers: Interner[int | str] = Interner()
     process_of = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
-    waits, queue, communication = _waits(trace), _queue(trace), communicates(trace.gpu, collectives)
-    rows_of = dict(by_lane(_processes(trace, process_of)))
+    waits, queue, communication = _waits(trace), _queue(trace), communication_mask(trace.gpu, collectives)
+    rows_of = dict(group_rows(_processes(trace, process_of)))
     lengths = [StepLength(ns) for ns in steps.duration_ns.tolist()]
-    pace = Pace(missing=int(work.missing.sum()))
-    for process, rows in by_lane(process_of[steps.thread]):
+    totals = LoopTotals(missing=int(work.missing.sum()))
+    for process, rows in group_rows(process_of[steps.thread]):
         device = _Device(trace, rows_of.get(process, np.empty(0, np.int64)), communication)
         stretches = _stretches(steps, rows)
         for stretch in stretches:
             _measure(lengths, steps, stretch, work)
-            pace += _synchronized(stretch, waits, device, only_whole=bool(work.missing[stretch].any()))
+            totals += _synchronized(stretch, waits, device, only_whole=bool(work.missing[stretch].any()))
         own = [wait for row in rows.tolist() for wait in waits.get(row, ())]
         called = np.array([(wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in own], np.int64)
         full = queue[:, np.isin(queue[2], rows)][:2]
-        pace += _pace(steps, stretches, work, device, (called.reshape(-1, 2).T, full))
-    return Lengths(tuple(lengths), pace)
+        totals += _pace(steps, stretches, work, device, (called.reshape(-1, 2).T, full))
+    return StepLengths(tuple(lengths), totals)
 
 
 def _work(trace: Trace) -> _Work:
@@ -93,10 +93,10 @@ def _work(trace: Trace) -> _Work:
 def _busy(trace: Trace, first: Array, last: Array) -> Array:
     gpu = trace.gpu
     busy, gpus = np.zeros((2, len(first)), np.int64)
-    for _, rows in by_lane(gpu_of(gpu)):
+    for _, rows in group_rows(gpu_numbers(gpu)):
         held = np.unique(gpu.step[rows])
         held = held[held >= 0]
-        busy[held] += covered(union(gpu.start_ns[rows], gpu.end_ns[rows]), first[held], last[held])
+        busy[held] += covered_ns(merge_overlaps(gpu.start_ns[rows], gpu.end_ns[rows]), first[held], last[held])
         gpus[held] += 1
     return busy // np.maximum(gpus, 1)
 
@@ -107,7 +107,7 @@ def _missing(trace: Trace) -> Array:
     lacks = np.ones(len(runtime), bool)
     lacks[trace.gpu.launch[trace.gpu.launch >= 0]] = False
     calls = np.flatnonzero(runtime.matching("name", _LAUNCH))
-    held = Steps(trace).of(runtime.start_ns[calls], runtime.thread[calls])
+    held = StepIndex(trace).rows_at(runtime.start_ns[calls], runtime.thread[calls])
     calls, held = calls[held >= 0], held[held >= 0]
     all_, missing, graphs = (
         np.bincount(held[chosen], minlength=count)
@@ -129,7 +129,7 @@ def _processes(trace: Trace, process_of: Array) -> Array:
     process[launched] = process_of[trace.runtime.thread[gpu.launch[launched]]]
     stepped = gpu.step >= 0
     process[stepped] = process_of[trace.steps.thread[gpu.step[stepped]]]
-    for _, rows in by_lane(gpu.device):
+    for _, rows in group_rows(gpu.device):
         known = process[rows][process[rows] >= 0]
         if len(known) and known.min() == known.max():
             process[rows] = known[0]
@@ -147,13 +147,13 @@ def _loop(trace: Trace) -> Array:
     return held
 
 
-def _waits(trace: Trace) -> dict[int, list[Wait]]:
+def _waits(trace: Trace) -> dict[int, list[Synchronization]]:
     """The waits in each step, on a thread of the loop."""
     loop = _loop(trace)
-    waits = [wait for wait in find(trace) if loop[wait.thread]]
+    waits = [wait for wait in find_synchronizations(trace) if loop[wait.thread]]
     starts, threads = [wait.start_ns for wait in waits], [wait.thread for wait in waits]
-    held = Steps(trace).of(np.array(starts, np.int64), np.array(threads, np.int64))
-    found: dict[int, list[Wait]] = defaultdict(list)
+    held = StepIndex(trace).rows_at(np.array(starts, np.int64), np.array(threads, np.int64))
+    found: dict[int, list[Synchronization]] = defaultdict(list)
     for wait, row in zip(waits, held.tolist(), strict=True):
         if row >= 0:
             found[row].append(wait)
@@ -162,9 +162,9 @@ def _waits(trace: Trace) -> dict[int, list[Wait]]:
 
 def _queue(trace: Trace) -> Array:
     """Starts, ends and steps of the launches on a thread of the loop that waited because the queue was full."""
-    start, end, thread = queue_waits(trace)
+    start, end, thread = find_blocked_launches(trace)
     own = np.flatnonzero(_loop(trace)[thread])
-    step = Steps(trace).of(start[own], thread[own])
+    step = StepIndex(trace).rows_at(start[own], thread[own])
     return np.stack((start[own], end[own], step))
 
 
@@ -184,10 +184,10 @@ class _Device:
         launched_ns = np.full(len(gpu), _UNKNOWN)
         linked = gpu.launch >= 0
         launched_ns[linked] = trace.runtime.start_ns[gpu.launch[linked]]
-        self.busy, self.known = union(start, end), union(start[own], end[own])
+        self.busy, self.known = merge_overlaps(start, end), merge_overlaps(start[own], end[own])
         self.exposed = [
-            tuple(union(start[here], end[here]) for here in (each[~communication[each]], each))
-            for _, work in by_lane(gpu_of(gpu))
+            tuple(merge_overlaps(start[here], end[here]) for here in (each[~communication[each]], each))
+            for _, work in group_rows(gpu_numbers(gpu))
             for each in [work[gpu.category[work] != MEMCPY]]
         ]
         reach = np.maximum.accumulate(end)
@@ -197,7 +197,7 @@ class _Device:
         order = np.argsort(launched_ns, kind="stable")
         self._launched_ns, self._done_ns = launched_ns[order], np.maximum.accumulate(end[order])
 
-    def drained(self, wait: Wait) -> bool:
+    def drained(self, wait: Synchronization) -> bool:
         """Whether all that was launched before ``wait`` was done when that returned."""
         before = int(np.searchsorted(self._launched_ns, wait.start_ns))
         return not before or bool(self._done_ns[before - 1] <= wait.end_ns + _SKEW_NS)
@@ -205,7 +205,7 @@ class _Device:
     def exposed_comm_ns(self, start: Array, end: Array) -> int:
         """How long a GPU communicated and did not compute, in the mean over those that the process uses."""
         each = [
-            int((covered(working, start, end) - covered(compute, start, end)).sum())
+            int((covered_ns(working, start, end) - covered_ns(compute, start, end)).sum())
             for compute, working in self.exposed
         ]
         return sum(each) // max(len(each), 1)
@@ -236,7 +236,7 @@ def _measure(lengths: list[StepLength], steps: Table, stretch: Array, work: _Wor
 
 def _pace(
     steps: Table, stretches: Sequence[Array], work: _Work, device: _Device, waits: tuple[Array, Array]
-) -> Pace:
+) -> LoopTotals:
     """The sums over successive steps of one process.
 
     Args:
@@ -260,13 +260,13 @@ def _pace(
             on_cpu.append((int(steps.end_ns[first]), int(steps.end_ns[last])))
             count += int(some[-1] - some[0])
     start, end = np.array(spans, np.int64).reshape(-1, 2).T
-    waited = union(*np.concatenate(waits, axis=1)), union(*waits[1])
-    waits_ns, queue_ns = (sum(common(device.busy, clip(times, *span)) for span in on_cpu) for times in waited)
+    waited = merge_overlaps(*np.concatenate(waits, axis=1)), merge_overlaps(*waits[1])
+    waits_ns, queue_ns = (sum(overlap_ns(device.busy, clip(times, *span)) for span in on_cpu) for times in waited)
     starved_ns, busy_ns, known_ns = (
-        int(covered(times, start, end).sum()) for times in (device.starved, device.busy, device.known)
+        int(covered_ns(times, start, end).sum()) for times in (device.starved, device.busy, device.known)
     )
     cpu_ns = sum(until - since for since, until in on_cpu)
-    return Pace(
+    return LoopTotals(
         count,
         int((end - start).sum()),
         cpu_ns,
@@ -280,8 +280,8 @@ def _pace(
 
 
 def _synchronized(
-    stretch: Array, waits: Mapping[int, Sequence[Wait]], device: _Device, *, only_whole: bool
-) -> Pace:
+    stretch: Array, waits: Mapping[int, Sequence[Synchronization]], device: _Device, *, only_whole: bool
+) -> LoopTotals:
     """The wall time between waits of successive steps that left the GPU without work.
 
     They are at the same place in their steps: of as many waits the same one. What blocks only at times, such as
@@ -298,4 +298,4 @@ def _synchronized(
         (found[-1][0] - found[0][0], place, found[-1][1] - found[0][1]) for (_, place), found in places.items()
     ]
     count, _, ns = max(ends, default=(0, 0, 0))
-    return Pace(synchronized_steps=count, synchronized_ns=ns) if count else Pace()
+    return LoopTotals(synchronized_steps=count, synchronized_ns=ns) if count else LoopTotals()

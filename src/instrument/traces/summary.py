@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .communication import Collectives
-from .gpus import number_of_gpus
+from .gpus import count_gpus
 from .links import main_thread
 from .missing_backward import MissingBackward
-from .step_content import Steps, gpu_work, in_no_region_ns, outside_ns, steps_ns
-from .step_lengths import Lengths, joined
+from .step_content import StepIndex, gpu_work, in_no_region_ns, outside_ns, steps_ns
+from .step_lengths import StepLengths, merge_step_lengths
 from .step_work import step_lengths
 from .table import Array, Table
 from .timing import Timing
@@ -117,7 +117,7 @@ class Summary:
     overlap_ns: int = 0
     unplaced: int = 0
     timing: Timing | None = None
-    lengths: Lengths | None = None
+    lengths: StepLengths | None = None
     gpus: int = 0
 
     @property
@@ -154,13 +154,13 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
     Args:
         trace: Any trace.
         timing: What the loop knows of the run around it.
-        collectives: Which kernels communicate, as `communicates` takes it.
+        collectives: Which kernels communicate, as `communication_mask` takes it.
     """
-    steps = Steps(trace)
+    steps = StepIndex(trace)
     work = gpu_work(trace, steps)
     gpu = trace.gpu.where(work.counted)
     regions = trace.regions
-    within = steps.of(regions.start_ns, regions.thread)
+    within = steps.rows_at(regions.start_ns, regions.thread)
     by_path: dict[tuple[str, ...], _Total] = {}
     gpu_ns = _charged(gpu, "region", len(regions))
     for path, step, *values in _tree(regions, gpu_ns, main_thread(trace), within):
@@ -191,7 +191,7 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
         unplaced=trace.unplaced,
         timing=timing,
         lengths=step_lengths(trace, collectives),
-        gpus=number_of_gpus(trace.gpu),
+        gpus=count_gpus(trace.gpu),
     )
 
 
@@ -228,7 +228,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         overlap_ns=sum(s.overlap_ns for s in summaries),
         unplaced=sum(s.unplaced for s in summaries),
         timing=timing,
-        lengths=joined((s.lengths, s.step_times_ns) for s in summaries),
+        lengths=merge_step_lengths((s.lengths, s.step_times_ns) for s in summaries),
         gpus=max((s.gpus for s in summaries), default=0),
     )
 
@@ -281,9 +281,9 @@ def _summary(
     return Summary(count, step_ns, regions, operators, total_ns, nowhere_ns, step_times_ns, step_numbers, **rest)
 
 
-def _by_name(trace: Trace, gpu: Table, steps: Steps) -> dict[str, _Total]:
+def _by_name(trace: Trace, gpu: Table, steps: StepIndex) -> dict[str, _Total]:
     operators = trace.operators
-    within = steps.of(operators.start_ns, operators.thread)
+    within = steps.rows_at(operators.start_ns, operators.thread)
     chosen = within >= 0
     columns = [_self_ns(operators)[chosen], _charged(gpu, "operator", len(operators))[chosen]]
     codes, rows = np.unique(operators.name[chosen], return_inverse=True)
@@ -291,7 +291,7 @@ def _by_name(trace: Trace, gpu: Table, steps: Steps) -> dict[str, _Total]:
     pairs = np.unique(rows.astype(np.int64) * max(len(trace.steps), 1) + within[chosen])
     in_steps = np.bincount(pairs // max(len(trace.steps), 1), minlength=len(codes)) * bool(trace.steps)
     return {
-        trace.words[code]: _Total(int(calls), 0, int(self_ns), int(gpu_ns), int(count))
+        trace.strings[code]: _Total(int(calls), 0, int(self_ns), int(gpu_ns), int(count))
         for code, calls, self_ns, gpu_ns, count in zip(codes.tolist(), calls, *sums, in_steps, strict=True)
     }
 

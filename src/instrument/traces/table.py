@@ -79,7 +79,7 @@ KERNEL, MEMCPY, MEMSET = 1, 2, 3
 _SEARCHED = 2048
 
 
-class Numbers(dict[_Key, int]):
+class Interner(dict[_Key, int]):
     """Gives each key a number, when it is first asked for."""
 
     def __missing__(self, key: _Key) -> int:
@@ -91,7 +91,7 @@ class TooLargeError(Exception):
     """A file holds more than can be kept; the message says of what."""
 
 
-class Words(Numbers[str]):
+class Strings(Interner[str]):
     """Gives each word a number.
 
     Args:
@@ -121,11 +121,11 @@ class Table(Mapping[str, Array]):
         words: what the numbers in the columns of `TEXT` stand for.
     """
 
-    __slots__ = ("_columns", "words")
+    __slots__ = ("_columns", "strings")
 
-    def __init__(self, columns: Mapping[str, Array], words: list[str]) -> None:
+    def __init__(self, columns: Mapping[str, Array], strings: list[str]) -> None:
         self._columns = dict(columns)
-        self.words = words
+        self.strings = strings
 
     def __getattr__(self, column: str) -> Array:
         if column == "_columns":  # while it is unpickled
@@ -163,11 +163,11 @@ class Table(Mapping[str, Array]):
 
     def where(self, rows: Array | slice) -> Table:
         """Return some rows, by a mask, their numbers or a slice."""
-        return Table({name: column[rows] for name, column in self._columns.items()}, self.words)
+        return Table({name: column[rows] for name, column in self._columns.items()}, self.strings)
 
     def text(self, column: str) -> list[str]:
         """Return a column of `TEXT` as words."""
-        return [self.words[code] for code in self._columns[column].tolist()]
+        return [self.strings[code] for code in self._columns[column].tolist()]
 
     def matching(self, column: str, pattern: Any) -> Array:
         """Return a mask of the rows whose word in ``column`` the compiled ``pattern`` is found in.
@@ -178,11 +178,11 @@ class Table(Mapping[str, Array]):
         codes = self._columns[column]
         hits = np.bincount(codes, minlength=1) > 0
         for code in np.flatnonzero(hits).tolist():
-            hits[code] = pattern.search(self.words[code][:_SEARCHED]) is not None
+            hits[code] = pattern.search(self.strings[code][:_SEARCHED]) is not None
         return hits[codes]
 
 
-def table(kind: str, columns: Mapping[str, Array], words: list[str]) -> Table:
+def table(kind: str, columns: Mapping[str, Array], strings: list[str]) -> Table:
     """Return a table of this kind; columns that are not given have the value for what is not known."""
     count = len(next(iter(columns.values())))
     complete = {}
@@ -191,7 +191,7 @@ def table(kind: str, columns: Mapping[str, Array], words: list[str]) -> Table:
             complete[name] = _fitted(columns[name], dtype, missing)
         else:
             complete[name] = np.full(count, missing, dtype)
-    return Table(complete, words)
+    return Table(complete, strings)
 
 
 def _fitted(column: Array, dtype: str, missing: float) -> Array:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import TraceError
-from .trace import Lost
+from .trace import ReadLosses
 
 BLOCK = 1 << 20
 _GZIP = b"\x1f\x8b"
@@ -22,18 +22,18 @@ _BYTES_PER_EVENT = 4  # of a gzip file; the fewest that a real trace was seen to
 _FEW_EVENTS = 1 << 20  # any file may have so many
 
 
-def most_events(path: Path) -> int:
+def event_limit(path: Path) -> int:
     """Return how many events a file may have: in more, no trace says anything."""
     return max(_FEW_EVENTS, path.stat().st_size // _BYTES_PER_EVENT)
 
 
-def most_text(path: Path) -> int:
+def text_limit(path: Path) -> int:
     """Return how many characters the different texts in a file may have together."""
     return _BOMB_BYTES + 40 * path.stat().st_size
 
 
-def blocks(
-    path: Path, file: BinaryIO, lost: Lost, progress: Callable[[int], None] = lambda size: None
+def read_blocks(
+    path: Path, file: BinaryIO, lost: ReadLosses, progress: Callable[[int], None] = lambda size: None
 ) -> Iterator[bytes]:
     """Yield the text; where a gzip file is damaged or cut off, what comes before.
 
@@ -58,7 +58,7 @@ def _told(parts: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[b
         yield part
 
 
-def _unpacked(path: Path, parts: Iterator[bytes], lost: Lost) -> Iterator[bytes]:
+def _unpacked(path: Path, parts: Iterator[bytes], lost: ReadLosses) -> Iterator[bytes]:
     unpacker, inside = zlib.decompressobj(wbits=31), False
     data = next(parts)
     packed, unpacked = len(data), 0

@@ -37,7 +37,7 @@ class Timing:
     cut_steps: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any] | None) -> Timing | None:
+    def from_manifest(cls, entry: Mapping[str, Any] | None) -> Timing | None:
         """Return what a line of the manifest says, if it has a timing."""
         known = entry.get("timing") if entry else None
         if entry is None or not isinstance(known, Mapping):
@@ -84,13 +84,13 @@ class Timing:
 
 def _joined(spans: Iterable[Span]) -> tuple[Span, ...]:
     """Return spans of the same steps that neither overlap nor touch."""
-    joined: list[Span] = []
+    merge_step_lengths: list[Span] = []
     for first, last in sorted(spans):
-        if joined and first <= joined[-1][1] + 1:
-            joined[-1] = joined[-1][0], max(joined[-1][1], last)
+        if merge_step_lengths and first <= merge_step_lengths[-1][1] + 1:
+            merge_step_lengths[-1] = merge_step_lengths[-1][0], max(merge_step_lengths[-1][1], last)
         else:
-            joined.append((first, last))
-    return tuple(joined)
+            merge_step_lengths.append((first, last))
+    return tuple(merge_step_lengths)
 
 
 def _listed(value: object) -> list[Any]:

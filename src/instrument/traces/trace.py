@@ -40,7 +40,7 @@ class Device:
 
 
 @dataclass
-class Lost:
+class ReadLosses:
     """What of the file could not be read.
 
     Attributes:
@@ -126,14 +126,14 @@ class Trace:
     counters: Table
     steps: Table
     others: Table
-    words: list[str]
+    strings: list[str]
     threads: list[Thread]
     devices: list[Device] = field(default_factory=list)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     rank: int | None = None
     world_size: int | None = None
     epoch_ns: int = 0
-    lost: Lost = field(default_factory=Lost)
+    lost: ReadLosses = field(default_factory=ReadLosses)
     unplaced: int = 0
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
     look_up: Callable[[int], dict[str, Any]] | None = field(default=None, repr=False)

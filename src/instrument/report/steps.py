@@ -10,7 +10,7 @@ from ..regions.region import OWN_WORK
 from ..traces.summary import Summary
 from ..traces.timing import Timing
 from ..units import counted, duration, durations, percent
-from .loop import loop_sentences
+from .loop import describe_loop
 
 _LISTED = 10  # steps whose times are given one by one
 _FAR = 2  # times the median, or that part of it, from which a step is not like the others
@@ -54,7 +54,7 @@ def _cut_short(summary: Summary) -> str:
     return f"; {_which(cut, len(cut))} {'was' if len(cut) == 1 else 'were'} cut short" if cut else ""
 
 
-def step_times(summary: Summary) -> Iterator[str]:
+def describe_steps(summary: Summary) -> Iterator[str]:
     """Yield the lines on the durations of steps."""
     times = summary.step_times_ns
     if len(times) > 1:
@@ -63,7 +63,7 @@ def step_times(summary: Summary) -> Iterator[str]:
         yield from _gpu_times(summary)
         yield from _far(summary)
     if summary.lengths:
-        yield from loop_sentences(summary.lengths)
+        yield from describe_loop(summary.lengths)
     if _on_gpu(summary) and summary.gpu_total_ns is not None:
         work = duration(summary.gpu_total_ns / max(summary.steps, 1))
         yield (

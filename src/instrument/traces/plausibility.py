@@ -8,7 +8,7 @@ import numpy as np
 
 from ..units import counted
 from .table import COLUMNS, Array
-from .trace import Device, Lost
+from .trace import Device, ReadLosses
 
 LONGEST_NS = 1 << 53
 """104 days: longer events are lost."""
@@ -23,7 +23,7 @@ _DEVICE = {"id": 1 << 31, "sms": 1 << 16, "threads_per_sm": 1 << 20, "memory_byt
 _EPOCH_NS = 1 << 61
 
 
-def plausible_rows(kind: str, columns: dict[str, Array], lost: Lost) -> dict[str, Array]:
+def plausible_rows(kind: str, columns: dict[str, Array], lost: ReadLosses) -> dict[str, Array]:
     """Return the columns of a table without rows that last too long, and with -1 for quantities too large.
 
     Args:
@@ -44,7 +44,7 @@ def plausible_rows(kind: str, columns: dict[str, Array], lost: Lost) -> dict[str
     return columns
 
 
-def plausible_devices(devices: list[Device], lost: Lost) -> list[Device]:
+def plausible_devices(devices: list[Device], lost: ReadLosses) -> list[Device]:
     """Return the devices with 0 for numbers that no device has, and without those that have no possible id."""
     found = []
     for device in devices:
@@ -57,7 +57,7 @@ def plausible_devices(devices: list[Device], lost: Lost) -> list[Device]:
     return found
 
 
-def plausible_epoch_ns(epoch_ns: int, lost: Lost) -> int:
+def plausible_epoch_ns(epoch_ns: int, lost: ReadLosses) -> int:
     """Return when the clock began, in ns since 1970; 0 if the given value is impossible."""
     if 0 <= epoch_ns < _EPOCH_NS:
         return epoch_ns

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .lanes import by_lane
+from .lanes import group_rows
 from .step_content import launched_before
 from .table import Array
 from .trace import Trace
@@ -19,7 +19,7 @@ _FULL = 256  # launches, from which the queue may be full: CUDA_SCALE_LAUNCH_QUE
 _FAR_LONGER = 4  # times as long as a launch takes while the queue has room
 
 
-class QueueWaits(NamedTuple):
+class BlockedLaunches(NamedTuple):
     """Launches that waited, in order of their start.
 
     Attributes:
@@ -33,7 +33,7 @@ class QueueWaits(NamedTuple):
     thread: Array
 
 
-def queue_waits(trace: Trace) -> QueueWaits:
+def find_blocked_launches(trace: Trace) -> BlockedLaunches:
     """Return the launches that took much longer than others of their kind while the GPU had a full queue.
 
     The work of such a call starts after it has returned, as the queue is before it. Launches that are slow for
@@ -48,13 +48,13 @@ def queue_waits(trace: Trace) -> QueueWaits:
     room = queued < _FULL
     usual = _usual(calls.name, calls.duration_ns, room)
     waited = ~room & (calls.duration_ns > _FAR_LONGER * usual) & (gpu.start_ns[first] >= calls.end_ns)
-    return QueueWaits((calls.start_ns + usual)[waited], calls.end_ns[waited], calls.thread[waited])
+    return BlockedLaunches((calls.start_ns + usual)[waited], calls.end_ns[waited], calls.thread[waited])
 
 
 def _usual(name: Array, duration: Array, room: Array) -> Array:
     """How long a launch by the same function takes while the queue has room: one of a graph takes longer."""
     usual = np.zeros(len(name), np.int64)
-    for _, rows in by_lane(name):
+    for _, rows in group_rows(name):
         some = duration[rows[room[rows]]]
         usual[rows] = int(np.median(some)) if len(some) else duration[rows].min()
     return usual

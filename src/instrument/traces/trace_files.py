@@ -35,7 +35,7 @@ _NAMED = [
 _FOLDER = re.compile(r"^rank[-_=]?(\d{1,6})$", re.IGNORECASE)
 
 
-def rank_of(path: Path) -> int | None:
+def rank_from_name(path: Path) -> int | None:
     """Return the rank that a file's name says, or its folder's; None if neither does."""
     stem = re.sub(r"(\.pt)?(\.trace)?(\.json|\.json\.gz|\.sqlite|\.nsys-rep|\.db)$", "", path.name)
     for pattern in _NAMED:
@@ -51,14 +51,14 @@ def process_of(path: Path) -> str:
     return f", process {found[1]}" if found else ""
 
 
-class Found(NamedTuple):
+class FoundFiles(NamedTuple):
     """The files to read, and the folders whose traces are not among them."""
 
     files: list[Path]
     others: Sequence[Path] = ()
 
 
-def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Found:
+def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> FoundFiles:
     """Return the files that ``paths`` means, as `read_ranks` says, and the folders that have others.
 
     Raises:
@@ -68,7 +68,7 @@ def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Fo
         files = [Path(path) for path in paths]
         if not files:
             raise TraceError(Path(), '"paths" is empty; a folder, a pattern or files are accepted')
-        return Found(files)
+        return FoundFiles(files)
     if not str(paths):
         raise TraceError(Path(), '"paths" is empty; a folder, a pattern or files are accepted')
     path = Path(paths)
@@ -84,21 +84,21 @@ def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Fo
             f"it holds {len(files):,} files that may be traces; up to {MOST_FILES:,} are read together, which a "
             'pattern such as "rank1*.json" chooses',
         )
-    return Found(files, others)
+    return FoundFiles(files, others)
 
 
-def _in_folder(folder: Path) -> Found:
+def _in_folder(folder: Path) -> FoundFiles:
     chosen = _traces(_named_so(_matches(folder, ["*"])))
     if chosen:
-        return Found(chosen)
+        return FoundFiles(chosen)
     by_folder: dict[Path, list[Path]] = {}
     for path in _named_so(_matches(folder, ["**", "*"])):
         by_folder.setdefault(path.parent, []).append(path)
     found = [(path, files) for path in _natural_order(by_folder) if (files := _traces(by_folder[path]))]
     if found and all(_FOLDER.match(path.name) for path, _ in found):
-        return Found([path for _, files in found for path in files])
+        return FoundFiles([path for _, files in found for path in files])
     if found:
-        return Found(found[-1][1], [path for path, _ in found[:-1]])
+        return FoundFiles(found[-1][1], [path for path, _ in found[:-1]])
     others = sum(map(len, by_folder.values()))
     if others:
         held, them = ("1 file", "it does not say") if others == 1 else (f"{others:,} files", "none of them says")

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from .intervals import covered, union
-from .lanes import Lanes, by_lane
-from .nest import Nest
+from .intervals import covered_ns, merge_overlaps
+from .lanes import LaneAxis, group_rows
+from .nest import NestedRanges
 from .table import MEMCPY, Array, Table
 from .trace import Trace
 
@@ -33,7 +33,7 @@ _INSIDE = re.compile(r"DtoD|DtoA|AtoD|PtoP|DEVICE_TO_DEVICE")
 _PAGEABLE = re.compile("Pageable")
 
 
-class Wait(NamedTuple):
+class Synchronization(NamedTuple):
     """One call that waited.
 
     Attributes:
@@ -65,7 +65,7 @@ class Wait(NamedTuple):
     idle_ns: int | None
 
 
-def find(trace: Trace) -> list[Wait]:
+def find_synchronizations(trace: Trace) -> list[Synchronization]:
     """Return all waits of ``trace`` in order of their start; what one call does inside another one is one wait."""
     gpu = trace.gpu
     launched = np.flatnonzero(gpu.launch >= 0)
@@ -84,7 +84,7 @@ def find(trace: Trace) -> list[Wait]:
     idle = _idle(gpu, calls["end_ns"], calls["blocked_ns"], device)
     arrays = (start, calls["end_ns"], calls["blocked_ns"], calls["kind"], thread, copy, copy_ns, adjacent, device)
     one, two, three, four, *rest = (array.tolist() for array in arrays)
-    return [Wait(*row) for row in zip(one, two, three, four, names, *rest, idle, strict=True)]
+    return [Synchronization(*row) for row in zip(one, two, three, four, names, *rest, idle, strict=True)]
 
 
 def direction(name: str) -> Literal["H2D", "D2H"] | None:
@@ -111,7 +111,7 @@ def _calls(trace: Trace, launched: Array) -> tuple[dict[str, Array], list[str]]:
     columns = {name: np.concatenate(part) for name, part in parts.items()}
     order = np.argsort(columns["start_ns"], kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
-    return columns, [trace.words[code] for code in columns.pop("name").tolist()]
+    return columns, [trace.strings[code] for code in columns.pop("name").tolist()]
 
 
 def _moving(trace: Trace, launched: Array) -> Array:
@@ -169,8 +169,8 @@ def _work_done(runtime: Table, gpu: Table, launched: Array, rows: Array) -> Arra
     at, by = runtime.start_ns[calls], runtime.thread[calls]
     device = _devices(gpu, launched, by, at, runtime.thread[rows], runtime.start_ns[rows])
     done = np.full(len(rows), np.iinfo(np.int64).min)
-    work = dict(by_lane(gpu.device[launched]))
-    for number, chosen in by_lane(device):
+    work = dict(group_rows(gpu.device[launched]))
+    for number, chosen in group_rows(device):
         if number < 0 or number not in work:
             continue
         here = work[number][np.argsort(at[work[number]], kind="stable")]
@@ -183,15 +183,15 @@ def _work_done(runtime: Table, gpu: Table, launched: Array, rows: Array) -> Arra
 def _outermost(runtime: Table, rows: Array) -> Array:
     """The rows without those that lie in another one of them on their thread."""
     calls = runtime.where(rows)
-    return rows[Nest(calls.start_ns, calls.end_ns, calls.thread).parents < 0]
+    return rows[NestedRanges(calls.start_ns, calls.end_ns, calls.thread).parents < 0]
 
 
 def _only_gpu_side(trace: Trace, rows: Array) -> Array:
     """The synchronisations that CUPTI noted, and of which no call is in the trace."""
     syncs, runtime = trace.syncs, trace.runtime
     known = (syncs.correlation >= 0) & np.isin(syncs.correlation, runtime.correlation)
-    waited = union(runtime.start_ns[rows], runtime.end_ns[rows])
-    within = (covered(waited, syncs.start_ns, syncs.end_ns) == syncs.duration_ns) & (syncs.duration_ns > 0)
+    waited = merge_overlaps(runtime.start_ns[rows], runtime.end_ns[rows])
+    within = (covered_ns(waited, syncs.start_ns, syncs.end_ns) == syncs.duration_ns) & (syncs.duration_ns > 0)
     return np.flatnonzero(~known & ~within & ~syncs.matching("name", re.compile("Wait|Unknown")))
 
 
@@ -199,10 +199,10 @@ def _latest(threads: Array, times: Array, thread: Array, start: Array) -> Array:
     """The last of the first ones that began on the same thread before or with each of the second; -1 for none."""
     if not len(threads):
         return np.full(len(thread), -1)
-    lanes = Lanes(int(max(threads.max(), thread.max(initial=-1))), times, start)
-    places = lanes.places(threads, times)
+    lanes = LaneAxis(int(max(threads.max(), thread.max(initial=-1))), times, start)
+    places = lanes.positions(threads, times)
     order = np.argsort(places, kind="stable")
-    last = order[np.searchsorted(places[order], lanes.places(thread, start), "right") - 1]
+    last = order[np.searchsorted(places[order], lanes.positions(thread, start), "right") - 1]
     before = (threads[last] == thread) & (times[last] <= start)
     return np.where(before, last, -1)
 
@@ -221,23 +221,23 @@ def _devices(gpu: Table, launched: Array, by: Array, at: Array, thread: Array, s
 def _adjacent(runtime: Table, launch: Array, thread: Array, start: Array) -> Array:
     """Whether nothing else was called on the thread between a copy's launch and the wait."""
     returned = runtime.end_ns[launch]
-    lanes = Lanes(int(runtime.thread.max(initial=-1)), runtime.start_ns, start, returned)
-    begun = np.sort(lanes.places(runtime.thread, runtime.start_ns))
-    between = np.searchsorted(begun, lanes.places(thread, start)) - np.searchsorted(
-        begun, lanes.places(thread, returned)
+    lanes = LaneAxis(int(runtime.thread.max(initial=-1)), runtime.start_ns, start, returned)
+    begun = np.sort(lanes.positions(runtime.thread, runtime.start_ns))
+    between = np.searchsorted(begun, lanes.positions(thread, start)) - np.searchsorted(
+        begun, lanes.positions(thread, returned)
     )
     alone: Array = between <= 0
     return alone
 
 
 def _idle(gpu: Table, end: Array, blocked: Array, device: Array) -> list[int | None]:
-    """How long each wait left its device without work; see `Wait`."""
+    """How long each wait left its device without work; see `Synchronization`."""
     found: list[int | None] = [None] * len(end)
-    work, ends_ns = dict(by_lane(gpu.device)), gpu.end_ns
+    work, ends_ns = dict(group_rows(gpu.device)), gpu.end_ns
     nothing = np.empty(0, np.int64)
-    for number, here in by_lane(device):
+    for number, here in group_rows(device):
         rows = work.get(number, nothing)
-        starts, ends = union(gpu.start_ns[rows], ends_ns[rows])
+        starts, ends = merge_overlaps(gpu.start_ns[rows], ends_ns[rows])
         here = here[np.argsort(end[here], kind="stable")]
         before, left = -1, 0  # of which gap how much is not yet a wait's
         for row, after in zip(here.tolist(), np.searchsorted(starts, end[here], "right").tolist(), strict=True):

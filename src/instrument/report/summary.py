@@ -10,10 +10,10 @@ from rich.console import Console
 
 from ..traces.salvage import OTHER_TYPES
 from ..traces.summary import OperatorStat, RegionStat, Summary
-from ..traces.trace import Lost
+from ..traces.trace import ReadLosses
 from ..units import count, counted, duration, percent
-from .console import line, print_table, sentence
-from .step_times import headline, step_times
+from .console import print_line, print_table, print_wrapped
+from .steps import describe_steps, headline
 
 _REGIONS = 30  # rows of a tree that a person still reads
 _HIDDEN = 10  # names in one sentence
@@ -22,7 +22,7 @@ _FILES = 10
 _BAR = 8
 
 
-def render(
+def print_summary(
     summary: Summary, *, files: Sequence[Path], folder: Path, hidden: Sequence[str] = (), console: Console
 ) -> None:
     """Print where the step went: the steps, regions, operators, then the files and how to open them.
@@ -37,34 +37,38 @@ def render(
         hidden: Regions that were not recorded because they are inside compiled code.
         console: Where to print. Its width decides how much of long names is left.
     """
-    line(console, headline(summary), bold=True)
-    for text in step_times(summary):
-        sentence(console, text)
+    print_line(console, headline(summary), bold=True)
+    for text in describe_steps(summary):
+        print_wrapped(console, text)
     if summary.regions:
         _print_regions(summary, console)
     else:
-        line(console, "No regions: name parts of the step with instrument.annotate to see them here.")
+        print_line(console, "No regions: name parts of the step with instrument.annotate to see them here.")
     if hidden:
         more = f" and {len(hidden) - _HIDDEN} more, see manifest.jsonl" if len(hidden) > _HIDDEN else ""
-        line(console, f"Not shown, because they are inside compiled code: {', '.join(hidden[:_HIDDEN])}{more}")
+        print_line(
+            console, f"Not shown, because they are inside compiled code: {', '.join(hidden[:_HIDDEN])}{more}"
+        )
     if summary.operators:
         _print_operators(summary, console)
     if files:
-        render_files(files, folder, console=console)
+        print_files(files, folder, console=console)
 
 
-def render_lost(lost: Lost, *, console: Console) -> None:
+def print_losses(lost: ReadLosses, *, console: Console) -> None:
     """Print what of the file could not be read, or was mended; nothing if there is nothing."""
     if not lost:
         return
     parts = [reason + (f" ({times:,} times)" if times > 1 else "") for reason, times in lost.reasons.items()]
-    line(console, "")
+    print_line(console, "")
     if lost.reasons.keys() == {OTHER_TYPES}:
-        line(console, f"The file is not as torch.profiler writes it, but all of it is read: {'; '.join(parts)}")
+        print_line(
+            console, f"The file is not as torch.profiler writes it, but all of it is read: {'; '.join(parts)}"
+        )
         return
-    line(console, f"The file is damaged: {'; '.join(parts)}")
+    print_line(console, f"The file is damaged: {'; '.join(parts)}")
     known = f"{lost.events:,} ({lost.bytes:,} bytes)"
-    line(console, f"Events known to be lost: {known}; mended and read: {lost.repaired:,}")
+    print_line(console, f"Events known to be lost: {known}; mended and read: {lost.repaired:,}")
 
 
 def _print_regions(summary: Summary, console: Console) -> None:
@@ -85,9 +89,9 @@ def _print_regions(summary: Summary, console: Console) -> None:
         rows.append((0, "(outside steps, total)", cells))
     print_table(["region", "calls", "CPU", "CPU self", *_share_columns(summary)], rows, console)
     if hidden := len(summary.regions) - len(shown):
-        line(console, f"... and {counted(hidden, 'smaller region')}")
+        print_line(console, f"... and {counted(hidden, 'smaller region')}")
     for text in _notes(summary, shown):
-        sentence(console, text)
+        print_wrapped(console, text)
 
 
 def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
@@ -127,10 +131,10 @@ def _print_operators(summary: Summary, console: Console) -> None:
     nowhere_ns = (summary.gpu_total_ns or 0) - sum(operator.gpu_ns or 0 for operator in summary.operators)
     if nowhere_ns:
         rows.append((0, "(in no operator)", ["", "", *_shares(summary, None, None, nowhere_ns)]))
-    line(console, "")
+    print_line(console, "")
     print_table(["operator", "calls", "CPU self", *_share_columns(summary)], rows, console)
     if (hidden := len(ranked) - _OPERATORS) > 0:
-        line(console, f"... and {counted(hidden, 'more operator')}")
+        print_line(console, f"... and {counted(hidden, 'more operator')}")
 
 
 def _only_in_some(summary: Summary, row: RegionStat | OperatorStat) -> bool:
@@ -174,19 +178,19 @@ def _shares(
     return [share, duration((gpu_ns or 0) / steps), percent(gpu_ns or 0, summary.gpu_total_ns)]
 
 
-def render_files(files: Sequence[Path], folder: Path, *, console: Console) -> None:
+def print_files(files: Sequence[Path], folder: Path, *, console: Console) -> None:
     """Print files and how to open them; ``folder`` is the one that TensorBoard is to be pointed at."""
-    line(console, "")
-    line(console, "Files", bold=True)
+    print_line(console, "")
+    print_line(console, "Files", bold=True)
     for path in files[:_FILES]:
-        line(console, f"  {path}")
+        print_line(console, f"  {path}")
     if len(files) > _FILES:
-        line(console, f"  ... and {len(files) - _FILES} more in {folder}")
-    line(console, "Open one with")
-    line(console, '  Perfetto     https://ui.perfetto.dev, "Open trace file"')
-    line(console, "  Chrome       chrome://tracing, Load")
-    line(console, f"  TensorBoard  tensorboard --logdir {shlex.quote(str(folder))}")
-    line(console, "               (pip install torch-tb-profiler)")
+        print_line(console, f"  ... and {len(files) - _FILES} more in {folder}")
+    print_line(console, "Open one with")
+    print_line(console, '  Perfetto     https://ui.perfetto.dev, "Open trace file"')
+    print_line(console, "  Chrome       chrome://tracing, Load")
+    print_line(console, f"  TensorBoard  tensorboard --logdir {shlex.quote(str(folder))}")
+    print_line(console, "               (pip install torch-tb-profiler)")
 
 
 def _largest(regions: Sequence[RegionStat]) -> list[RegionStat]:
