@@ -20,7 +20,7 @@ import pytest
 from instrument.diagnosis.metrics import metrics
 from instrument.errors import TraceError
 from instrument.traces.ranks import TraceSet
-from instrument.traces.read import read_file, read_trace
+from instrument.traces.read import read_file, read_trace, read_traces
 from instrument.traces.trace import Trace
 
 from ..support.kineto_oracle import check_columns
@@ -95,7 +95,7 @@ def test_folders_patterns_and_lists(tmp_path: Path) -> None:
         paths[-1].write_text(json.dumps(content, default=float))
     with ThreadPoolExecutor(1) as executor:
         for given in (tmp_path, str(tmp_path), str(tmp_path / "*.json"), paths):
-            traces = read_trace(given, executor=executor)
+            traces = read_traces(given, executor=executor)
             assert isinstance(traces, TraceSet)
             assert [0, 1] == [trace.rank for trace in traces.values()]
 
@@ -164,8 +164,16 @@ def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
-        (lambda traces: read_trace(3), TypeError, '"path" must be'),  # type: ignore[arg-type]
+        (lambda traces: read_trace(3), TypeError, '"path" must be the path of one file: 3'),  # type: ignore[arg-type]
+        (lambda traces: read_traces(3), TypeError, '"paths" must be a folder, a pattern'),  # type: ignore[arg-type]
         (lambda traces: read_trace(""), TraceError, "empty"),
+        (lambda traces: read_traces(""), TraceError, "empty"),
+        (lambda traces: read_trace([traces[3].path]), TypeError, "read_traces reads several files"),  # type: ignore[arg-type]
+        (lambda traces: read_trace(traces[3].path.parent), TraceError, "a folder; read_traces reads"),
+        (lambda traces: read_trace(traces[3].path.with_name("*")), TraceError, "a pattern; read_traces reads"),
+        (lambda traces: read_traces(traces[3].path), TraceError, "one file; read_trace reads it"),
+        (lambda traces: read_traces("-"), TraceError, "one file; read_trace reads it"),
+        (lambda traces: read_traces("nowhere"), FileNotFoundError, "nowhere"),
         (lambda traces: metrics(traces), TypeError, '"trace" must be one Trace'),
         (lambda traces: traces[7], KeyError, "no trace of rank 7; there are those of 3"),
     ],
@@ -176,7 +184,7 @@ def test_wrong_questions(
     """The error says what was given and what is accepted."""
     (tmp_path / "rank0.json").write_bytes(written(EVENTS))
     with pytest.raises(error, match=message):
-        ask(read_trace(tmp_path))
+        ask(read_traces(tmp_path))
 
 
 def test_settings_beside_windows(tmp_path: Path) -> None:
@@ -184,7 +192,7 @@ def test_settings_beside_windows(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"lr": 1}')
     (tmp_path / "window-0001").mkdir()
     (tmp_path / "window-0001" / "rank0.json").write_bytes(written(EVENTS))
-    assert [3] == list(read_trace(tmp_path))
+    assert [3] == list(read_traces(tmp_path))
 
 
 def test_a_report_of_nsight_compute(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ..report.trace_report import print_trace_set, print_windows
 from ..traces.add_lanes import add_gpu_lanes, check_out, check_source
 from ..traces.communication import Collectives, compile_collectives
 from ..traces.ranks import TraceSet
-from ..traces.read import read_file, read_trace
+from ..traces.read import read_any, read_file
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from ..units import counted
@@ -67,7 +67,7 @@ def summarize(
     console, failed, numbers = Console(), False, []
     for path in traces:
         try:
-            trace = read_trace(last_window(path))
+            trace = read_any(last_window(path))
         except (TraceError, OSError) as error:
             say(sentence(error))
             failed = True

@@ -22,7 +22,7 @@ from ..syncs.sarif import to_sarif
 from ..syncs.serialize import as_dict
 from ..syncs.stopped import Stopped
 from ..traces.ranks import TraceSet
-from ..traces.read import read_trace
+from ..traces.read import read_any
 from .budgets import budgets
 from .errors import say, unusable
 from .parsing import Command
@@ -198,7 +198,7 @@ def _look(
         raise ValueError(f"{option} is for scripts, and {target} is a trace")
     from ..syncs.audit import audit_syncs
 
-    trace = read_trace(target)
+    trace = read_any(target)
     if not isinstance(trace, TraceSet):
         yield target, audit_syncs(trace)
         return

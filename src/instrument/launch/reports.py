@@ -12,9 +12,7 @@ from rich.console import Console
 
 from ..report.console import print_line
 from ..report.trace_report import print_trace_set, print_windows
-from ..traces.ranks import TraceSet
-from ..traces.read import read_trace
-from ..traces.trace import Trace
+from ..traces.read import read_file, read_traces
 from ..traces.trace_files import rank_from_name
 from ..units import counted
 
@@ -38,14 +36,11 @@ def show_traces(reports: Sequence[Path], console: Console) -> None:
     for path in reports:
         by_rank[rank_from_name(path)].append(path)
     if len(by_rank) > 1:
-        traces = read_trace([paths[-1] for paths in by_rank.values()])
-        if isinstance(traces, TraceSet):
-            print_trace_set(traces, "auto", console=console)
+        traces = read_traces([paths[-1] for paths in by_rank.values()])
+        print_trace_set(traces, "auto", console=console)
         return
-    read = [read_trace(path) for path in reports[:_MOST]]
-    windows = [
-        trace for trace in read if isinstance(trace, Trace) and (trace.regions or trace.gpu or trace.runtime)
-    ]
+    read = [read_file(path) for path in reports[:_MOST]]
+    windows = [trace for trace in read if trace.regions or trace.gpu or trace.runtime]
     if not windows:
         print_line(console, f"Nothing was recorded in {', '.join(map(str, reports))}")
         return

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..traces.read import read_trace
+from ..traces.read import read_any
 from ..traces.synchronizations import COPY, EXPLICIT, FREE, Synchronization, direction, find_synchronizations
 from ..traces.trace import Trace
 from .comments import allowed_at
@@ -41,7 +41,7 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
         TypeError: ``trace`` is something else, or several traces.
         TraceError, OSError: the file cannot be read.
     """
-    recorded = read_trace(trace) if isinstance(trace, (str, os.PathLike)) else trace
+    recorded = read_any(trace) if isinstance(trace, (str, os.PathLike)) else trace
     if not isinstance(recorded, Trace):
         raise TypeError(f'"trace" must be one trace, or the path of its file: {trace!r:.200}')
     waits = find_synchronizations(recorded)
