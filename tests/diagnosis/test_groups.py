@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.diagnosis.groups import GroupedEvents, ancestor_pairs, distinct, sum_by_group
+from instrument.diagnosis.groups import GroupedEvents, ancestor_pairs, sum_by_group, unique_codes
 
 EVENTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=10).map(sorted)
 
@@ -48,9 +48,9 @@ def test_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(ancestor_pairs(np.array([-1]), np.array([-1]))) == []
 
 
-def test_distinct_and_sums() -> None:
+def test_unique_codes_and_sums() -> None:
     """Words in use, and exact sums by group beyond what a float holds."""
-    names, of = distinct(np.array([5, 2, 5]))
+    names, of = unique_codes(np.array([5, 2, 5]))
     assert (names.tolist(), of.tolist()) == ([2, 5], [1, 0, 1])
     assert sum_by_group(np.array([2**60, 1, 1]), np.array([0, 0, 1]), 3).tolist() == [2**60 + 1, 1, 0]
-    assert [len(part) for part in distinct(np.empty(0, np.int32))] == [0, 0]
+    assert [len(part) for part in unique_codes(np.empty(0, np.int32))] == [0, 0]

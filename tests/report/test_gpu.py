@@ -58,8 +58,8 @@ def printed(graphs: Graphs) -> str:
 def test_what_is_said_of_graphs() -> None:
     """The text says why kernels are in no operator, and how to see their operators; none without graphs."""
     said = printed(Graphs(0, 1, 421))
-    assert said.startswith("421 kernels from 1 launch of graphs are in no operator, as a graph runs its kernels")
-    assert said.endswith("for their operators, record a run without graphs.")
+    assert said.startswith("421 kernels from 1 graph launch belong to no operator, because a graph runs its")
+    assert said.endswith("To see their operators, record a run without CUDA graphs.")
     assert "--cuda-graph-trace=node" in printed(Graphs(whole=2))
     assert printed(Graphs()) == ""
     assert Graphs(1, 2, 3) + Graphs(4, 5, 6) == Graphs(5, 7, 9)
@@ -70,7 +70,7 @@ def test_the_parts_of_the_time_fit_the_page() -> None:
     out = StringIO()
     print_gpu_time(metrics(graph_trace()), console=Console(file=out, width=80))
     lines = out.getvalue().splitlines()
-    assert lines[1].startswith("GPU, 210 ns from the first start to the last end of all its work: compute")
+    assert lines[1].startswith("GPU, 210 ns from the first start to the last end of its work: compute")
     assert max(map(len, lines)) <= 80
 
 
@@ -108,8 +108,8 @@ def test_several_gpus_are_told_apart() -> None:
     """Each has its own shares of the time; the kernels are those of all."""
     text = gpu_text(kernel("gemm", 0, 400), kernel("gemm", 400, 500, device=3))
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "2 GPUs, 500 ns from the first start to the last end of all their work:" in lines
-    assert "GPU work compute % exposed copies % idle %" in lines
+    assert "2 GPUs, 500 ns from the first start to the last end of their work:" in lines
+    assert "GPU work compute % exposed memcpys % idle %" in lines
     assert [line for line in lines if line[:2] in ("0 ", "3 ")] == [
         "0 400 ns 80.0 0.0 20.0",
         "3 100 ns 20.0 0.0 80.0",

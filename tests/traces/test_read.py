@@ -175,7 +175,7 @@ def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
         (lambda traces: read_traces("-"), TraceError, "one file; read_trace reads it"),
         (lambda traces: read_traces("nowhere"), FileNotFoundError, "nowhere"),
         (lambda traces: metrics(traces), TypeError, '"trace" must be one Trace'),
-        (lambda traces: traces[7], KeyError, "no trace of rank 7; there are those of 3"),
+        (lambda traces: traces[7], KeyError, "no trace of rank 7; the set has the ranks 3"),
     ],
 )
 def test_wrong_questions(

@@ -1,4 +1,4 @@
-"""How well the communication between GPUs is hidden."""
+"""Collectives: their sizes, durations and exposed time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _BYTES = {
     **dict.fromkeys(("double", "long", "int64", "complexfloat"), 8),
     "complexdouble": 16,
 }
-"""Bytes an element, by the names of types, in small letters, that torch.profiler gives collectives."""
+"""Bytes per element by type, as torch.profiler names the types of collectives, in lower case."""
 
 
 def collective_table(gpu: Table, mask: Array, compute: Intervals) -> list[dict[str, Any]]:
-    """Return the kernels that communicate, by collective (or kernel name), process group and type.
+    """Return the kernels that communicate, by collective or kernel name, process group and type.
 
-    ``exposed_ns`` is the time of each kernel at which nothing computes, added up: kernels that communicate at
-    the same time count each. ``bytes`` are those of the larger of input and output, as in nccl-tests.
+    ``exposed_ns`` adds up the time of each kernel during which nothing computes; kernels that run at the same
+    time all count. ``bytes`` is the size of the larger of input and output, as in nccl-tests.
     """
     part, strings = gpu.where(mask), gpu.strings
     label = np.where(part.collective != 0, part.collective, part.name)

@@ -1,4 +1,4 @@
-"""Products of matrices: their shapes, what they compute and move, and how fast."""
+"""Matmuls: their shapes, floating-point operations, bytes and throughput."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _INPUTS: dict[str, tuple[int, int, int | None]] = {
     "aten::matmul": (0, 1, None),
     "aten::linear": (0, 1, 2),
 }
-"""Which inputs are the factors, and which is added."""
+"""The positions of both factors, and of the input that is added to the result."""
 
 _OTHER_RESULT = {"aten::_scaled_mm", "aten::_int_mm"}
-"""Their result has another type than the factors, which the trace does not say."""
+"""Operators whose result has another type than the factors; the trace does not say which."""
 
 _SIZES = {
     "float": 4,
@@ -50,11 +50,11 @@ _SIZES = {
     "c10::Float8_e4m3fnuz": 1,
     "c10::Float8_e5m2fnuz": 1,
 }
-"""Bytes an element, by the names that torch.profiler writes."""
+"""Bytes per element by type, as torch.profiler names the types."""
 
 
 class Matmul(NamedTuple):
-    """``batch`` products of an m x k by a k x n matrix; `bytes` is None where a type is not known."""
+    """A batch of matmuls of an m x k by a k x n matrix; `bytes` is None if a type is unknown."""
 
     name: str
     batch: int
@@ -67,11 +67,11 @@ class Matmul(NamedTuple):
 
 
 def matmul_table(operators: Table, gpu: Table, work: GroupedEvents) -> list[dict[str, Any]]:
-    """Return the products of matrices by operator, shapes and type, the longest on the GPU first.
+    """Return the matmuls by operator, shapes and type, the longest on the GPU first.
 
-    ``flops`` is of one call, 2*m*n*k for each matrix of the batch; ``bytes`` counts each input and the result
-    once. ``gpu_ns`` adds up the work under the operator, in ``gpu_calls`` of the ``calls``, and
-    ``flops_per_s`` is what those achieved. An operator that calls another of them is left out.
+    ``flops`` is 2*m*n*k for each matrix of the batch in one call; ``bytes`` counts each input and the result once.
+    ``gpu_ns`` adds up the GPU work under ``gpu_calls`` of the ``calls``, and ``flops_per_s`` is their throughput.
+    An operator that calls another matmul is excluded.
     """
     rows, matmuls, which = _matmuls(operators)
     number = np.full(len(operators), -1)
@@ -95,7 +95,7 @@ def matmul_table(operators: Table, gpu: Table, work: GroupedEvents) -> list[dict
 
 
 def _matmuls(operators: Table) -> tuple[Array, list[Matmul], Array]:
-    """The rows of the calls, what is computed, and which of that by each call; each text is read once."""
+    """Return the rows of the calls, the distinct matmuls, and the index of the matmul of each call."""
     rows, strings = _innermost(operators), operators.strings
     keys = np.stack((operators.name[rows], operators.shapes[rows], operators.types[rows]), axis=1)
     texts, which = np.unique(keys, axis=0, return_inverse=True)
@@ -111,7 +111,7 @@ def _matmuls(operators: Table) -> tuple[Array, list[Matmul], Array]:
 
 
 def _innermost(operators: Table) -> Array:
-    """The products that call no other: the library's own, whatever they were called through."""
+    """Return the rows of matmuls that call no other matmul."""
     names = np.array([word in _INPUTS for word in operators.strings], bool)
     matmul = names[operators.name]
     rows = np.flatnonzero(matmul)
@@ -122,7 +122,7 @@ def _innermost(operators: Table) -> Array:
 
 
 def _matmul(name: str, shapes: str, types: str) -> Matmul | None:
-    """What the call computes; None where the trace does not say, or says what cannot be."""
+    """Return what a call computes; None if the trace does not say, or its shapes do not fit."""
     try:
         dims, kinds = json.loads(shapes), json.loads(types or "[]")
         one, two, added = _INPUTS[name]

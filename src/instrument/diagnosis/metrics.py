@@ -1,4 +1,4 @@
-"""The numbers of a trace, exact to the nanosecond, each with its definition, window and coverage."""
+"""The metrics of a trace, exact to the nanosecond, each with its definition, window and coverage."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from ..traces.step_work import step_lengths
 from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Trace
 from . import idle, launches, steps
-from .activity import activity, counts, ratio, span, split
+from .activity import activity, counts, per_gpu, ratio, span, split
 from .collectives import collective_table
 from .definitions import DEFINITIONS, WINDOWS, Basis, Window
-from .gpus import per_gpu
 from .groups import GroupedEvents
 from .matmul import matmul_table
 from .occupancy import blocks_per_sm, occupancy, of_device, sm_efficiency
@@ -27,15 +26,15 @@ from .tensor_cores import on_matrix_units
 
 @dataclass(frozen=True)
 class About:
-    """What a number is.
+    """The meaning of a metric.
 
     Attributes:
-        definition: in words.
-        unit: of the number, or of those inside; "1" is a ratio, "table" a list of rows.
-        window: when what it counts happened, in words.
-        window_ns: the same as first and last time; None where the trace has no such time.
-        coverage: of how much of the GPU time the trace says what the number needs, from 0 to 1; None without
-            work on the GPU.
+        definition: how the metric is computed, in a sentence.
+        unit: of the metric, or of the numbers inside; "1" is a ratio, "table" a list of rows.
+        window: the time that the metric covers, in words.
+        window_ns: the start and end of that time in ns; None if the trace has no such time.
+        coverage: the share of GPU time, from 0 to 1, for which the trace has what the metric needs; None without
+            GPU work.
     """
 
     definition: str
@@ -46,7 +45,12 @@ class About:
 
 
 class Metrics(dict[str, Any]):
-    """Numbers by name, fit for JSON: integers, floats, None where there is nothing to divide by, lists, dicts."""
+    """The metrics of a trace by name, ready for JSON.
+
+    Names end in their unit: ``_ns`` are integer nanoseconds, ``_pct`` percent. Values are integers, floats, lists
+    and dicts; None stands for a value that cannot be computed, such as a ratio to a time of 0. `about` gives the
+    definition, unit, window and coverage of each metric.
+    """
 
     def __init__(
         self,
@@ -59,28 +63,32 @@ class Metrics(dict[str, Any]):
         self._coverage = coverage
 
     def about(self, key: str) -> About:
-        """Return what the number means.
+        """Return the definition, unit, window and coverage of a metric.
+
+        Args:
+            key: the name of the metric.
 
         Raises:
-            KeyError: if there is none of that name.
+            KeyError: no metric has this name.
         """
         text, unit, window, basis = DEFINITIONS[key]
         return About(text, unit, WINDOWS[window], self._windows[window], self._coverage[basis])
 
 
 def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
-    """Return all numbers of a trace; `Metrics.about` says what each means.
+    """Return all metrics of a trace; `Metrics.about` says what each means.
 
-    ``compute_ns + exposed_comm_ns + exposed_memcpy_ns + idle_ns == span_ns``, always.
+    ``compute_ns + exposed_comm_ns + exposed_memcpy_ns + idle_ns`` always equals ``span_ns``.
 
     Args:
-        trace: any trace.
-        collectives: which kernels communicate: "auto" knows the libraries in `communication.FAMILIES` and asks the
-            trace; else a regular expression that is found in their names.
+        trace: the trace of one process.
+        collectives: which kernels communicate: a regular expression that is searched in their names, ignoring
+            case; or "auto", for the kernels of `communication.FAMILIES` and those that the trace marks as
+            collectives.
 
     Raises:
-        TypeError: if ``trace`` is not one trace.
-        ValueError: if ``collectives`` is no regular expression.
+        TypeError: ``trace`` is not one trace.
+        ValueError: ``collectives`` is not a regular expression.
     """
     if not isinstance(trace, Trace):
         raise TypeError(f'"trace" must be one Trace, such as traces[0] of a TraceSet: {trace!r:.200}')
@@ -88,7 +96,7 @@ def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
 
 
 def metrics_of(trace: Trace, collectives: Collectives, lengths: StepLengths | None) -> Metrics:
-    """Return what `metrics` does, of a trace whose step lengths are known already."""
+    """Return the metrics of a trace whose step lengths are already known."""
     gpu, runtime = trace.gpu, trace.runtime
     communicate = communication_mask(gpu, collectives)
     work = GroupedEvents(gpu.start_ns, gpu.end_ns)

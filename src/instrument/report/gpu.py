@@ -1,4 +1,4 @@
-"""Prints how the GPU spent its time, and on which kernels."""
+"""Prints how the GPUs spent their time, the longest kernels, and CUDA graph launches without details."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _GPUS = 16
 _PARTS = (
     ("compute_ns", "compute"),
     ("exposed_comm_ns", "exposed communication"),
-    ("exposed_memcpy_ns", "exposed copies"),
+    ("exposed_memcpy_ns", "exposed memcpys"),
     ("idle_ns", "idle"),
 )
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """Graph launches that a trace does not resolve.
+    """Counts of graph launches whose kernels or operators the trace lacks.
 
     Attributes:
-        whole: Launches that nsys traced as a whole, without the kernels in them.
-        launches: Launches whose kernels are in no operator.
-        kernels: These.
+        whole: Launches that nsys traced as a whole, without their kernels.
+        launches: Launches whose kernels belong to no operator.
+        kernels: The kernels of those launches.
     """
 
     whole: int = 0
@@ -55,28 +55,30 @@ def count_graph_launches(trace: Trace) -> Graphs:
 
 
 def print_graph_launches(graphs: Graphs, *, console: Console) -> None:
-    """Print what is missing of graphs, and how to record it."""
+    """Print which details of graph launches are missing, and how to record them."""
     if graphs.whole:
         print_line(console, "")
         print_line(
-            console, f"Launches of CUDA graphs, traced as a whole: {count(graphs.whole)}. For the kernels in them:"
+            console,
+            f"CUDA graph launches traced as a whole: {count(graphs.whole)}. To record the kernels in them:",
         )
         print_line(console, "  instrument run --profiler nsys --option=--cuda-graph-trace=node ...")
     if graphs.kernels:
         print_line(console, "")
-        kernels, launches = counted(graphs.kernels, "kernel"), counted(graphs.launches, "launch", "launches")
+        kernels = counted(graphs.kernels, "kernel")
+        launches = counted(graphs.launches, "graph launch", "graph launches")
         print_wrapped(
             console,
-            f"{kernels} from {launches} of graphs are in no operator, as a graph runs its kernels without the "
-            "operators that were captured. They count in the region around the launch; for their operators, "
-            "record a run without graphs.",
+            f"{kernels} from {launches} belong to no operator, because a graph runs its kernels without the "
+            "operators that were captured. They count toward the region around the launch. To see their "
+            "operators, record a run without CUDA graphs.",
         )
 
 
 def print_gpu_time(numbers: Metrics, *, console: Console) -> None:
-    """Print the parts of the time from the first start to the last end of GPU work, and the longest kernels.
+    """Print how the time from the first start to the last end of GPU work was spent, and the longest kernels.
 
-    Nothing, for a trace without any.
+    A trace without GPU work prints nothing.
     """
     if not numbers["gpu_events"]:
         return
@@ -96,9 +98,9 @@ def print_gpu_time(numbers: Metrics, *, console: Console) -> None:
 
 
 def _render_parts(numbers: Metrics, gpus: int, console: Console) -> None:
-    """Print the parts in a sentence, or a table of the GPUs where there are several."""
+    """Print the shares in a sentence; of several GPUs, in a table."""
     whole = numbers["span_ns"]
-    span = f"{duration(whole)} from the first start to the last end of all"
+    span = f"{duration(whole)} from the first start to the last end of"
     shown = [(name, word) for name, word in _PARTS if name != "exposed_comm_ns" or numbers["comm_ns"]]
     if gpus < 2:
         parts = ", ".join(f"{word} {percent(numbers[name], whole)} %" for name, word in shown)

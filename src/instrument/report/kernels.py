@@ -1,4 +1,4 @@
-"""Prints how well kernels use the GPU, by the region that launched them."""
+"""Prints how well kernels use the GPU, grouped by the region that launched them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHARES: tuple[Callable[[MeasuredKernel], float | None], ...] = (
 
 
 def print_measured_kernels(kernels: Sequence[MeasuredKernel], *, console: Console) -> None:
-    """Print a table of regions, the longest first, and the kernels in each; shares are weighted by duration."""
+    """Print a table of the regions, longest first, and the kernels in each; shares are weighted by duration."""
     if not kernels:
         print_line(console, "No kernel was measured.")
         return

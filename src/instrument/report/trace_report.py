@@ -1,4 +1,4 @@
-"""Prints all that is said of one trace, whichever profiler wrote it."""
+"""Prints the whole report on a trace, on several windows of one process, or on the ranks of a job."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .summary import print_losses, print_summary
 
 
 def print_trace(trace: Trace, collectives: Collectives, *, timing: Timing | None = None, console: Console) -> None:
-    """Print where the time of one trace went: regions, operators, the GPU; then what could not be read.
+    """Print the steps, regions, operators and GPU time of one trace, then what could not be read.
 
     Args:
         trace: Any trace.
         collectives: Which kernels communicate.
-        timing: What the loop that recorded it knows of the run.
+        timing: The steps around the window, from the manifest.
         console: Where to print.
     """
     print_windows([(trace, timing)], collectives, console=console)
@@ -37,10 +37,10 @@ def print_windows(
     hidden: Sequence[str] = (),
     console: Console,
 ) -> None:
-    """Print several windows of one process as if they were one; the GPU's time is that of the last.
+    """Print the sum of several windows of one process; the GPU's time is from the last window.
 
     Args:
-        windows: The trace of each, one at least, with what the loop that recorded it knows of the run.
+        windows: The trace of each window, at least one, and its timing from the manifest.
         collectives: Which kernels communicate.
         hidden: Regions that were not recorded because they are inside compiled code.
         console: Where to print.
@@ -71,14 +71,14 @@ def print_trace_set(
     hidden: Sequence[str] = (),
     console: Console,
 ) -> None:
-    """Print the ranks of a job side by side, then the lowest: its trace, or all of its ``windows`` if given.
+    """Print the ranks of a job side by side, then the lowest rank: its trace or, if given, its ``windows``.
 
     Args:
         traces: One window of each rank.
         collectives: Which kernels communicate.
-        windows: As `print_windows` takes them.
-        title: What the windows are; by default the trace of the rank.
-        hidden: As `print_windows` takes them.
+        windows: As in `print_windows`.
+        title: A name for the windows; by default the path of the trace.
+        hidden: As in `print_windows`.
         console: Where to print.
     """
     several = traces.world_size > 1

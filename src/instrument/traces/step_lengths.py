@@ -126,7 +126,7 @@ class StepLengths:
         if all(step.gpu_ns is None for step in self.steps):
             return "the trace has no GPU work that the steps launched"
         if not totals.gpu_ns:
-            return "it takes two successive steps with GPU work to tell"
+            return "two successive steps with GPU work are needed"
         if totals.busy_ns - totals.known_ns > _LITTLE * totals.busy_ns:
             return f"the steps launched only {100 * totals.known_ns / totals.busy_ns:.0f} % of what the GPU did"
         return ""

@@ -7,8 +7,7 @@ from itertools import count
 
 import pytest
 
-from instrument.report.loop import describe_loop
-from instrument.report.steps import describe_steps, headline
+from instrument.report.steps import describe_loop, describe_steps, headline
 from instrument.traces.step_lengths import LoopTotals, StepLength, StepLengths
 from instrument.traces.summary import Summary, merge
 from instrument.traces.timing import Timing
@@ -51,7 +50,7 @@ def test_a_step_that_is_far_from_the_others() -> None:
     others = "the others took 10.0 ms (median)."
     assert far == f"Steps 3, 5 took 50.0, 50.0 ms, 70.9 % of the time in the table below; {others}"
     _, far = describe_steps(summary(1, 20, 400, 8000))
-    assert far == "The steps differ widely: few of them are like the mean."
+    assert far == "The steps differ widely: few are close to the mean."
 
 
 class Number(int):
@@ -79,8 +78,8 @@ def test_many_steps_that_are_far_from_the_others() -> None:
     ("around_ms", "said"),
     [
         (3.5, "about as long (within 25 %), so they are typical."),
-        (1.8, "the recorded ones took 2.0 times as long, which may be due to the recording."),
-        (0.1, "the recorded ones took 36 times as long, which may be due to the recording."),
+        (1.8, "the recorded steps took 2.0 times as long, which may be due to the recording."),
+        (0.1, "the recorded steps took 36 times as long, which may be due to the recording."),
         (36, "so they are not typical."),
     ],
 )
@@ -129,7 +128,7 @@ def test_a_window_that_was_cut() -> None:
     """It is said how many of its steps are missing and why, until a later part of the window has them."""
     cut = (((2, 4), "the loop ended before step 4"),)
     first = summary(3, 3, timing=Timing((), (), 4, 9 * MS, endings=cut))
-    said = "Recorded so far: 2 of the 3 steps 2-4, as the loop ended before step 4."
+    said = "Recorded so far: 2 of the 3 steps 2-4, because the loop ended before step 4."
     assert said in list(describe_steps(first))
     rest = summary(3, first=4, timing=Timing((), (), 5, 12 * MS, endings=(((2, 4), ""),)))
     assert not any("so far:" in text for text in describe_steps(merge([first, rest])))
@@ -219,8 +218,8 @@ def test_a_loop_that_runs_ahead() -> None:
         "Steps 2-4, GPU: 10.0, 10.0, 10.0 ms (median 10.0 ms)",
         "The GPU bounds the loop: on the GPU a step ended every 10.0 ms. "
         "The CPU ran up to 27.0 ms (2.7 steps) ahead.",
-        '"% step" is of the step on the CPU, "% GPU" of 12.0 ms of GPU work, in which kernels that run at the '
-        "same time each count.",
+        '"% step" is the share of the step on the CPU, "% GPU" the share of 12.0 ms of GPU work, where kernels '
+        "that run at the same time all count.",
     ]
 
 
@@ -234,9 +233,9 @@ def test_a_gpu_that_idles_within_steps(busy: float, said: str) -> None:
 def test_several_gpus() -> None:
     """It is said how many there are, and what their numbers are."""
     said = " ".join(describe_steps(replace(on_gpu((1, 1), (10, 10), AHEAD), gpus=2)))
-    assert '"% GPU" of 12.0 ms of GPU work on 2 GPUs, in which' in said
+    assert '"% GPU" the share of 12.0 ms of GPU work on 2 GPUs, where' in said
     assert (
-        "The trace has the work of 2 GPUs: a step's length on the GPU is from the first start to the last end"
+        "The trace has the work of 2 GPUs: a step's length on the GPU spans the first start to the last end"
         in said
     )
     assert headline(Summary(0, 9 * MS, (), (), 40 * MS, 40 * MS, gpus=2)) == (
@@ -262,8 +261,8 @@ def test_what_bounds_other_loops() -> None:
         return " ".join(describe_loop(lengths))
 
     assert said(ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6)) == (
-        "The CPU bounds the loop: a step took 12.5 ms there, and the GPU waited for launches 25.0 % of the time "
-        "after the first step."
+        "The CPU bounds the loop: a step took 12.5 ms on the CPU, and the GPU waited for launches 25.0 % of the "
+        "time after the first step."
     )
     synchronized = replace(
         ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6, cpu_waits_ns=12), synchronized_steps=3, synchronized_ns=39 * MS
@@ -274,13 +273,14 @@ def test_what_bounds_other_loops() -> None:
         "the first step."
     )
     assert said(ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6, cpu_waits_ns=12, queue_waits_ns=10)) == (
-        "CPU and GPU bound the loop by turns, as launches at times fill the queue of the GPU: on the GPU a step "
-        "ended every 12.0 ms; the GPU waited for launches 25.0 %, the CPU for the GPU 48.0 % of their time after "
-        "the first step."
+        "CPU and GPU take turns in bounding the loop, because launches fill the GPU's queue at times: on the GPU "
+        "a step ended every 12.0 ms; the GPU waited for launches 25.0 %, the CPU for the GPU 48.0 % of their time "
+        "after the first step."
     )
     assert said(ms(gpu_ns=14, cpu_ns=14, cpu_waits_ns=7)) == (
         "The GPU bounds the loop: on the GPU a step ended every 7.00 ms (their work overlaps). "
-        "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of its time after the first step."
+        "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for the GPU 50.0 % of its time after the "
+        "first step."
     )
     assert said(ms(gpu_ns=20, cpu_ns=20, exposed_comm_ns=12)).startswith(
         "Communication bounds the loop: on the GPU a step ended every 10.0 ms, 60.0 % of it exposed communication."
@@ -293,12 +293,12 @@ def test_what_bounds_other_loops() -> None:
         "50.0 % of its time after the first step (in launches, because the GPU's queue was full)."
     )
     assert said(LoopTotals()) == (
-        "Whether the CPU or the GPU bounds the loop is not known: it takes two successive steps with GPU work to "
-        "tell. The CPU ran up to 27.0 ms ahead."
+        "It is not known whether the CPU or the GPU bounds the loop: two successive steps with GPU work are "
+        "needed. The CPU ran up to 27.0 ms ahead."
     )
     missing = LoopTotals(missing=4, synchronized_steps=2, synchronized_ns=26 * MS)
     assert said(missing, None) == (
-        "Whether the CPU or the GPU bounds the loop is not known: the trace lacks the GPU work of 4 launches. "
+        "It is not known whether the CPU or the GPU bounds the loop: the trace lacks the GPU work of 4 launches. "
         "Between synchronizations a step took 13.0 ms."
     )
 
@@ -319,16 +319,16 @@ def test_a_step_that_is_far_from_the_others_on_the_gpu() -> None:
     assert said[2] == "Step 4 took 90.0 ms on the GPU; the others took 10.5 ms (median)."
     assert sum("took" in text for text in said) == 1
     said = list(describe_steps(on_gpu((10,) * 4, (1, 20, 400, 8000), AHEAD)))
-    assert said[2] == "The steps differ widely on the GPU: few of them are like the mean."
+    assert said[2] == "The steps differ widely on the GPU: few are close to the mean."
 
 
 def test_work_whose_launch_is_not_in_the_trace() -> None:
     """It is said how much of it there is, and where it counts; without steps, all of it is in the tables."""
     recorded = replace(on_gpu((1, 1), (10, 10), AHEAD), before_gpu_ns=31 * MS, by_time_gpu_ns=2 * MS)
     said = list(describe_steps(recorded))
-    assert said[-2] == "31.0 ms of GPU work was launched before the recording: it is outside of these steps."
+    assert said[-2] == "31.0 ms of GPU work was launched before the recording and is outside these steps."
     assert said[-1] == (
-        "The trace lacks the launches of 2.00 ms of GPU work, which counts in the steps in which it ran."
+        "The trace lacks the launches of 2.00 ms of GPU work, which counts toward the steps in which it ran."
     )
     whole = Summary(0, 9 * MS, (), (), 40 * MS, 40 * MS, before_gpu_ns=31 * MS, by_time_gpu_ns=2 * MS)
     assert list(describe_steps(whole)) == ["31.0 ms of the GPU work was launched before the recording."]
@@ -337,9 +337,9 @@ def test_work_whose_launch_is_not_in_the_trace() -> None:
 @pytest.mark.parametrize(
     ("around_ms", "said"),
     [
-        (1, "the recorded ones took about as long (within 25 %), so they are typical."),
-        (10, "the recorded ones took about as long on the GPU (within 25 %), so they are typical."),
-        (4, "the recorded ones took 0.2 times as long there, which says little of the loop."),
+        (1, "the recorded steps took about as long (within 25 %), so they are typical."),
+        (10, "the recorded steps took about as long on the GPU (within 25 %), so they are typical."),
+        (4, "the recorded steps took 0.2 times as long there, which says little about the loop."),
     ],
 )
 def test_steps_around_a_loop_that_runs_ahead(around_ms: int, said: str) -> None:

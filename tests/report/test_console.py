@@ -14,7 +14,7 @@ from instrument.report.console import print_table, print_wrapped
 def test_no_line_parts_a_number_from_its_unit(width: int) -> None:
     """Whatever the width; nothing else of the text changes, and no line is too wide."""
     text = (
-        "GPU, 480 ms of it: compute 97.6 %, exposed copies 0.8 %, idle 1.6 %. It took 1,200 us, 3 s or 12 steps."
+        "GPU, 480 ms of it: compute 97.6 %, exposed memcpys 0.8 %, idle 1.6 %. It took 1,200 us, 3 s or 12 steps."
     )
     out = StringIO()
     print_wrapped(Console(file=out, width=width), text)

@@ -22,12 +22,12 @@ Where the step went: CPU 1.00 ms, GPU 458 us, busy 23 % (mean of steps 5-6)
 Steps 5-6, CPU: 1.00, 1.00 ms
 Steps 5-6, GPU: 801, 115 us
 Step 5 took 801 us on the GPU; the other took 115 us.
-The CPU bounds the loop: a step took 1.00 ms there, and the GPU waited for
+The CPU bounds the loop: a step took 1.00 ms on the CPU, and the GPU waited for
 launches 62.2 % of the time after the first step.
-"% step" is of the step on the CPU, "% GPU" of 110 us of GPU work, in which
-kernels that run at the same time each count.
-The trace lacks the launches of 5.00 us of GPU work, which counts in the steps
-in which it ran.
+"% step" is the share of the step on the CPU, "% GPU" the share of 110 us of GPU
+work, where kernels that run at the same time all count.
+The trace lacks the launches of 5.00 us of GPU work, which counts toward the
+steps in which it ran.
 region                         calls      CPU  CPU self  % step      GPU  % GPU
 ───────────────────────────────────────────────────────────────────────────────
 forward                            1   240 us    160 us    24.0  52.8 us   48.2
@@ -192,9 +192,7 @@ def test_regions_that_overlap(overlap_ns: int, said: bool) -> None:
     """Shares of more than the whole are explained."""
     summary = Summary(1, 1_000, (cpu_region("task", ns=30_000),), (), None, None, overlap_ns=overlap_ns)
     text = " ".join(rendered(summary).split())
-    assert (
-        "Regions of one thread overlap, as those of asyncio tasks do: while several are open each" in text
-    ) == said
+    assert ("Regions of one thread overlap, as the regions of asyncio tasks do: every open region" in text) == said
 
 
 def test_no_steps() -> None:
@@ -265,7 +263,7 @@ def test_many_hidden_regions_are_cut() -> None:
 @pytest.mark.parametrize(
     ("reasons", "said"),
     [
-        ({OTHER_TYPES: 3}, "The file is not as torch.profiler writes it, but all of it is read: "),
+        ({OTHER_TYPES: 3}, "The file differs from what torch.profiler writes, but all of it was read: "),
         ({OTHER_TYPES: 3, "invalid UTF-8": 1}, "The file is damaged: "),
     ],
 )
