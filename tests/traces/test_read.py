@@ -133,7 +133,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         (b'{"name": "config", "items": [{"id": 1}]}', 'it has no array of "traceEvents"'),
         (b'{"traceEvents": null}', 'it has no array of "traceEvents"'),
         (b'{"traceEvents": {}}', 'it has no array of "traceEvents"'),
-        (b'{"traceEvents": [1, 2]}', "no event in it can be read"),
+        (b'{"traceEvents": [1, 2]}', "none of its events can be read"),
         (b"\x1f\x8bno gzip at all", "damaged gzip: .*; it is empty"),
         (b"\x1f\x8b\x08\x00", "the gzip file is cut off; it is empty"),
         (gzip.compress(b"", mtime=0), "it is empty"),

@@ -114,7 +114,7 @@ def open_database(path: Path, database: Path | None = None, *, log: bool = True)
         if not late:
             raise TraceError(path, f"damaged database: {error}") from None
     if late:
-        raise TraceError(path, f"reading it takes more than {seconds:.0f} s, as no database of its size does")
+        raise TraceError(path, f"reading it takes more than {seconds:.0f} s, too long for its size")
 
 
 def _restrict(connection: sqlite3.Connection) -> None:

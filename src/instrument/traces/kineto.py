@@ -1,4 +1,4 @@
-"""Reads what torch.profiler writes, JSON of 2021 to today, of NVIDIA, AMD and MTIA devices or of a CPU alone."""
+"""Reads the JSON of torch.profiler since 2021, of NVIDIA, AMD and MTIA devices or of a CPU alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .salvage import metadata
 from .text import event_limit, read_blocks, text_limit
 from .trace import Device, ReadLosses, Thread, Trace
 
-_PHASES = 10  # that are named, of those that are not read
+_PHASES = 10  # phases that are listed by name
 
 
 def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None) -> Trace:
@@ -22,11 +22,11 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
 
     Args:
         path: a file that can be read more than once.
-        progress: told of each part that is read how many bytes of the file it has.
+        progress: called with the number of bytes of each part that is read.
 
     Raises:
-        TraceError: if nothing in it is an event.
-        OSError: if it cannot be opened.
+        TraceError: the file holds no event.
+        OSError: the file cannot be opened.
     """
     lost, collector = ReadLosses(), Collector(event_limit(path), text_limit(path))
     with path.open("rb") as file:
@@ -38,7 +38,7 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
     if (tail := chunks.tail.strip(b", \t\r\n")) not in (b"", b"}"):
         about |= metadata(b"{" + tail, lost)
     if not collector.count and lost:
-        raise TraceError(path, f"no event in it can be read: {'; '.join(lost.reasons)}")
+        raise TraceError(path, f"none of its events can be read: {'; '.join(lost.reasons)}")
     unread = list(collector.unread.items())
     for phase, count in unread[:_PHASES]:
         lost.add(f"events of phase {phase!r} are not read", events=count)

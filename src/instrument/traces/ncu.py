@@ -56,7 +56,7 @@ def read_kernels(path: Path) -> list[MeasuredKernel]:
     except Exception as error:  # it raises RuntimeError and what SWIG makes of a C++ exception
         raise TraceError(path, str(error) or type(error).__name__) from error
     if not ranges:  # which is what the package makes of any file that it cannot read
-        raise TraceError(path, "it is no report, or newer than the package ncu-report")
+        raise TraceError(path, "it is not a report, or newer than the package ncu-report")
     return kernels
 
 

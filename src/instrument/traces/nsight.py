@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .lanes import map_unique
 from .links import assemble
 from .nsight_nvtx import read_nvtx_ranges
 from .nsight_origin import Origins, epoch_ns, metadata, rank_and_world
@@ -24,7 +25,6 @@ from .nsight_tables import (
     SYNCS,
     NsightReport,
     event_columns,
-    map_unique,
     minus_one_for_missing,
     open_report,
 )

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .lanes import map_unique
 from .nsight_origin import Origins
-from .nsight_tables import LATEST, MISSING, RANGES, NsightReport, event_columns, map_unique
+from .nsight_tables import LATEST, MISSING, RANGES, NsightReport, event_columns
 from .table import Array
 
 _CATEGORY, _DOMAIN = 33, 75

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .lanes import map_unique_pairs
-from .nsight_tables import MISSING, NsightReport, map_unique, minus_one_for_missing
+from .lanes import map_unique, map_unique_pairs
+from .nsight_tables import MISSING, NsightReport, minus_one_for_missing
 from .table import Array
 from .trace import Device, Thread
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -93,7 +93,7 @@ class NsightReport:
                 return np.fromiter(self._query(table, ", ".join([rowid, *read, *written])), fields)
             except (TypeError, ValueError, OverflowError):
                 continue
-        self.lost.add(f"{table}: its columns are not what they seem")
+        self.lost.add(f"{table}: columns of unexpected types")
         return np.empty(0, fields)
 
     def events(self, table: str, numbers: Sequence[str], **texts: Sequence[str]) -> Array:
@@ -106,7 +106,7 @@ class NsightReport:
         start, end = rows["start"], rows["end"]
         good = (start > -LATEST) & (end >= start) & (end < LATEST)
         if not good.all():
-            self.lost.add(f"{table}: no start, or an end before it", events=int((~good).sum()))
+            self.lost.add(f"{table}: without a start, or with an end before it", events=int((~good).sum()))
             rows = rows[good]
         return rows
 
@@ -198,12 +198,6 @@ def event_columns(table: str, rows: Array) -> dict[str, Array]:
 def minus_one_for_missing(values: Array) -> Array:
     """Return the numbers with -1 for what is missing."""
     return np.where(values == MISSING, -1, values)
-
-
-def map_unique(values: Array, function: Callable[[int], int]) -> Array:
-    """Return what ``function`` makes of each value; it is called once for each that is different."""
-    different, places = np.unique(values, return_inverse=True)
-    return np.fromiter(map(function, different.tolist()), np.int64, len(different))[places]
 
 
 @contextmanager

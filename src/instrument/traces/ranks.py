@@ -18,7 +18,7 @@ from .processes import Processes
 from .table import Array
 from .trace import Trace
 from .trace_files import find, process_of, rank_from_name
-from .worker import attempt
+from .worker import read_or_reason
 
 MOST_RANKS = 1_000_000
 """Higher ranks and numbers of ranks in a file are ignored."""
@@ -163,17 +163,17 @@ def _read_all(
 ) -> dict[Path, Trace | str]:
     """Return the trace of each file, or the reason that it cannot be read."""
     if executor is not None:
-        futures = {path: executor.submit(attempt, read, path.absolute()) for path in files}
+        futures = {path: executor.submit(read_or_reason, read, path.absolute()) for path in files}
         return {path: _result(future) for path, future in futures.items()}
     count = min(_cores(), len(files))
     if count > 1 and _is_importable(read):
         # If no process can be started, this one reads all files below.
         with suppress(OSError), Processes(count - 1) as processes:
-            futures = {path: processes.submit(attempt, read, path.absolute()) for path in files}
+            futures = {path: processes.submit(read_or_reason, read, path.absolute()) for path in files}
             # This process reads from the other end of the list until it meets the others.
-            own = {path: attempt(read, path) for path in reversed(files) if futures[path].cancel()}
+            own = {path: read_or_reason(read, path) for path in reversed(files) if futures[path].cancel()}
             return {path: own.get(path) or _result(futures[path]) for path in files}
-    return {path: attempt(read, path) for path in files}
+    return {path: read_or_reason(read, path) for path in files}
 
 
 def _is_importable(read: Callable[[Path], Trace]) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from .lanes import map_unique_pairs
+from .lanes import map_unique, map_unique_pairs
 from .table import COLUMNS, KERNEL, MEMCPY, Array, Strings
 from .trace import Thread
 
@@ -109,14 +109,6 @@ class RocmColumns:
             hip = calls["category"] == self.strings[_HIP]
             gpu["correlation"] = _hip_calls(gpu["correlation"], calls["correlation"], calls["ancestor"], hip)
         return tables
-
-
-def map_unique(values: Array, change: Callable[[int], int]) -> Array:
-    """Change each value, asking once for each different one."""
-    if not len(values):  # as in most processes of a file of many; `unique` would take half of the reading
-        return np.empty(0, np.int64)
-    used, places = np.unique(values, return_inverse=True)
-    return np.array([change(value) for value in used.tolist()], np.int64)[places]
 
 
 def process_unique_ids(ids: Array, process: int | Array, lowest: int = 0) -> Array:

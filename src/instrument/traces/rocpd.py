@@ -13,8 +13,9 @@ import numpy as np
 
 from ..errors import TraceError
 from .database import DATABASE_ERRORS, is_database, open_database, query_small, row_limit, text_limit
+from .lanes import map_unique
 from .links import assemble
-from .rocm import PROCESS_BIT, RocmColumns, map_unique, process_unique_ids
+from .rocm import PROCESS_BIT, RocmColumns, process_unique_ids
 from .table import Array, Strings
 from .trace import Device, ReadLosses, Trace
 
@@ -58,7 +59,7 @@ def read_rocpd(path: Path) -> Trace:
         OSError: if it cannot be opened.
     """
     if not is_database(path):
-        raise TraceError(path, "it is no SQLite database")
+        raise TraceError(path, "it is not an SQLite database")
     with open_database(path, log=False) as connection:
         return _Reader(path, connection, ReadLosses()).read()
 
@@ -85,7 +86,7 @@ class _Reader:
         self._processes: dict[tuple[int, int], int] = {}  # by the word of the guid and the process id
         found = {name for (name,) in query_small(connection, "SELECT name FROM sqlite_master")}
         if missing := sorted(_REQUIRED - found):
-            raise TraceError(path, f"it has no view {', '.join(missing)}, as a database of rocprofv3 has")
+            raise TraceError(path, f"it lacks the view {', '.join(missing)} that a database of rocprofv3 has")
         self._views = found
         wal = path.with_name(path.name + "-wal")
         if wal.exists() and wal.stat().st_size:
@@ -170,7 +171,7 @@ class _Reader:
         table = np.fromiter(self._rows(view, query, len(texts)), np.dtype(dtype))
         kept = table[table["start_ns"] >= 0]
         if len(kept) < len(table):
-            self._lost.add(f"{view}: times that are none", events=len(table) - len(kept))
+            self._lost.add(f"{view}: invalid times", events=len(table) - len(kept))
         part = {name: np.ascontiguousarray(kept[name]) for name, _ in dtype}
         self._number(view, part)
         return part

@@ -13,8 +13,9 @@ import numpy as np
 from msgspec import Raw, Struct
 
 from ..errors import TraceError
+from .lanes import map_unique
 from .links import assemble
-from .rocm import PROCESS_BIT, RocmColumns, map_unique, process_unique_ids
+from .rocm import PROCESS_BIT, RocmColumns, process_unique_ids
 from .rocprof_records import (
     Agent,
     ApiCall,
@@ -112,12 +113,12 @@ def _collect(path: Path, lost: ReadLosses) -> tuple[RocmColumns, list[Device], d
                     about += parts.finish(collected, devices)
                     parts.begin(number)
             if text.peek():
-                lost.add("after the end of the JSON there is more", size=text.rest())
+                lost.add("text after the end of the JSON", size=text.rest())
         except UnexpectedJsonError as error:
             raise TraceError(path, f"it is not what rocprofv3 writes: {error}") from None
         except DamagedJsonError as error:
             if not parts.items:
-                raise TraceError(path, f"it is no JSON that rocprofv3 wrote: {error}") from None
+                raise TraceError(path, f"it is not JSON of rocprofv3: {error}") from None
             lost.add(f"the text is cut off or damaged: {error}", size=text.rest())
     about += parts.finish(collected, devices)
     return collected, [devices[number] for number in sorted(devices)], {"processes": about}
@@ -219,7 +220,7 @@ class _RecordReader:
             count += size
             self.items += size
             if self.items > self._most:
-                raise TooLargeError(f"it holds more than {self._most:,} records, as no trace of its size does")
+                raise TooLargeError(f"it holds more than {self._most:,} records, too many for its size")
             if records:
                 yield places, records
             if wrong:
