@@ -29,7 +29,7 @@ from instrument.traces.links import assemble
 from instrument.traces.ranks import TraceSet, read_ranks
 from instrument.traces.table import KERNEL, Strings
 from instrument.traces.trace import ReadLosses, Thread, Trace
-from instrument.traces.trace_files import find, rank_from_name
+from instrument.traces.trace_files import find_trace_files, rank_from_name
 from tests.support.readers import die, talk
 from tests.support.shared_traces import shared
 
@@ -168,7 +168,7 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
     for paths, reason in [
         (tmp_path / "empty", "no file that ends in"),
         (tmp_path / "*.db", "matches it as a pattern"),
-        ([], '"paths" is empty'),
+        ([], '"paths" must be a folder, a pattern or files: it is empty'),
     ]:
         (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(TraceError, match=reason):
@@ -462,7 +462,7 @@ def loops(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("pattern", ["", "**/*.json", "**", "**/**/*/**/t.json", "*/*/*/*/*/*/*/*/*/*/*.json"])
 def test_links_in_circles(loops: Path, pattern: str) -> None:
     """However links lead, each real file is found once, under its own name if the pattern means that."""
-    [found] = find(loops / pattern).files
+    [found] = find_trace_files(loops / pattern).files
     assert found.resolve() == loops / "a" / "b" / "t.json"
     if not pattern.startswith("*/"):
         assert found == loops / "a" / "b" / "t.json"
@@ -486,23 +486,23 @@ def test_patterns_as_glob_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ):
         names = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207
         expected = {name for name in names if name.is_file()}
-        assert expected == set(find(pattern).files), pattern
+        assert expected == set(find_trace_files(pattern).files), pattern
         whole = {tmp_path / name for name in expected}
-        assert whole == set(find(tmp_path / pattern).files) or ".." in pattern
-    assert find(tmp_path / "[x]").files == [tmp_path / "[x]" / "5.json"]
+        assert whole == set(find_trace_files(tmp_path / pattern).files) or ".." in pattern
+    assert find_trace_files(tmp_path / "[x]").files == [tmp_path / "[x]" / "5.json"]
 
 
 def test_files_that_are_no_traces(tmp_path: Path) -> None:
     """Where small files are something else, that is said, and how many there are."""
     for number in range(3):
         (tmp_path / f"config{number}.json").write_text("{}")
-    with pytest.raises(TraceError, match=r"it holds 3 files .* none of them says \"traceEvents\""):
-        find(tmp_path)
+    with pytest.raises(TraceError, match=r"it holds 3 files .* none contains \"traceEvents\""):
+        find_trace_files(tmp_path)
     trace = write(tmp_path / "trace.json")
-    assert find(tmp_path).files == [trace]
+    assert find_trace_files(tmp_path).files == [trace]
     with pytest.raises(TraceError, match=r"no file that ends in \.json"):
         (tmp_path / "empty").mkdir()
-        find(tmp_path / "empty")
+        find_trace_files(tmp_path / "empty")
 
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,12 +510,12 @@ def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("instrument.traces.trace_files.MOST_FILES", 3)
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json", rank, 4)
-    with pytest.raises(TraceError, match="4 files that may be traces; up to 3 are read together"):
-        find(tmp_path)
-    assert len(find(tmp_path / "rank[12].json").files) == 2
+    with pytest.raises(TraceError, match="4 files that may be traces, and up to 3 are read together"):
+        find_trace_files(tmp_path)
+    assert len(find_trace_files(tmp_path / "rank[12].json").files) == 2
     monkeypatch.setattr("instrument.traces.trace_files._MOST_NAMES", 3)
     with pytest.raises(TraceError, match="more than 3 files and folders"):
-        find(tmp_path / "**" / "*.json")
+        find_trace_files(tmp_path / "**" / "*.json")
 
 
 def test_several_folders_of_runs(tmp_path: Path) -> None:

@@ -139,6 +139,15 @@ def test_missing_ids(tmp_path: Path) -> None:
     assert not trace.lost
 
 
+def test_json_of_an_old_version(tmp_path: Path) -> None:
+    """JSON of rocprofv3 before 1.0, which does not number GPUs, raises an error that names the version."""
+    content = as_json([STEP])
+    for agent in content["rocprofiler-sdk-tool"][0]["agents"]:
+        del agent["logical_node_type_id"]
+    with pytest.raises(TraceError, match=r"rocprofv3 before 1\.0"):
+        read_text(tmp_path, json.dumps(content).encode())
+
+
 @pytest.mark.parametrize(
     "section",
     ["metadata", "agents", "counters", "strings", "kernel_symbols", "callback_records", "buffer_records"],
@@ -164,14 +173,14 @@ def test_one_process_without_list(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         (b"", "empty"),
-        (b"hello", "no JSON"),
+        (b"hello", "not JSON"),
         (b"[]", "not what rocprofv3 writes"),
         (b"{}", "rocprofiler-sdk-tool"),
         (b'{"traceEvents": []}', "rocprofiler-sdk-tool"),
         (b'{"rocprofiler-sdk-tool": 5}', "Expected"),
         (b'{"rocprofiler-sdk-tool": [{"agents": null}]}', "agents"),
         (b'{"rocprofiler-sdk-tool": ' + b"[" * 100_000, "not what rocprofv3 writes"),
-        (b'{"rocprofiler-sdk-tool": [{"metadata": ' + b'{"a":' * 100_000, "no JSON"),
+        (b'{"rocprofiler-sdk-tool": [{"metadata": ' + b'{"a":' * 100_000, "not JSON"),
         (b"\x1f\x8b\x08 but no gzip", "gzip"),
         (json.dumps({"rocprofiler-sdk-tool": [{}] * 40_000}).encode(), "32,767 processes"),
     ],
@@ -228,7 +237,7 @@ def alter(folder: Path, *statements: str) -> Path:
 
 def test_missing_views(tmp_path: Path) -> None:
     """A database without the views is an error that names them."""
-    with pytest.raises(TraceError, match="no view kernels, regions"):
+    with pytest.raises(TraceError, match="lacks the view kernels, regions"):
         read_rocpd(alter(tmp_path, "DROP VIEW kernels", "DROP VIEW regions"))
 
 

@@ -303,9 +303,9 @@ def test_merge_of_nothing() -> None:
     [
         (b"", "empty"),
         (b'{"traceEvents": [{"ph": "X", "na', "ends in an event"),
-        (b'{"traceEvents": [{"name": "{"device": "cpu"}"}]}', "no JSON"),
+        (b'{"traceEvents": [{"name": "{"device": "cpu"}"}]}', "not JSON"),
         (b'{"rocprofiler-sdk-tool": []}', "traceEvents"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "soon"}]}', "no JSON"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "soon"}]}', "not JSON"),
         (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-12], "cut off"),
         (b"\x1f\x8bnot gzip at all", "method"),
     ],

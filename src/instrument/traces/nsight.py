@@ -1,4 +1,4 @@
-"""Reads reports of Nsight Systems: ranges, CUDA calls, and what ran on the GPUs."""
+"""Reads reports of Nsight Systems: ranges, CUDA calls and GPU work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ _ON_GPU = ("deviceId", "streamId", "correlationId", "globalPid")
 _NAMES = ("demangledName", "shortName", "mangledName")
 _GRID, _BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 _SHARED = ("staticSharedMemory", "dynamicSharedMemory")
-_VERSION = re.compile(r"_v\d{4,}$")  # of cudaLaunchKernel_v7000; the one of cuMemAlloc_v2 is part of the name
+_VERSION = re.compile(
+    r"_v\d{4,}$"
+)  # as in cudaLaunchKernel_v7000; the suffix of cuMemAlloc_v2 is part of the name
 _COPY_KINDS = (
     *("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
     *("Unified HtoD", "Unified DtoH", "Unified DtoD"),
@@ -47,18 +49,19 @@ _SYNC_KINDS = ("Unknown", "Event Sync", "Stream Wait Event", "Stream Sync", "Con
 
 
 def read_nsight(path: Path) -> Trace:
-    """Read a ``.sqlite`` that nsys exported, or a ``.nsys-rep`` or ``.qdrep`` by means of the installed nsys.
+    """Read a ``.sqlite`` that nsys exported, or a ``.nsys-rep`` or ``.qdrep`` with the installed nsys.
 
-    Names of copies, fills and synchronisations are those that torch.profiler gives them. A CUDA graph that was
-    recorded as a whole is one kernel named ``CUDA graph N``. Ranges that `instrument.profile` puts around steps
-    are in `Trace.steps`; those around windows, marks, and calls of cuDNN, cuBLAS and the operating system in
-    `Trace.others`. How many ranges never ended is ``metadata["unfinished_ranges"]``: they last until the end.
+    Memcpys, memsets and synchronizations have the names that torch.profiler gives them. A CUDA graph that was
+    recorded as a whole is one kernel named ``CUDA graph N``. The ranges of `instrument.profile` around steps are
+    in `Trace.steps`; its ranges around windows, marks, and calls of cuDNN, cuBLAS and the operating system are in
+    `Trace.others`. ``metadata["unfinished_ranges"]`` is the number of ranges without an end, which last until the
+    end of the trace.
 
-    `Trace.args` reads the file again: of a ``.nsys-rep`` that is another export.
+    `Trace.args` reads the file again, and exports a ``.nsys-rep`` again.
 
     Raises:
-        TraceError: if the file is no report, or nsys is needed and is not installed or fails.
-        OSError: if it cannot be opened.
+        TraceError: the file is not a report, or nsys is needed and is not installed or fails.
+        OSError: the file cannot be opened.
     """
     with open_report(path) as report:
         origins = Origins(report)
@@ -99,7 +102,7 @@ def read_nsight(path: Path) -> Trace:
 
 @dataclass(frozen=True)
 class _LookUp:
-    """Finds an event in the file again; unlike a function in a function, it can be pickled."""
+    """Reads an event from the file again; unlike a nested function, it can be pickled."""
 
     path: Path
 
@@ -135,7 +138,7 @@ def _graphs(report: NsightReport, origins: Origins) -> Columns:
 
 def _memcpys(report: NsightReport, origins: Origins) -> Columns:
     rows = report.events(MEMCPYS, (*_ON_GPU, "bytes", "copyKind", "srcKind", "dstKind"))
-    # All three in one number, which is looked up once; 255 is what is missing or makes no sense.
+    # All three in one number, which is looked up once; 255 stands for missing or invalid.
     kind, source, target = (rows[name].view("u8").clip(max=255) for name in ("copyKind", "srcKind", "dstKind"))
     kinds = ((kind << 16) + (source << 8) + target).astype("i8")
     columns = _on_gpu(MEMCPYS, rows, origins, MEMCPY)
@@ -191,7 +194,7 @@ def _on_gpu(table: str, rows: Array, origins: Origins, category: int) -> Columns
 
 
 def _concatenated(kind: str, parts: Sequence[Columns]) -> Columns:
-    """Rows of several tables in one; what one of them lacks is as if the file did not say it."""
+    """Concatenate the rows of several tables; columns that one of them lacks are unknown in its rows."""
     return {
         name: np.concatenate([part.get(name, np.full(len(part["start_ns"]), missing, dtype)) for part in parts])
         for name, (dtype, missing) in COLUMNS[kind].items()
@@ -208,7 +211,7 @@ def _label(labels: Sequence[str], number: int) -> str:
 
 
 def _combined(function: np.ufunc, rows: Array, names: Sequence[str]) -> Array:
-    """The product or the sum of some columns; -1 where one of them is missing."""
+    """Return the product or the sum of columns; -1 if one of them is missing."""
     values = np.stack([rows[name] for name in names])
     return np.where((values == MISSING).any(axis=0), -1, function.reduce(values, axis=0))
 

@@ -17,7 +17,7 @@ from .align import Clock, align
 from .processes import Processes
 from .table import Array
 from .trace import Trace
-from .trace_files import find, process_of, rank_from_name
+from .trace_files import find_trace_files, process_from_name, rank_from_name
 from .worker import read_or_reason
 
 MOST_RANKS = 1_000_000
@@ -125,7 +125,7 @@ def read_ranks(
     Raises:
         TraceError: no file is found, or none can be read.
     """
-    files, others = find(paths)
+    files, others = find_trace_files(paths)
     results = _read_all(files, read, executor)
     failed = {path: result for path, result in results.items() if isinstance(result, str)}
     claims: dict[int, list[Trace]] = defaultdict(list)
@@ -209,7 +209,7 @@ def _one_window(claims: Mapping[int, list[Trace]]) -> tuple[dict[int, Trace], di
         chosen[rank] = order[0]
         for trace in order[1:]:
             same = ", another run" if _window(trace) == _window(order[0]) else ""
-            left_out[trace.path] = f"rank {rank}{process_of(trace.path)}, {_window(trace)}{same}"
+            left_out[trace.path] = f"rank {rank}{process_from_name(trace.path)}, {_window(trace)}{same}"
     return chosen, left_out
 
 

@@ -1,4 +1,4 @@
-"""Reads the database that rocprofv3 writes, of schemas 3 and 4, by the views in it."""
+"""Reads rocprofv3's databases, schemas 3 and 4, through the views in them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .trace import Device, ReadLosses, Trace
 
 _VIEWS = ("kernels", "regions", "memory_copies", "samples", "memory_allocations")
 _REQUIRED = frozenset(_VIEWS[:3])
-_VIEW = 56  # the bit of an event's number where that of its view begins
+_VIEW = 56  # the bit of an event's number at which the number of its view begins
 
-# Each is the first of these expressions that the view of this schema knows.
+# For each column, expressions in order of preference; a view of either schema has one of them.
 _Wanted = dict[str, tuple[str, ...]]
 _TEXTS: _Wanted = {"guid": ("guid",), "name": ("name",)}
 _NUMBERS: _Wanted = {"id": ("id",), "pid": ("pid",), "tid": ("tid",), "correlation": ("stack_id",)}
@@ -52,11 +52,11 @@ _SPAN = ("[start]", "[end]")
 
 
 def read_rocpd(path: Path) -> Trace:
-    """Read the database of rocprofv3, of one or more processes; nothing is written beside it.
+    """Read a database of rocprofv3, of one or more processes, without writing beside it.
 
     Raises:
-        TraceError: if it is no such database or its views are missing.
-        OSError: if it cannot be opened.
+        TraceError: the file is not such a database, or lacks its views.
+        OSError: the file cannot be opened.
     """
     if not is_database(path):
         raise TraceError(path, "it is not an SQLite database")
@@ -65,7 +65,7 @@ def read_rocpd(path: Path) -> Trace:
 
 
 class _Codes(dict[bytes | None, int]):
-    """The numbers of words by their text as it is in the file: each is decoded once."""
+    """The numbers of strings by their bytes in the file, so that each is decoded once."""
 
     def __init__(self, strings: Strings) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Reader:
         self._lost = lost
         self._most = row_limit(path)
         self._collected = RocmColumns(text_limit(path))
-        self._processes: dict[tuple[int, int], int] = {}  # by the word of the guid and the process id
+        self._processes: dict[tuple[int, int], int] = {}  # by the number of the guid and the process id
         found = {name for (name,) in query_small(connection, "SELECT name FROM sqlite_master")}
         if missing := sorted(_REQUIRED - found):
             raise TraceError(path, f"it lacks the view {', '.join(missing)} that a database of rocprofv3 has")
@@ -96,7 +96,7 @@ class _Reader:
         devices = self._devices()
         self._read_kernels({device.id: device.sms for device in devices})
         copies = self._part("memory_copies", _TEXTS, _COPY, _SPAN)
-        self._collected.add_copies(copies | {"operation": copies["name"]})
+        self._collected.add_memcpys(copies | {"operation": copies["name"]})
         self._read_calls("regions", _SPAN)
         self._read_calls("samples", ("[timestamp]", "[timestamp]"))
         self._collected.add("others", self._part("memory_allocations", _MEMORY_TEXTS, _NUMBERS, _SPAN))
@@ -133,7 +133,7 @@ class _Reader:
         self._collected.add_calls({name: column[~marker] for name, column in part.items()})
 
     def _read_counters(self) -> None:
-        """Instances of a counter are added up, for each kernel."""
+        """Add the counters of each kernel, summed over their instances."""
         for view, name, value in (
             ("counters_collection", "counter_name", "value"),
             ("kernel_pmc_events", "pmc_name", "pmc_value"),
@@ -155,7 +155,7 @@ class _Reader:
         where: str = "true",
         reals: Mapping[str, tuple[str, ...]] | None = None,
     ) -> dict[str, Array]:
-        """The columns of a view; what did not take time as it should is left out."""
+        """Return the columns of a view, without rows of invalid times."""
         start, end = span
         valid = (
             f"typeof({start}) = 'integer' AND typeof({end}) = 'integer' "
@@ -184,7 +184,7 @@ class _Reader:
         return "NULL"
 
     def _rows(self, view: str, query: str, texts: int) -> Iterator[tuple[Any, ...]]:
-        """Rows up to damage, if there is any, with the numbers of words for texts."""
+        """Yield the rows up to any damage, with numbers of strings in place of text."""
         if view in self._views:
             strings = _Codes(self._collected.strings)
             try:
@@ -203,7 +203,7 @@ class _Reader:
         return found
 
     def _number(self, view: str, part: dict[str, Array]) -> None:
-        """Number processes, threads and events; make ids those of one process only."""
+        """Number processes, threads and events, and make ids unique among processes."""
 
         def number(key: int) -> int:
             return self._processes.setdefault(divmod(key, 1 << 32), len(self._processes))
@@ -235,7 +235,7 @@ class _Reader:
         return {(row["pid"], row["tid"]): str(row["name"]) for row in rows}
 
     def _environment(self, name: str) -> int | None:
-        """A number that the environment of the one process had."""
+        """Return a number in the environment of the process, if the file has one process."""
         value = f"iif(json_valid(environment), json_extract(environment, '$.{name}'), '')"
         rows = self._dicts(f"SELECT CAST({value} AS TEXT) AS value FROM rocpd_info_process")
         text = rows[0]["value"] if len(rows) == 1 else None

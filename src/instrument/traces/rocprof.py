@@ -1,4 +1,4 @@
-"""Reads the JSON that rocprofv3 writes."""
+"""Reads rocprofv3's JSON."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from .trace import Device, ReadLosses, Trace
 _APIS = ("hip_api", "hsa_api", "rccl_api", "rocdecode_api", "rocjpeg_api")
 _MEMORY = ("memory_allocation", "scratch_memory")
 _LISTS = ("kernel_dispatch", "memory_copy", "marker_api", *_APIS, *_MEMORY, "counter_collection")
-_LIST = 40  # the bit of an event's number where that of its list begins
+_LIST = 40  # the bit of an event's number at which the number of its list begins
 _GPU = 2
 _MOST_PROCESSES = (1 << 63 - PROCESS_BIT) - 1
 _RECORDS: dict[str, type[Record]] = {
@@ -70,14 +70,14 @@ _T = TypeVar("_T", bound=Struct)
 
 
 def read_rocprof(path: Path) -> Trace:
-    """Read the JSON of rocprofv3, gzip or plain, of one or more processes.
+    """Read the JSON of rocprofv3 1.0 and later, gzip or plain, of one or more processes.
 
-    Where the file is cut off or damaged, the records before that place are read; see `Trace.lost`. A piece of the
-    text is in memory at a time.
+    Of a file that is cut off or damaged, the records before the damage are read; see `Trace.lost`. Only a part of
+    the text is in memory at a time.
 
     Raises:
-        TraceError: if it is not such a file.
-        OSError: if it cannot be opened.
+        TraceError: the file is not such JSON, or was written by an earlier version.
+        OSError: the file cannot be opened.
     """
     lost = ReadLosses()
     collected, devices, metadata = _collect(path, lost)
@@ -125,28 +125,29 @@ def _collect(path: Path, lost: ReadLosses) -> tuple[RocmColumns, list[Device], d
 
 
 class _RecordReader:
-    """What is read of one process after the other, in the order of the text.
+    """Reads the records of one process after the other, in the order of the text.
 
     Args:
         path: the file.
-        lost: gets what cannot be read.
+        lost: records what cannot be read.
 
     Attributes:
-        items: how many items of lists were met in all processes.
+        items: the number of list items in all processes so far.
     """
 
     def __init__(self, path: Path, lost: ReadLosses) -> None:
+        self._path = path
         self._most = event_limit(path)
         self._lost = lost
         self.items = 0
         self._process: _ProcessRecords | None = None
 
     def begin(self, number: int) -> None:
-        """Begin another process."""
+        """Begin the next process."""
         self._process = _ProcessRecords(number)
 
     def finish(self, collected: RocmColumns, devices: dict[int, Device]) -> list[dict[str, Any]]:
-        """Add what the process recorded, if there is one; return its metadata."""
+        """Add the records of the current process, if any, and return its metadata."""
         if self._process is None:
             return []
         process, self._process = self._process, None
@@ -154,12 +155,13 @@ class _RecordReader:
         return [process.metadata]
 
     def take(self, text: JsonStream, key: str, inner: str) -> None:
-        """Take the value of a key.
+        """Read the value of a key.
 
         Raises:
-            DamagedError: it is.
-            UnlikeError: it is of another type.
-            TooLargeError: there are more items than a file of this size has.
+            DamagedJsonError: the value is damaged.
+            UnexpectedJsonError: the value has another type.
+            TooLargeError: the file has too many items for its size.
+            TraceError: the file was written by a version before 1.0.
         """
         process = self._process
         assert process
@@ -168,6 +170,12 @@ class _RecordReader:
                 process.metadata = _object(text.value(key))
             case "agents", "":
                 process.agents += chain.from_iterable(self._decoded(text, key, Agent))
+                if any(agent.type == _GPU and agent.number < 0 for agent in process.agents):
+                    raise TraceError(
+                        self._path,
+                        "it was written by rocprofv3 before 1.0, whose JSON is not supported: its GPUs have no "
+                        '"logical_node_type_id"',
+                    )
             case "counters", "":
                 found = chain.from_iterable(self._decoded(text, key, HardwareCounter))
                 process.counters.update((counter.id.handle, counter.name) for counter in found)
@@ -194,7 +202,7 @@ class _RecordReader:
             else:
                 for number, records in self._records(text, name, _RECORDS.get(name, ApiCall)):
                     rows.append(_rows(number, records))
-        finally:  # also what comes before damage
+        finally:  # keeps the records before any damage
             if rows:
                 process.rows[name] = rows
 
@@ -202,7 +210,7 @@ class _RecordReader:
         return (records for _, records in self._records(text, name, kind))
 
     def _records(self, text: JsonStream, name: str, kind: type[_T]) -> Iterator[tuple[Sequence[int], list[_T]]]:
-        """The records that can be read, some at a time, and their places in the list."""
+        """Yield the readable records, some at a time, and their indexes in the list."""
         decode = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
         count = 0
         for items in text.items(name):
@@ -228,7 +236,7 @@ class _RecordReader:
 
 
 class _ProcessRecords:
-    """What one process recorded, with the numbers that the file has for names, which may come later in it."""
+    """The records of one process, with numbers for names that may come later in the file."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -242,12 +250,12 @@ class _ProcessRecords:
         self.values: list[tuple[Array, Array]] = []  # row and counter; value
 
     def add_symbols(self, symbols: list[KernelSymbol]) -> None:
-        """Add names of kernels; of one id, the last counts."""
+        """Add the names of kernels; the last name of an id counts."""
         for symbol in symbols:
             self.symbols[symbol.id] = symbol.formatted or symbol.demangled or symbol.name, symbol.registers
 
     def add_values(self, counted: list[CountedDispatch], first: int) -> None:
-        """Add the values of counters of kernels, of which there are some before."""
+        """Add the counter values of kernels, the first of which has the index ``first``."""
         found = [
             (row, v.counter.handle, v.value)
             for row, dispatch in enumerate(counted, first)
@@ -258,7 +266,7 @@ class _ProcessRecords:
 
 
 class _ColumnBuilder:
-    """Adds what one process recorded to the columns of a trace."""
+    """Adds the records of one process to the columns of a trace."""
 
     def __init__(self, process: _ProcessRecords, collected: RocmColumns, devices: dict[int, Device]) -> None:
         pid = process.metadata.get("pid", process.number)
@@ -268,18 +276,18 @@ class _ColumnBuilder:
         self._gpus: dict[int, Device] = {}  # by the handle of the agent
         for agent in process.agents:
             if agent.type == _GPU:
-                device = self._gpus[agent.id.handle] = _device(agent, len(self._gpus))
+                device = self._gpus[agent.id.handle] = _device(agent)
                 devices.setdefault(device.id, device)
 
     def add(self) -> None:
-        """Add it all."""
+        """Add all records."""
         kernels, dispatches = (
             self._columns("kernel_dispatch", KernelDispatch),
             self._columns(_COUNTED, KernelDispatch),
         )
         self._add_counters(dispatches)
         self._add_kernels(kernels if len(kernels["event"]) else dispatches)
-        self._add_copies(self._part("memory_copy", MemoryCopy))
+        self._add_memcpys(self._part("memory_copy", MemoryCopy))
         self._add_markers(self._part("marker_api", ApiCall))
         for name in _APIS:
             self._collected.add_calls(self._part(name, ApiCall))
@@ -309,7 +317,7 @@ class _ColumnBuilder:
         return part
 
     def _name(self, part: dict[str, Array]) -> None:
-        """Turn the numbers of kinds and operations into words."""
+        """Replace the numbers of kinds and operations by numbers of strings."""
         kinds, strings = self._process.kinds, self._collected.strings
 
         def kind(number: int) -> int:
@@ -325,7 +333,7 @@ class _ColumnBuilder:
         part["kind"] = map_unique(part["kind"], kind)
 
     def _gpu(self, agents: Array) -> Array:
-        """The numbers of GPUs; -1 is a CPU."""
+        """Return the numbers of GPUs; -1 for CPUs."""
         return map_unique(agents, lambda handle: self._gpus[handle].id if handle in self._gpus else -1)
 
     def _add_kernels(self, part: dict[str, Array]) -> None:
@@ -345,10 +353,10 @@ class _ColumnBuilder:
         part["workgroup"] = np.stack([part[axis] for axis in "XYZ"], axis=1)
         self._collected.add_kernels(part)
 
-    def _add_copies(self, part: dict[str, Array]) -> None:
+    def _add_memcpys(self, part: dict[str, Array]) -> None:
         source, target = self._gpu(part["source"]), self._gpu(part["target"])
         part["device"] = np.where(source >= 0, source, target)
-        self._collected.add_copies(part)
+        self._collected.add_memcpys(part)
 
     def _add_markers(self, part: dict[str, Array]) -> None:
         labels = self._process.labels
@@ -356,13 +364,13 @@ class _ColumnBuilder:
         self._collected.add_markers(part)
 
     def _add_counters(self, dispatches: dict[str, Array]) -> None:
-        """Add the values of each kernel; instances of one counter are added up."""
+        """Add the counters of each kernel, summed over their instances."""
         strings, names = self._collected.strings, self._process.counters
         keys = np.concatenate([np.empty((2, 0), np.int64), *(keys for keys, _ in self._process.values)], axis=1)
         values = np.concatenate([np.empty(0), *(values for _, values in self._process.values)])
         keys[1] = map_unique(keys[1], lambda handle: strings[names.get(handle, f"counter {handle}")])
         different, first, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-        order = np.argsort(first)  # as they come in the file
+        order = np.argsort(first)  # in the order of the file
         sums = np.bincount(which.reshape(-1), values, different.shape[1])[order]
         rows, name = different[:, order]
         part = {column: dispatches[column][rows] for column in ("start_ns", "duration_ns", "thread", "event")}
@@ -380,15 +388,15 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _rows(places: Sequence[int], records: Sequence[Record | CountedDispatch]) -> Array:
-    """A row each of the place in the list and the numbers that the columns of the kind name."""
+    """Return one row per record: its index in the list, and the values of its `COLUMNS`."""
     width = 1 + len(records[0].COLUMNS)
     flat = chain.from_iterable((place, *record.row()) for place, record in zip(places, records, strict=True))
     return np.fromiter(flat, np.int64, len(records) * width).reshape(-1, width)
 
 
-def _device(agent: Agent, index: int) -> Device:
+def _device(agent: Agent) -> Device:
     return Device(
-        agent.number if agent.number >= 0 else index,  # of versions that did not count GPUs apart from CPUs
+        agent.number,
         agent.product or agent.name,
         agent.sms,
         agent.waves_per_sm * agent.threads_per_wave,
@@ -397,7 +405,7 @@ def _device(agent: Agent, index: int) -> Device:
 
 
 def _one_by_one(raws: list[Raw], kind: type[_T], lost: ReadLosses) -> Iterator[tuple[int, _T]]:
-    """The records that can be read, with their places."""
+    """Yield the readable records with their indexes."""
     decode: Callable[[Raw], _T] = msgspec.json.Decoder(kind).decode
     for place, raw in enumerate(raws):
         try:
@@ -409,7 +417,7 @@ def _one_by_one(raws: list[Raw], kind: type[_T], lost: ReadLosses) -> Iterator[t
                 lost.add(f"{_LABELS[kind]}: {error}", events=1, size=memoryview(raw).nbytes)
             else:
                 lost.repaired += 1
-                lost.add(f"{_LABELS[kind]}, mended: {error}")
+                lost.add(f"{_LABELS[kind]}, repaired: {error}")
                 yield place, record
 
 

@@ -1,4 +1,4 @@
-"""The records of rocprofv3's JSON, decoded as far as a trace needs them."""
+"""The records of rocprofv3's JSON, with the fields that a trace needs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class _Part(Struct, gc=False, frozen=True): ...
 
 
 class RocprofHandle(_Part, frozen=True):
-    """What stands for an agent, a queue, a stream or a counter."""
+    """The handle of an agent, a queue, a stream or a counter."""
 
     handle: _Int = -1
 
 
 class CorrelationIds(_Part, frozen=True):
-    """The id of the call that did it, and of the call which that one was made by."""
+    """The id of the call that caused a record, and the id of the call around that one."""
 
     internal: _Int = -1
     ancestor: _Int = -1
 
 
 class Lengths(_Part, frozen=True):
-    """Of the three dimensions, in work items."""
+    """The sizes of the three dimensions, in work items."""
 
     x: _Length = 0
     y: _Length = 0
@@ -36,7 +36,7 @@ class Lengths(_Part, frozen=True):
 
 
 class DispatchInfo(_Part, frozen=True):
-    """What was launched, and where."""
+    """A launch: the kernel, its sizes, its agent and its queue."""
 
     agent: RocprofHandle = field(default=RocprofHandle(), name="agent_id")
     queue: RocprofHandle = field(default=RocprofHandle(), name="queue_id")
@@ -47,7 +47,7 @@ class DispatchInfo(_Part, frozen=True):
 
 
 class Record(_Part, frozen=True):
-    """Something that took time; `row` returns what the `COLUMNS` name."""
+    """A record with a start and an end; `row` returns the values of its `COLUMNS`."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("start_ns", "duration_ns", "thread", "correlation")
 
@@ -61,12 +61,12 @@ class Record(_Part, frozen=True):
             raise ValueError("it ends before it starts")
 
     def row(self) -> tuple[int, ...]:
-        """Return what the columns hold."""
+        """Return the values of `COLUMNS`."""
         return self.start, self.end - self.start, self.thread, self.correlation.internal
 
 
 class KernelDispatch(Record, frozen=True):
-    """A kernel that ran."""
+    """A kernel."""
 
     COLUMNS = (*Record.COLUMNS, "agent", "queue", "stream", "kernel", "shared_bytes", *"xyzXYZ")
 
@@ -84,7 +84,7 @@ class KernelDispatch(Record, frozen=True):
 
 
 class ApiCall(Record, frozen=True):
-    """A call of an API, rocTX included, or an allocation."""
+    """A call of an API, including rocTX, or an allocation."""
 
     COLUMNS = (*Record.COLUMNS, "ancestor", "kind", "operation")
 
@@ -97,7 +97,7 @@ class ApiCall(Record, frozen=True):
 
 
 class MemoryCopy(ApiCall, frozen=True):
-    """A copy of memory."""
+    """A memcpy."""
 
     COLUMNS = (*ApiCall.COLUMNS, "source", "target", "bytes", "stream")
 
@@ -112,14 +112,14 @@ class MemoryCopy(ApiCall, frozen=True):
 
 
 class CounterValue(_Part, frozen=True):
-    """Of one instance of a counter."""
+    """The value of one instance of a counter."""
 
     counter: RocprofHandle = field(default=RocprofHandle(), name="counter_id")
     value: float = 0.0
 
 
 class CountedDispatch(_Part, frozen=True):
-    """A kernel with values of hardware counters, some of them in several instances."""
+    """A kernel with the values of hardware counters, some with several instances."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = KernelDispatch.COLUMNS
 
@@ -135,7 +135,7 @@ class CountedDispatch(_Part, frozen=True):
 
 
 class KernelSymbol(_Part, frozen=True):
-    """A kernel's code; the formatted name is the demangled one without the linker's suffix."""
+    """The symbol of a kernel; its formatted name is the demangled name without the linker's suffix."""
 
     id: _Int = field(name="kernel_id")
     formatted: str = field(default="", name="formatted_kernel_name")
@@ -145,7 +145,7 @@ class KernelSymbol(_Part, frozen=True):
 
 
 class MemoryBank(_Part, frozen=True):
-    """A part of a GPU's memory."""
+    """A memory bank of a GPU."""
 
     size_in_bytes: _Int = 0
 
@@ -172,14 +172,14 @@ class HardwareCounter(_Part, frozen=True):
 
 
 class MarkerText(_Part, frozen=True):
-    """What a call of rocTX was given, by the id of the call."""
+    """The argument of a rocTX call, by the id of the call."""
 
     key: _Int
     value: str
 
 
 class RecordKind(_Part, frozen=True):
-    """The name of a kind of record, and those of its operations."""
+    """The name of a kind of record, and the names of its operations."""
 
     kind: str = ""
     operations: list[str] = field(default_factory=list)

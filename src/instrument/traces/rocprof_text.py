@@ -1,4 +1,4 @@
-"""Takes the JSON of rocprofv3 apart a piece at a time, also where it is cut off or damaged."""
+"""Splits rocprofv3's JSON into records while it is read, even if it is cut off or damaged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECODE_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
 FILE = "rocprofiler-sdk-tool"
 
 _NESTED = ("strings", "callback_records", "buffer_records")
-_LONGEST = 1 << 24  # of one item of a list, and of the metadata: 16 MiB
+_LONGEST = 1 << 24  # bytes of one list item, and of the metadata
 _LONGEST_KEY = 1 << 16
 _SHORT = 1 << 17
 _SPACE = re.compile(rb"[ \t\r\n]*")
@@ -24,7 +24,7 @@ _COMMA = b", \t\r\n"
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _SCALAR = re.compile(rb'[^"{}\[\],:\s]+')
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
-_BEGINS = b'{["-0123456789tfn'  # of a value
+_BEGINS = b'{["-0123456789tfn'  # the first characters of values
 
 _QUOTE = 2
 _KINDS = np.zeros(256, np.int8)
@@ -36,28 +36,28 @@ _split = msgspec.json.Decoder(list[Raw]).decode
 
 
 class DamagedJsonError(Exception):
-    """The text is cut off, or is not JSON; the message says where."""
+    """The text is cut off or is not JSON; the message says where."""
 
 
 class UnexpectedJsonError(Exception):
-    """The text is JSON that rocprofv3 does not write; the message says what it is."""
+    """The text is JSON, but not the JSON that rocprofv3 writes; the message says what was expected."""
 
 
 class JsonStream:
-    """JSON of which only the piece that is looked at is in memory.
+    """JSON text of which only the current part is in memory.
 
     Args:
-        blocks: the text, in parts that are not empty.
+        blocks: the text, in blocks that are not empty.
     """
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
         self._text = b""
         self._place = 0
-        self._before = 0  # bytes of the file that are gone
+        self._before = 0  # bytes of the text that were dropped
 
     def peek(self) -> bytes:
-        """Return the next character that is not a space; none at the end of the text."""
+        """Return the next character that is not white space; empty at the end of the text."""
         while True:
             found = _SPACE.match(self._text, self._place)
             self._place = found.end() if found else self._place
@@ -67,11 +67,11 @@ class JsonStream:
                 return b""
 
     def members(self, name: str) -> Iterator[str]:
-        """Yield the keys of an object; after each, the value has to be taken.
+        """Yield the keys of an object; the caller must read the value after each.
 
         Raises:
-            DamagedError: the text is.
-            UnlikeError: it is not an object.
+            DamagedJsonError: the text is damaged.
+            UnexpectedJsonError: the value is not an object.
         """
         self._open(b"{", f"an object as {name}")
         while self.peek() != b"}":
@@ -81,7 +81,7 @@ class JsonStream:
         self._take(b"}")
 
     def objects(self, name: str) -> Iterator[int]:
-        """Yield the places in a list; after each, the item has to be taken. Errors as `members`."""
+        """Yield the indexes of a list; the caller must read the item after each. Errors as `members`."""
         self._open(b"[", f"a list as {name}")
         count = 0
         while self.peek() != b"]":
@@ -92,28 +92,26 @@ class JsonStream:
         self._take(b"]")
 
     def items(self, name: str) -> Iterator[bytes]:
-        """Yield the text of a list, whole items with commas between them: some MiB at a time.
+        """Yield the text of a list, some MiB at a time, as whole items with commas between them.
 
         Raises:
-            DamagedError: the text is; all items before that place were yielded.
-            UnlikeError: it is not a list.
+            DamagedJsonError: the text is damaged; all items before the damage were yielded.
+            UnexpectedJsonError: the value is not a list.
         """
         self._open(b"[", f"a list as {name}")
         scan = _BracketScanner()
         while True:
             places, depth = self._scanned(scan)
             closed = np.flatnonzero(depth < 0)[:1]
-            decode_record = places[closed] if len(closed) else places[depth == 0][-1:] + 1
-            if len(decode_record) and (text := self._cut(scan, int(decode_record[0])).strip(_COMMA)):
+            whole = places[closed] if len(closed) else places[depth == 0][-1:] + 1
+            if len(whole) and (text := self._cut(scan, int(whole[0])).strip(_COMMA)):
                 yield text
             if len(closed):
                 self._place += 1
                 return
             if len(self._text) - self._place > _LONGEST:
                 raise DamagedJsonError(f"an item of {name} is longer than {_LONGEST >> 20} MiB")
-            if (
-                len(decode_record) and scan.step > _SHORT
-            ):  # a long list: to look for its brackets takes longer than to guess
+            if len(whole) and scan.step > _SHORT:  # in a long list, guessing is faster than searching brackets
                 while text := self._guessed():
                     yield text
                     self._more()
@@ -123,7 +121,7 @@ class JsonStream:
         """Return the text of a value.
 
         Raises:
-            DamagedError: the text is, or the value is longer than 16 MiB.
+            DamagedJsonError: the text is damaged, or the value is longer than 16 MiB.
         """
         parts = []
         for part in self._value():
@@ -133,16 +131,16 @@ class JsonStream:
         return b"".join(parts)
 
     def skip(self) -> None:
-        """Pass by a value, however long.
+        """Skip a value of any length.
 
         Raises:
-            DamagedError: the text is.
+            DamagedJsonError: the text is damaged.
         """
         for _ in self._value():
             pass
 
     def rest(self) -> int:
-        """Return how many bytes are left, all of which are read."""
+        """Read the rest of the text, and return its number of bytes."""
         return len(self._text) - self._place + sum(map(len, self._blocks))
 
     def _value(self) -> Iterator[bytes]:
@@ -161,7 +159,7 @@ class JsonStream:
                 return
 
     def _scanned(self, scan: _BracketScanner) -> tuple[Array, Array]:
-        """The places and depths of the brackets in the next part of the text."""
+        """Return the positions and depths of the brackets in the next part of the text."""
         if self._place + scan.ahead >= len(self._text) and not self._more():
             raise DamagedJsonError("it is cut off")
         begin, before = self._place + scan.ahead, scan.ahead
@@ -175,14 +173,14 @@ class JsonStream:
         return text
 
     def _guessed(self) -> bytes:
-        """The items up to what looks like the end of the last whole one, if it is."""
+        """Return the items up to the probable end of the last whole one; empty if that guess is wrong."""
         end = self._text.rfind(b"},{", self._place) + 1
         text = self._text[self._place : end].strip(_COMMA)
         try:
-            decode_record = bool(_split(b"[" + text + b"]"))
+            whole = bool(_split(b"[" + text + b"]"))
         except DECODE_ERRORS:
             return b""
-        self._place = end if decode_record else self._place
+        self._place = end if whole else self._place
         return text
 
     def _key(self) -> str:
@@ -225,11 +223,11 @@ class JsonStream:
 
 
 class _BracketScanner:
-    """Finds the brackets and braces of text that comes in parts, and how deep each of them leads.
+    """Finds the brackets and braces in text that comes in parts, and the depth after each of them.
 
     Attributes:
-        ahead: how much of the text, from the place on that was taken last, was looked at.
-        step: how much is to be looked at next: little at first, as most lists are short.
+        ahead: the number of bytes that were scanned and not yet taken.
+        step: the number of bytes to scan next: few at first, because most lists are short.
     """
 
     def __init__(self) -> None:
@@ -240,7 +238,7 @@ class _BracketScanner:
         self._depth = 0
 
     def feed(self, text: bytes) -> tuple[Array, Array]:
-        """Return the places of brackets outside of strings, and the depth after each; it is 0 at the start."""
+        """Return the positions of brackets outside of strings, and the depth after each, which starts at 0."""
         self.ahead += len(text)
         self.step = min(4 * self.step, 1 << 20)
         before = int(self._escaped)
@@ -259,13 +257,13 @@ class _BracketScanner:
 
 
 def sections(text: JsonStream) -> Iterator[tuple[int, str, str]]:
-    """Yield what each process has: its number, a key, and a key inside of that or "".
+    """Yield the parts of each process: its number, a key, and a key inside of that part or "".
 
-    After each, the value has to be taken; where the key is "", a process begins and there is nothing to take.
+    The caller must read the value after each. An empty key begins a process, and has no value.
 
     Raises:
-        DamagedError: the text is.
-        UnlikeError: it is not what rocprofv3 writes.
+        DamagedJsonError: the text is damaged.
+        UnexpectedJsonError: the text is not JSON of rocprofv3.
     """
     found = False
     for key in text.members("the file"):
@@ -273,7 +271,7 @@ def sections(text: JsonStream) -> Iterator[tuple[int, str, str]]:
             text.skip()
             continue
         found = True
-        if text.peek() == b"{":
+        if text.peek() == b"{":  # a single process
             yield from _process(text, 0)
         else:
             for number in text.objects(FILE):
@@ -293,7 +291,7 @@ def _process(text: JsonStream, number: int) -> Iterator[tuple[int, str, str]]:
 
 
 def split_items(items: bytes) -> tuple[list[Raw], str]:
-    """Return the items of a list; and where not all of them are JSON, those before, and what is wrong."""
+    """Return the items of a list; if an item is not JSON, the items before it and the error."""
     for text in (items, items.decode("utf-8", "replace").encode()):
         try:
             return _split(b"[" + text + b"]"), ""
@@ -307,16 +305,16 @@ def split_items(items: bytes) -> tuple[list[Raw], str]:
         except DECODE_ERRORS as error:
             return found, str(error)
         begin = end
-    return found, "it is no list"
+    return found, "it is not a list"
 
 
 def decode_record(raw: Raw) -> Any:
-    """Decode all of a record; what is no UTF-8 becomes U+FFFD."""
+    """Decode a whole record; bytes that are not UTF-8 become U+FFFD."""
     return msgspec.json.decode(bytes(raw).decode("utf-8", "replace"))
 
 
 def clip_integers(value: Any) -> Any:
-    """Replace integers of more than 64 bits by -1."""
+    """Return a value with -1 in place of integers of more than 64 bits."""
     if isinstance(value, dict):
         return {key: clip_integers(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Finds what GPU work each step launched, when it ran, and who waited for whom meanwhile."""
+"""Measures the steps: the GPU work that each launched, and how long the CPU and the GPU waited for each other."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SKEW_NS = 5_000  # between the clocks of CPU and GPU
 
 
 class _Work(NamedTuple):
-    """Of each step, when its first work started and its last ended, and how long the first was queued.
+    """For each step, the start of its first work, the end of its last, and how long the first was queued.
 
-    ``busy_ns`` is how long a GPU that it uses worked between the two, in the mean over these.
+    ``busy_ns`` is how long the GPUs that it uses were busy between the two, as the mean over these GPUs.
     """
 
     first_ns: Array
@@ -40,14 +40,14 @@ class _Work(NamedTuple):
 
 
 def step_lengths(trace: Trace, collectives: Collectives = "auto") -> StepLengths | None:
-    """Return how long each step took on the CPU and on the GPU; None without steps, or without GPU work.
+    """Return how long each step took on the CPU and on the GPU; None without steps or without GPU work.
 
-    A step whose launches are there without their work, as in a recording that ended before the GPU was done or one
-    that lacks the kernels of CUDA graphs, has no lengths on the GPU.
+    A step whose launches have no work in the trace has no lengths on the GPU: the recording ended before the GPU
+    was done, or lacks the kernels of CUDA graphs.
 
     Args:
-        trace: Any trace.
-        collectives: Which kernels communicate, as `communication_mask` takes it.
+        trace: The trace.
+        collectives: Which kernels communicate, as in `communication_mask`.
     """
     steps = trace.steps
     if not steps or not (trace.gpu or trace.runtime):
@@ -57,7 +57,11 @@ def step_lengths(trace: Trace, collectives: Collectives = "auto") -> StepLengths
         return None
     numbers: Interner[int | str] = Interner()
     process_of = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
-    waits, queue, communication = _waits(trace), _queue(trace), communication_mask(trace.gpu, collectives)
+    waits, queue, communication = (
+        _synchronizations(trace),
+        _queue(trace),
+        communication_mask(trace.gpu, collectives),
+    )
     rows_of = dict(group_rows(_processes(trace, process_of)))
     lengths = [StepLength(ns) for ns in steps.duration_ns.tolist()]
     totals = LoopTotals(missing=int(work.missing.sum()))
@@ -78,7 +82,9 @@ def _work(trace: Trace) -> _Work:
     steps, gpu, runtime = trace.steps, trace.gpu, trace.runtime
     first, last, delay = (np.full(len(steps), _UNKNOWN) for _ in range(3))
     rows = np.flatnonzero(gpu.step >= 0)
-    held, place = np.unique(gpu.step[rows], return_index=True)  # the first of each, as work is in order of start
+    held, place = np.unique(
+        gpu.step[rows], return_index=True
+    )  # the first of each, because work is in order of start
     rows_first = rows[place]
     first[held] = gpu.start_ns[rows_first]
     np.maximum.at(last, gpu.step[rows], gpu.end_ns[rows])
@@ -102,7 +108,7 @@ def _busy(trace: Trace, first: Array, last: Array) -> Array:
 
 
 def _missing(trace: Trace) -> Array:
-    """How many launches of each step have no work in the trace; 0 where they are too few to matter."""
+    """Return how many launches of each step have no work in the trace; 0 if they are too few to matter."""
     runtime, count = trace.runtime, len(trace.steps)
     lacks = np.ones(len(runtime), bool)
     lacks[trace.gpu.launch[trace.gpu.launch >= 0]] = False
@@ -122,7 +128,7 @@ def _missing(trace: Trace) -> Array:
 
 
 def _processes(trace: Trace, process_of: Array) -> Array:
-    """The process of each piece of work: the one that launched it, else the only one that uses its device."""
+    """Return the process that launched each work or, if unknown, the only process that uses its device."""
     gpu = trace.gpu
     process = np.full(len(gpu), -1)
     launched = gpu.launch >= 0
@@ -136,10 +142,10 @@ def _processes(trace: Trace, process_of: Array) -> Array:
     return process
 
 
-def _loop(trace: Trace) -> Array:
-    """A mask of the threads whose waits hold up the loop: those of the steps and of autograd.
+def _loop_threads(trace: Trace) -> Array:
+    """Return a mask of the threads of the loop: the threads of the steps and of autograd.
 
-    The last entry stands for no thread and is False.
+    The last element stands for no thread and is False.
     """
     held = np.array([*(thread.autograd for thread in trace.threads), False])
     held[trace.steps.thread] = True
@@ -147,9 +153,9 @@ def _loop(trace: Trace) -> Array:
     return held
 
 
-def _waits(trace: Trace) -> dict[int, list[Synchronization]]:
-    """The waits in each step, on a thread of the loop."""
-    loop = _loop(trace)
+def _synchronizations(trace: Trace) -> dict[int, list[Synchronization]]:
+    """Return the synchronizations in each step, on the threads of the loop."""
+    loop = _loop_threads(trace)
     waits = [wait for wait in find_synchronizations(trace) if loop[wait.thread]]
     starts, threads = [wait.start_ns for wait in waits], [wait.thread for wait in waits]
     held = StepIndex(trace).rows_at(np.array(starts, np.int64), np.array(threads, np.int64))
@@ -161,20 +167,20 @@ def _waits(trace: Trace) -> dict[int, list[Synchronization]]:
 
 
 def _queue(trace: Trace) -> Array:
-    """Starts, ends and steps of the launches on a thread of the loop that waited because the queue was full."""
+    """Return the starts, ends and steps of the blocked launches on the threads of the loop."""
     start, end, thread = find_blocked_launches(trace)
-    own = np.flatnonzero(_loop(trace)[thread])
+    own = np.flatnonzero(_loop_threads(trace)[thread])
     step = StepIndex(trace).rows_at(start[own], thread[own])
     return np.stack((start[own], end[own], step))
 
 
 class _Device:
-    """What the GPU did for one process.
+    """The work of the GPU for one process.
 
     Attributes:
-        busy: When it worked.
-        known: When it did what a step launched.
-        starved: When it had nothing to do until it got what was launched after it had run out of work.
+        busy: When it was busy.
+        known: When it ran work that a step launched.
+        starved: When it had no work, and its next work was launched after it had run out.
         exposed: For each GPU that the process uses, when it computed, and when it computed or communicated.
     """
 
@@ -198,12 +204,12 @@ class _Device:
         self._launched_ns, self._done_ns = launched_ns[order], np.maximum.accumulate(end[order])
 
     def drained(self, wait: Synchronization) -> bool:
-        """Whether all that was launched before ``wait`` was done when that returned."""
+        """Return whether all work launched before a synchronization was done when it returned."""
         before = int(np.searchsorted(self._launched_ns, wait.start_ns))
         return not before or bool(self._done_ns[before - 1] <= wait.end_ns + _SKEW_NS)
 
     def exposed_comm_ns(self, start: Array, end: Array) -> int:
-        """How long a GPU communicated and did not compute, in the mean over those that the process uses."""
+        """Return how long the GPUs communicated and did not compute, as the mean over the process's GPUs."""
         each = [
             int((covered_ns(working, start, end) - covered_ns(compute, start, end)).sum())
             for compute, working in self.exposed
@@ -212,7 +218,7 @@ class _Device:
 
 
 def _stretches(steps: Table, rows: Array) -> list[Array]:
-    """The steps in ``rows`` in order, parted where their numbers do not follow each other."""
+    """Split the steps in ``rows`` where their numbers are not successive."""
     numbers = steps.number[rows]
     apart = (numbers[1:] >= 0) & (numbers[:-1] >= 0) & (numbers[1:] != numbers[:-1] + 1)
     return np.split(rows, np.flatnonzero(apart) + 1)
@@ -237,14 +243,14 @@ def _measure(lengths: list[StepLength], steps: Table, stretch: Array, work: _Wor
 def _pace(
     steps: Table, stretches: Sequence[Array], work: _Work, device: _Device, waits: tuple[Array, Array]
 ) -> LoopTotals:
-    """The sums over successive steps of one process.
+    """Return the totals over successive steps of one process.
 
     Args:
-        steps: Of the trace.
-        stretches: Of its rows, as `_stretches` returns them.
-        work: What they launched.
-        device: What the GPU did.
-        waits: Starts and ends of calls that wait for the GPU, and of launches that wait for room in the queue.
+        steps: The steps of the trace.
+        stretches: Rows of successive steps, from `_stretches`.
+        work: The work that the steps launched.
+        device: The work of the GPU.
+        waits: Starts and ends of synchronizations, and of blocked launches.
     """
     spans: list[tuple[int, int]] = []
     on_cpu: list[tuple[int, int]] = []
@@ -282,11 +288,11 @@ def _pace(
 def _synchronized(
     stretch: Array, waits: Mapping[int, Sequence[Synchronization]], device: _Device, *, only_whole: bool
 ) -> LoopTotals:
-    """The wall time between waits of successive steps that left the GPU without work.
+    """Return the wall time between synchronizations of successive steps that left the GPU without work.
 
-    They are at the same place in their steps: of as many waits the same one. What blocks only at times, such as
-    freeing memory and copies that the driver splits, is no such place. With ``only_whole``, as the trace lacks GPU
-    work, only those that wait for the whole device are sure to.
+    These are at the same place of their steps: the same one among equally many. Calls that block only at times,
+    such as freeing memory and memcpys that the driver splits, do not count. With ``only_whole``, because the trace
+    lacks GPU work, only synchronizations with the whole device count.
     """
     places: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for number, row in enumerate(stretch.tolist()):
