@@ -163,7 +163,7 @@ def test_a_folder_that_is_a_file(trace: Trace, tmp_path: Path) -> None:
     """The error names the file and says what is accepted."""
     file = tmp_path / "trace.parquet"
     file.write_text("mine")
-    with pytest.raises(NotADirectoryError, match=r"trace.parquet; one Parquet file a table goes into a folder"):
+    with pytest.raises(NotADirectoryError, match=r'"folder" must be a folder: .*trace.parquet'):
         to_parquet(trace, file)
     assert file.read_text() == "mine"
 

@@ -261,23 +261,23 @@ def test_what_is_refused(tmp_path: Path) -> None:
         tmp_path, "--add-gpu-lanes", out, blamed="TRACE"
     )
     assert "the folder of OUT does not exist" in refused(trace, "--add-gpu-lanes", tmp_path / "no" / "out.json")
-    assert "is no file that can be replaced" in refused(trace, "--add-gpu-lanes", tmp_path)
+    assert "is not a file that can be replaced" in refused(trace, "--add-gpu-lanes", tmp_path)
     assert "File name too long" in refused(trace, "--add-gpu-lanes", tmp_path / ("x" * 300))
     database, main = Database(), thread(42, 42)
     database.span("r", 0, 50, main)
     database.call("cudaLaunchKernel_v7000", 10, 20, main, 1)
     database.kernel("k", 30, 40, correlationId=1, globalPid=main & ~0xFFFFFF)
     report = database.write(tmp_path / "made.sqlite")
-    assert f".json.gz) is accepted; {report} is of nsight systems" in refused(
+    assert f".json.gz): {report} is a nsight systems file" in refused(
         report, "--add-gpu-lanes", out, blamed="TRACE"
     )
     (tmp_path / "cpu.json").write_text(json.dumps([region("r", 0, 50)]))
-    assert "nothing on the GPU was launched in a region" in refused(
+    assert "no GPU work was launched in a region" in refused(
         tmp_path / "cpu.json", "--add-gpu-lanes", out, blamed="TRACE"
     )
     assert not out.exists()
     add_gpu_lanes(read_kineto(trace), out)
-    assert "has such lanes already" in refused(out, "--add-gpu-lanes", tmp_path / "again.json", blamed="TRACE")
+    assert "already has such lanes" in refused(out, "--add-gpu-lanes", tmp_path / "again.json", blamed="TRACE")
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".part")]
 
 

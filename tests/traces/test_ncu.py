@@ -73,7 +73,7 @@ def test_kernels_with_their_regions() -> None:
 def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence says how to get it."""
     monkeypatch.setitem(sys.modules, "ncu_report", None)
-    with pytest.raises(ImportError, match="kernels are read with the package ncu-report: pip install ncu-report"):
+    with pytest.raises(ImportError, match="reading kernels needs the package ncu-report: pip install ncu-report"):
         read_kernels(Path("made.ncu-rep"))
 
 

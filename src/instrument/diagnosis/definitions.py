@@ -12,7 +12,7 @@ WINDOWS: dict[Window, str] = {
     "steps": "first start to last end of the steps, on the CPU",
     "lengths": "first start of the steps on the CPU to the last end of the steps and of the work that they "
     "launched",
-    "loop": "last end of the GPU work of the first step to that of the last",
+    "loop": "last end of the GPU work of the first step to the last end of the GPU work of the last",
     "launches": "first launch to last end of GPU work",
     "trace": "the whole recording",
 }

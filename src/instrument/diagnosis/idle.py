@@ -17,7 +17,7 @@ UNKNOWN = np.iinfo(np.int64).min
 
 
 def launched_at(gpu: Table, runtime: Table) -> Array:
-    """Return when the host began to launch each piece of work, in ns, or `UNKNOWN`."""
+    """Return when the host began to launch each kernel, memcpy and memset, in ns, or `UNKNOWN`."""
     times = np.full(len(gpu), UNKNOWN)
     known = gpu.launch >= 0
     times[known] = runtime.start_ns[gpu.launch[known]]
