@@ -1,4 +1,4 @@
-"""Small traces made by hand."""
+"""Builds small traces by hand."""
 
 from __future__ import annotations
 

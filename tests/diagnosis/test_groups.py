@@ -1,4 +1,4 @@
-"""Totals by group against sets of single nanoseconds."""
+"""Totals by group, compared with sets of single nanoseconds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_totals(events: list[tuple[int, int]], data: st.DataObject) -> None:
 
 
 def test_totals_of_huge_times() -> None:
-    """A broken file may hold any time; many groups of those do not overflow."""
+    """Extreme times in many groups do not overflow."""
     start = np.array([0, 2**62])
     result = GroupedEvents(start, start + 5).totals([(np.array([0, 1, 0, 1]), np.array([0, 0, 900, 900]))], 1000)
     assert result.busy[[0, 900]].tolist() == [10, 10]
@@ -39,7 +39,7 @@ def test_totals_of_huge_times() -> None:
 
 
 def test_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event comes with what holds it and with what holds that, in parts of any size."""
+    """An event comes with all its ancestors, in parts of any size."""
     for pairs in (1, 3, 1 << 20):
         monkeypatch.setattr("instrument.diagnosis.groups._PAIRS", pairs)
         parts = list(ancestor_pairs(np.array([2, -1, 0]), np.array([-1, 0, 1])))
@@ -49,7 +49,7 @@ def test_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unique_codes_and_sums() -> None:
-    """Words in use, and exact sums by group beyond what a float holds."""
+    """Codes in use, and exact sums by group beyond the precision of a float."""
     names, of = unique_codes(np.array([5, 2, 5]))
     assert (names.tolist(), of.tolist()) == ([2, 5], [1, 0, 1])
     assert sum_by_group(np.array([2**60, 1, 1]), np.array([0, 0, 1]), 3).tolist() == [2**60 + 1, 1, 0]

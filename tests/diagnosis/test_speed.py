@@ -1,4 +1,4 @@
-"""The numbers of a large trace come at once, and the time grows as the trace does."""
+"""Metrics of a large trace are fast, and their time grows linearly."""
 
 from __future__ import annotations
 

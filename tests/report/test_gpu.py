@@ -1,4 +1,4 @@
-"""What the report says of the GPU's time, and of graphs, whose kernels belong to no operator."""
+"""The report on the GPU's time, and on graphs, whose kernels belong to no operator."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def graph_trace(call: str = "cudaGraphLaunch", format: str = "kineto") -> Trace:
     ],
 )
 def test_launched_graphs(trace: Trace, expected: Graphs) -> None:
-    """The kernels of a launch count if it is in no operator; a report of nsys may lack them."""
+    """Graph launches outside of operators are counted; reports of nsys may lack their kernels."""
     assert count_graph_launches(trace) == expected
 
 
@@ -56,7 +56,7 @@ def printed(graphs: Graphs) -> str:
 
 
 def test_what_is_said_of_graphs() -> None:
-    """The text says why kernels are in no operator, and how to see their operators; none without graphs."""
+    """The text says why kernels have no operator, and how to see their operators; it is empty without graphs."""
     said = printed(Graphs(0, 1, 421))
     assert said.startswith("421 kernels from 1 graph launch belong to no operator, because a graph runs its")
     assert said.endswith("To see their operators, record a run without CUDA graphs.")
@@ -66,7 +66,7 @@ def test_what_is_said_of_graphs() -> None:
 
 
 def test_the_parts_of_the_time_fit_the_page() -> None:
-    """The sentence says which time they are of, and is no wider than the console."""
+    """The sentence names the time, and is no wider than the console."""
     out = StringIO()
     print_gpu_time(metrics(graph_trace()), console=Console(file=out, width=80))
     lines = out.getvalue().splitlines()
@@ -75,7 +75,7 @@ def test_the_parts_of_the_time_fit_the_page() -> None:
 
 
 def test_step_lengths_are_measured_once_for_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU report uses the step lengths that the window's summary has measured."""
+    """The GPU report reuses the step lengths of the window's summary."""
     measured: list[Trace] = []
 
     def counted_lengths(trace: Trace, collectives: Collectives) -> StepLengths | None:
@@ -105,7 +105,7 @@ def gpu_text(*gpu: Row) -> str:
 
 
 def test_several_gpus_are_told_apart() -> None:
-    """Each has its own shares of the time; the kernels are those of all."""
+    """Each GPU has its own shares of the time; the kernel table covers all."""
     text = gpu_text(kernel("gemm", 0, 400), kernel("gemm", 400, 500, device=3))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "2 GPUs, 500 ns from the first start to the last end of their work:" in lines
@@ -119,7 +119,7 @@ def test_several_gpus_are_told_apart() -> None:
 
 
 def test_communication_is_named_where_there_is_some() -> None:
-    """Without a kernel that communicates there is no share of it, though all of it may be hidden."""
+    """The share of exposed communication is printed, even if 0, only if a kernel communicates."""
     hidden = gpu_text(kernel("gemm", 0, 400), kernel("ncclDevKernel_AllReduce", 100, 200, stream=9))
     assert "exposed communication 0.0 %" in hidden
     assert "communication" not in gpu_text(kernel("gemm", 0, 400))

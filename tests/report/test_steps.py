@@ -1,4 +1,4 @@
-"""What is said of the durations of steps."""
+"""Sentences on the durations of steps and on what bounds the loop."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def summary(*times_ms: float, first: int = 2, timing: Timing | None = None) -> S
 
 
 def test_few_steps_are_listed() -> None:
-    """Each with its time, in one unit; the mean is that of the tables."""
+    """Each step is listed with its time, in one unit; the mean matches the tables."""
     recorded = summary(80, 214, 83, first=10)
     assert headline(recorded) == "Where the step went: 126 ms (mean of steps 10-12)"
     assert next(describe_steps(recorded)) == "Steps 10-12: 80.0, 214, 83.0 ms (median 83.0 ms)"
 
 
 def test_one_step() -> None:
-    """There is nothing to compare it with."""
+    """A single step is not compared."""
     assert headline(summary(80)) == "Where the step went: 80.0 ms (step 2)"
     assert list(describe_steps(summary(80))) == []
 
 
 def test_many_steps_have_a_range() -> None:
-    """More than ten are not listed."""
+    """More than ten steps are summarized."""
     (text,) = describe_steps(summary(*[5, 7] * 6, 6))
     assert text == "Steps 2-14: median 6.00 ms, from 5.00 ms to 7.00 ms"
 
 
 def test_a_step_that_is_far_from_the_others() -> None:
-    """It is named, with its share of the time."""
+    """An outlier is named, with its share of the time."""
     _, far = describe_steps(summary(5.8, 3.2, 104.3, 3.8, 3.6, 3.5))
     assert far == "Step 4 took 104 ms, 84.0 % of the time in the table below; the others took 3.60 ms (median)."
     _, far = describe_steps(summary(10, 50))
@@ -54,7 +54,7 @@ def test_a_step_that_is_far_from_the_others() -> None:
 
 
 class Number(int):
-    """Counts with how many numbers of steps it is compared."""
+    """An integer that counts comparisons."""
 
     compared = 0
 
@@ -84,7 +84,7 @@ def test_many_steps_that_are_far_from_the_others() -> None:
     ],
 )
 def test_whether_they_are_typical(around_ms: float, said: str) -> None:
-    """The steps around them, which were not recorded, are what they are compared with."""
+    """Recorded steps are compared with the unrecorded steps around them."""
     timing = Timing((int(around_ms * MS),), ((0, 19), (23, 42)), 240, 2_400 * MS)
     *_, share, typical = describe_steps(summary(3.6, 3.6, 3.6, timing=timing))
     assert share == "Recorded: 3 of the 240 steps run so far, 0.5 % of 2.40 s"
@@ -93,7 +93,7 @@ def test_whether_they_are_typical(around_ms: float, said: str) -> None:
 
 
 def test_own_work() -> None:
-    """The time that the library took inside windows is given, where it took some."""
+    """The time of the library inside windows is given, if any."""
     windows = [
         summary(3, 3, timing=Timing((3 * MS,), ((0, 19),), 22, 66 * MS, own_ns=own_ns)) for own_ns in (40 * MS, 0)
     ]
@@ -103,13 +103,13 @@ def test_own_work() -> None:
 
 
 def test_too_few_steps_around_say_nothing() -> None:
-    """Two steps, or none, are no measure."""
+    """Two steps are too few to compare with."""
     for timing in (Timing((MS,), ((0, 1),), 5, 9 * MS), Timing((), (), 5, 9 * MS)):
         assert not any("around" in text for text in describe_steps(summary(3, 3, timing=timing)))
 
 
 def test_several_windows() -> None:
-    """Their steps are named, the run is as long as the last says, and a step around both counts once."""
+    """Several windows: all steps are named, the last gives the run, and a step around both counts once."""
     first = summary(3, 3, timing=Timing((3 * MS,), ((0, 1), (4, 7)), 8, 66 * MS))
     second = summary(3, 3, first=8, timing=Timing((3 * MS,), ((1, 1), (4, 7), (10, 19)), 30, 90 * MS))
     said = list(describe_steps(merge([first, second])))
@@ -119,13 +119,13 @@ def test_several_windows() -> None:
 
 
 def test_windows_at_the_same_step() -> None:
-    """What the later one says of the run holds: the time goes on while no step ends."""
+    """The later window gives the time of the run."""
     first, second = (Timing((), (), 5, ns, untimed) for ns, untimed in ((9, None), (12, (0, 0))))
     assert ((first + second).run_ns, (first + second).untimed_steps) == (12, (0, 0))
 
 
 def test_a_window_that_was_cut() -> None:
-    """It is said how many of its steps are missing and why, until a later part of the window has them."""
+    """Missing steps of a window and their reason are given, until a later part has them."""
     cut = (((2, 4), "the loop ended before step 4"),)
     first = summary(3, 3, timing=Timing((), (), 4, 9 * MS, endings=cut))
     said = "Recorded so far: 2 of the 3 steps 2-4, because the loop ended before step 4."
@@ -135,7 +135,7 @@ def test_a_window_that_was_cut() -> None:
 
 
 def test_steps_that_were_cut_short() -> None:
-    """They are named, and count only where no other is recorded."""
+    """Steps that were cut short are named, and count only if no other step is recorded."""
     whole = summary(3, 3, first=2, timing=Timing((), (), 4, 9 * MS, cut_steps=(4,)))
     assert headline(whole) == "Where the step went: 3.00 ms (mean of steps 2-3; step 4 was cut short)"
     alone = summary(2, first=8, timing=Timing((), (), 8, 24 * MS, cut_steps=(8,)))
@@ -147,7 +147,7 @@ def test_steps_that_were_cut_short() -> None:
 
 
 def test_a_step_that_was_cut_short_and_then_recorded_whole() -> None:
-    """As after a retry: it is one of the recorded steps, whichever window comes first, and alone as well."""
+    """A step that was cut short and then recorded whole counts as recorded, in any order of windows."""
     cut = summary(3, first=2, timing=Timing((), (), 3, 9 * MS, cut_steps=(3,)))
     alone = summary(1, first=3, timing=Timing((), (), 3, 9 * MS, cut_steps=(3,)))
     whole = summary(3, 3, first=3, timing=Timing((), (), 5, 15 * MS))
@@ -164,7 +164,7 @@ def test_a_step_that_was_cut_short_and_then_recorded_whole() -> None:
 
 
 def test_steps_that_were_not_timed() -> None:
-    """The share of the run says which steps it leaves out."""
+    """The share of the run names the steps that it excludes."""
     for untimed, which in ((None, ""), ((0, 0), "step 0"), ((0, 100), "steps 0-100")):
         said = f" (not counting {which}, whose start is unknown)" if which else ""
         timing = Timing((), (), 240, 2_400 * MS, untimed_steps=untimed)
@@ -173,7 +173,7 @@ def test_steps_that_were_not_timed() -> None:
 
 
 def test_steps_without_numbers() -> None:
-    """Those of several processes, or of a profiler that does not number them, are counted."""
+    """Steps without distinct numbers are counted."""
     twice = merge([summary(3), summary(4)])
     assert headline(twice) == "Where the step went: 3.50 ms (mean of 2 steps)"
 
@@ -188,7 +188,7 @@ def on_gpu(
     timing: Timing | None = None,
     busy: float = 1,
 ) -> Summary:
-    """Steps of these lengths; the CPU is 9 ms further ahead at the end of each."""
+    """Steps of these lengths, with the CPU 9 ms further ahead after each."""
     steps = [
         StepLength(int(cpu * MS), 0, 0, int(gpu * MS), None, number * 9 * MS, None, int(gpu * busy * MS))
         if gpu
@@ -210,7 +210,7 @@ AHEAD = ms(gpu_ns=20, cpu_ns=2)
 
 
 def test_a_loop_that_runs_ahead() -> None:
-    """Both lengths are there, side by side, and by how far the CPU ran ahead; shares say what they are of."""
+    """Both lengths, how far the CPU ran ahead, and what the shares are relative to."""
     recorded = on_gpu((1, 1, 1), (10, 10, 10), AHEAD)
     assert headline(recorded) == "Where the step went: CPU 1.00 ms, GPU 10.0 ms (mean of steps 2-4)"
     assert list(describe_steps(recorded)) == [
@@ -225,13 +225,13 @@ def test_a_loop_that_runs_ahead() -> None:
 
 @pytest.mark.parametrize(("busy", "said"), [(0.96, ""), (0.08, ", busy 8 %"), (0, ", busy 0 %")])
 def test_a_gpu_that_idles_within_steps(busy: float, said: str) -> None:
-    """The length is from first start to last end; how busy the GPU was in it is said where that differs."""
+    """The headline says how busy the GPU was, unless it was busy nearly all of the time."""
     (first, *_) = headline(on_gpu((1, 1), (10, 10), AHEAD, busy=busy)).partition(" (mean")
     assert first == f"Where the step went: CPU 1.00 ms, GPU 10.0 ms{said}"
 
 
 def test_several_gpus() -> None:
-    """It is said how many there are, and what their numbers are."""
+    """The report says how many GPUs there are, and how their numbers are combined."""
     said = " ".join(describe_steps(replace(on_gpu((1, 1), (10, 10), AHEAD), gpus=2)))
     assert '"% GPU" the share of 12.0 ms of GPU work on 2 GPUs, where' in said
     assert (
@@ -244,7 +244,7 @@ def test_several_gpus() -> None:
 
 
 def test_steps_without_gpu_work() -> None:
-    """They are not among those whose GPU lengths are listed."""
+    """Steps without GPU work are not among the GPU lengths."""
     times = list(describe_steps(on_gpu((1, 1, 1, 1), (10, None, 10, 10), AHEAD)))
     assert times[:2] == [
         "Steps 2-5, CPU: 1.00, 1.00, 1.00, 1.00 ms (median 1.00 ms)",
@@ -253,7 +253,7 @@ def test_steps_without_gpu_work() -> None:
 
 
 def test_what_bounds_other_loops() -> None:
-    """The CPU, both in turn, or not known: each with the figures that say so."""
+    """The CPU, both by turns, or unknown: each with its figures."""
 
     def said(totals: LoopTotals, gpu_ms: float | None = 10) -> str:
         lengths = on_gpu((1, 1, 1), (gpu_ms,) * 3, totals).lengths
@@ -304,7 +304,7 @@ def test_what_bounds_other_loops() -> None:
 
 
 def test_short_steps_of_a_loop_that_runs_ahead() -> None:
-    """The first steps are short on the CPU until the queue of the GPU is full; the mean is of them as well."""
+    """The first steps, until the queue is full, are short on the CPU, and count toward the mean."""
     cpu_ms = (2, 10, 10, 10)
     for totals in (AHEAD, ms(gpu_ns=20, cpu_ns=20, gpu_waits_ns=9)):
         said = [text for text in describe_steps(on_gpu(cpu_ms, (10,) * 4, totals)) if " took " in text]
@@ -314,7 +314,7 @@ def test_short_steps_of_a_loop_that_runs_ahead() -> None:
 
 
 def test_a_step_that_is_far_from_the_others_on_the_gpu() -> None:
-    """It is named by that clock; the time in the table is not that."""
+    """An outlier on the GPU is named, without a share of the CPU time in the table."""
     said = list(describe_steps(on_gpu((10,) * 4, (10, None, 90, 11), AHEAD)))
     assert said[2] == "Step 4 took 90.0 ms on the GPU; the others took 10.5 ms (median)."
     assert sum("took" in text for text in said) == 1
@@ -323,7 +323,7 @@ def test_a_step_that_is_far_from_the_others_on_the_gpu() -> None:
 
 
 def test_work_whose_launch_is_not_in_the_trace() -> None:
-    """It is said how much of it there is, and where it counts; without steps, all of it is in the tables."""
+    """The amount of work without a launch, and where it counts; without steps, all of it is in the tables."""
     recorded = replace(on_gpu((1, 1), (10, 10), AHEAD), before_gpu_ns=31 * MS, by_time_gpu_ns=2 * MS)
     said = list(describe_steps(recorded))
     assert said[-2] == "31.0 ms of GPU work was launched before the recording and is outside these steps."
@@ -343,7 +343,7 @@ def test_work_whose_launch_is_not_in_the_trace() -> None:
     ],
 )
 def test_steps_around_a_loop_that_runs_ahead(around_ms: int, said: str) -> None:
-    """They are timed on the CPU, where they are as long as on the GPU once its queue is full."""
+    """Steps around the window are timed on the CPU, where they are as long as on the GPU with a full queue."""
     timing = Timing((around_ms * MS,), ((0, 19),), 240, 2_400 * MS)
     *_, typical = describe_steps(on_gpu((1, 1, 1), (10, 10, 10), AHEAD, timing))
     assert typical == (
@@ -354,13 +354,13 @@ def test_steps_around_a_loop_that_runs_ahead(around_ms: int, said: str) -> None:
 
 @pytest.mark.parametrize("entry", [None, {}, {"timing": None}, {"timing": []}, {"timing": {"run_steps": "x"}}])
 def test_timing_of_any_line(entry: object) -> None:
-    """A line of the manifest that has no timing, or another one, is none."""
+    """A line of the manifest without a valid timing gives None."""
     assert Timing.from_manifest(entry) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [None, 7, "x", [7], [[1]], [["a", 2]], [[0, 1, 2]]])
 def test_timing_of_a_damaged_line(wrong: object) -> None:
-    """What is damaged in a line is left out."""
+    """Damaged values in a line are ignored."""
     timing = {"run_steps": 3, "run_ns": 9, "around_ns": wrong, "around_steps": wrong, "untimed_steps": wrong}
     found = Timing.from_manifest({"timing": timing, "planned_steps": wrong, "status": wrong, "reason": wrong})
     assert found == Timing((7,) if wrong == 7 else (), (), 3, 9, endings=((None, ""),))

@@ -1,7 +1,7 @@
-"""Reads damaged files and works out all that is said of them, with little memory and time for each.
+"""Reads and summarizes damaged files, with little memory and time for each.
 
-``python -m tests.traces.fuzzing "FORMAT" SEED`` does so with one; with a number of seconds after it, with that one
-and those that follow.
+``python -m tests.traces.fuzzing "FORMAT" SEED`` tries one file; with a number of seconds as third argument, also
+the files that follow.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SECONDS = 30  # for one file: SQLite is given 5 s of CPU time
 
 
 def read_all(path: Path) -> str:
-    """Read a file and say all there is to say of it; return "read", or the reason why it cannot be read."""
+    """Read and summarize a file; return "read", or the reason why it cannot be read."""
     try:
         trace = read_trace(path)
     except TraceError as error:
@@ -82,7 +82,7 @@ def limited() -> Iterator[None]:
 
 
 def fuzz(kind: str, seed: int, seconds: float) -> None:
-    """Try one file after the other; print what happened as JSON, a line for each that fails, then one for all."""
+    """Try one file after the other; print one JSON line per failure, then one for all."""
     count = read = 0
     slowest = 0.0, 0
     end = time.monotonic() + seconds

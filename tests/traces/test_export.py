@@ -1,4 +1,4 @@
-"""What Arrow, pandas, Parquet and DuckDB get of a trace."""
+"""Conversion of traces to Arrow, pandas and Parquet, and queries by DuckDB."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def assert_round_trip(trace: Trace, tables: dict[str, arrow.Table]) -> None:
 
 @pytest.mark.parametrize("name", [None, "tl_h100_bert_small.json.gz", "hta_nccl_data.json.gz"])
 def test_every_column_comes_back(name: str | None, tmp_path: Path) -> None:
-    """Arrow has each column of each table, and so have the files that are read back."""
+    """Arrow tables, and files that are read back, have every column of every table."""
     trace = read_kineto(shared(name) if name else DATA)
     tables = to_arrow(trace)
     assert_round_trip(trace, tables)
@@ -64,7 +64,7 @@ def test_every_column_comes_back(name: str | None, tmp_path: Path) -> None:
 
 
 def test_files_say_whose_they_are(trace: Trace, tmp_path: Path) -> None:
-    """Each file has what the trace says of itself, as JSON in its schema."""
+    """Each file has the metadata of the trace as JSON in its schema."""
     trace.rank, trace.world_size, trace.epoch_ns = 3, 8, 17
     trace.devices = [Device(0, "NVIDIA H100", 132)]
     trace.metadata = {"schemaVersion": 1, "huge": 2**70}
@@ -79,7 +79,7 @@ def test_files_say_whose_they_are(trace: Trace, tmp_path: Path) -> None:
 
 
 def test_data_frames(trace: Trace) -> None:
-    """Texts are categories, times integers, and the index is what links hold."""
+    """Text is categorical, times are integers, and links refer to the index."""
     frames = to_pandas(trace)
     gpu, regions = frames["gpu"], frames["regions"]
     assert str(gpu["name"].dtype) == "category"
@@ -116,7 +116,7 @@ def test_a_query_over_files(trace: Trace, tmp_path: Path) -> None:
 
 
 def test_anything_can_be_a_name(tmp_path: Path) -> None:
-    """Half a surrogate pair, which JSON can hold, a thread that is a word and one that is not known survive."""
+    """Half a surrogate pair, a thread id that is text and an unknown thread survive."""
     strings = Strings()
     columns = {
         "operators": {
@@ -142,7 +142,7 @@ def test_anything_can_be_a_name(tmp_path: Path) -> None:
 
 
 def test_no_half_files(trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full in the middle leaves what was there before, and nothing else."""
+    """A disk that becomes full leaves the previous files, and nothing else."""
     to_parquet(trace, tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     whole, count = parquet.write_table, iter(range(99))
@@ -172,7 +172,7 @@ def test_a_folder_that_is_a_file(trace: Trace, tmp_path: Path) -> None:
     ("missing", "call"), [("pyarrow", "to_arrow"), ("pyarrow", "to_parquet"), ("pandas", "to_pandas")]
 )
 def test_missing_libraries(missing: str, call: str, tmp_path: Path) -> None:
-    """One sentence has the pip line, and nothing is written; reading itself needs neither of them."""
+    """The error has the pip line, nothing is written, and reading traces needs neither package."""
     program = f"""
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How long steps take on a real GPU: against CUDA events, and the clock on the wall."""
+"""Step lengths on a real GPU, compared with CUDA events and wall time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recorded(folder: Path, step: Callable[[], object]) -> StepLengths:
 
 @pytest.fixture
 def matmuls() -> Callable[[], None]:
-    """Eight large ones, which take many times as long as their launches; run once before."""
+    """Return eight large matmuls, which take many times as long as their launches."""
     matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.float16)
     product = torch.empty_like(matrix)
 
@@ -49,7 +49,7 @@ def matmuls() -> Callable[[], None]:
 
 
 def test_a_loop_that_runs_ahead(tmp_path: Path, matmuls: Callable[[], None]) -> None:
-    """Without a synchronization, the GPU length of steps is within 5 % of what CUDA events say."""
+    """Without synchronization, the GPU length of steps is within 5 % of CUDA events."""
     ends: list[torch.cuda.Event] = []
 
     def step() -> None:
@@ -73,7 +73,7 @@ def test_a_loop_that_runs_ahead(tmp_path: Path, matmuls: Callable[[], None]) -> 
 
 
 def test_a_loop_that_synchronizes(tmp_path: Path, matmuls: Callable[[], None]) -> None:
-    """Where each step ends with a synchronization, its length is the time on the wall."""
+    """If each step ends with a synchronization, its length is the wall time."""
     ends: list[int] = []
 
     def step() -> None:
@@ -88,7 +88,7 @@ def test_a_loop_that_synchronizes(tmp_path: Path, matmuls: Callable[[], None]) -
 
 
 def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
-    """Between small kernels that are launched one by one the GPU waits."""
+    """The GPU waits between small kernels."""
     small = torch.zeros(8, device="cuda")
 
     def step() -> None:
@@ -102,7 +102,7 @@ def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
-    """After some 1,000 launches the CPU waits in each for the GPU, and is as slow as that."""
+    """After about 1,000 launches the queue is full, and the CPU waits for the GPU in each launch."""
     matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     product = torch.empty_like(matrix)
     torch.mm(matrix, matrix, out=product)

@@ -1,4 +1,4 @@
-"""What a trace costs grows with its events, not with its threads, processes, streams, devices or categories."""
+"""The cost of a trace grows with its events, not with its threads, processes, streams, devices or categories."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COUNT = 600
 
 
 def events(lanes: int, kind: str) -> list[dict[str, Any]]:
-    """As many events whatever the number of ``lanes``, which are of one ``kind``."""
+    """Return a file with a fixed number of events on ``lanes`` of one ``kind``."""
     found: list[dict[str, Any]] = []
     for number in range(COUNT):
         lane = {"thread": 0, "process": 0, "stream": 0, "device": 0, "category": 0} | {kind: number % lanes}
@@ -76,14 +76,14 @@ def cost(path: Path, use: Callable[[Any], object]) -> int:
 @pytest.mark.parametrize("use", [metrics, summarize, projection])
 @pytest.mark.parametrize("kind", ["thread", "process", "stream", "device", "category"])
 def test_lanes(tmp_path: Path, kind: str, use: Callable[[Any], object]) -> None:
-    """With a lane for each event about as many elements are looked at as with two."""
+    """With one lane per event about as many elements are processed as with two lanes."""
     few, many = (cost(trace(tmp_path, events(lanes, kind)), use) for lanes in (2, COUNT))
     assert many < 2 * few, (few, many)
 
 
 @pytest.mark.parametrize("apart", [1, 2**61])
 def test_nests_of_threads(apart: int) -> None:
-    """The ranges of each thread nest as if there were no other, also where times are far apart."""
+    """The ranges of each thread nest independently of others, even if times are far apart."""
     random = np.random.default_rng(0)
     for _ in range(50):
         count = int(random.integers(1, 40))
@@ -107,7 +107,7 @@ def test_nests_of_threads(apart: int) -> None:
 
 
 def test_a_step_of_another_process() -> None:
-    """A time whose process is not known is in the steps of any process; the last process counts."""
+    """A time without a process is in the steps of any process; the last process counts."""
     threads = [Thread(process, process) for process in range(3)]
     rows = {
         "start_ns": [0, 5, 6, 20],
@@ -123,7 +123,7 @@ def test_a_step_of_another_process() -> None:
 
 
 def test_many_phases(tmp_path: Path) -> None:
-    """Of events that cannot be read, few phases are named."""
+    """Few phases of unread events are listed."""
     odd = [{"ph": f"p{number}", "name": "n", "ts": number, "pid": 1, "tid": 1} for number in range(COUNT)]
     lost = read_kineto(trace(tmp_path, [*events(2, "thread"), *odd])).lost
     assert COUNT == lost.events

@@ -155,7 +155,7 @@ _ANY = st.tuples(
 @settings(deadline=None, max_examples=150)
 @given(events=_ANY)
 def test_links_of_any_trace(tmp_path_factory: pytest.TempPathFactory, events: list[Event]) -> None:
-    """Each link and how many there are, whatever lies where."""
+    """All links and their coverage, for random ranges."""
     path = tmp_path_factory.getbasetemp() / "links.json"
     path.write_bytes(written(events))
     trace = read_kineto(path)

@@ -1,4 +1,4 @@
-"""Which reader a file gets, where it may come from, and what is said where it cannot be read."""
+"""The choice of the reader, the sources of files, and the errors for files that cannot be read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Standard:
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace.sqlite", "trace"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_content_tells_not_the_name(tmp_path: Path, name: str, packed: bool) -> None:
-    """A trace is read whatever it is called, and whether or not the name says that it is packed."""
+    """A trace is recognized by its content, whatever its name and whether or not it is packed."""
     path = tmp_path / name
     path.write_bytes(gzip.compress(written(EVENTS)) if packed else written(EVENTS))
     for given in (path, str(path)):
@@ -52,7 +52,7 @@ def test_content_tells_not_the_name(tmp_path: Path, name: str, packed: bool) -> 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
-    """Args are there as long as the trace is; then nothing is left of the copy."""
+    """Args are available while the trace exists; then the copy is removed."""
     data = gzip.compress(written(EVENTS)) if packed else written(EVENTS)
     monkeypatch.setattr(sys, "stdin", Standard(data))
     trace = read_trace("-")
@@ -74,7 +74,7 @@ def test_a_broken_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pipe(tmp_path: Path) -> None:
-    """As a shell makes of ``<(zcat trace.json.gz)``."""
+    """A pipe is read, as from ``<(zcat trace.json.gz)``."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_bytes, args=(written(EVENTS),))
@@ -101,7 +101,7 @@ def test_folders_patterns_and_lists(tmp_path: Path) -> None:
 
 
 def test_databases_that_are_none(tmp_path: Path) -> None:
-    """A database of something else, and one that is damaged, are named with the cause."""
+    """The error names a database of another program, or a damaged one, with the cause."""
     path = tmp_path / "some.sqlite"
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE cats (name TEXT)")
@@ -114,7 +114,7 @@ def test_databases_that_are_none(tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    """That is no damaged trace."""
+    """A missing file is a FileNotFoundError."""
     with pytest.raises(FileNotFoundError, match=r"none\.json"):
         read_trace(tmp_path / "none.json")
 
@@ -153,7 +153,7 @@ def test_no_trace_at_all(tmp_path: Path, data: bytes, reason: str) -> None:
 
 @pytest.mark.parametrize("data", [b"[]", b'{"traceEvents": []}', b'\xef\xbb\xbf{"traceEvents":\r\n[ ] }'])
 def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
-    """No events are no error."""
+    """A trace without events is valid."""
     path = tmp_path / "empty.json"
     path.write_bytes(data)
     trace = read_file(path)
@@ -188,7 +188,7 @@ def test_wrong_questions(
 
 
 def test_settings_beside_windows(tmp_path: Path) -> None:
-    """A folder with a small file of JSON that is no trace is looked into."""
+    """A folder whose only file is small JSON of another kind is searched."""
     (tmp_path / "config.json").write_text('{"lr": 1}')
     (tmp_path / "window-0001").mkdir()
     (tmp_path / "window-0001" / "rank0.json").write_bytes(written(EVENTS))
@@ -196,7 +196,7 @@ def test_settings_beside_windows(tmp_path: Path) -> None:
 
 
 def test_a_report_of_nsight_compute(tmp_path: Path) -> None:
-    """It is said what it is, and what opens it."""
+    """The error says what the file is, and what opens it."""
     path = tmp_path / "kernels.ncu-rep"
     path.write_bytes(b"NVR\0" * 100)
     with pytest.raises(TraceError, match=r"a report of Nsight Compute, .* open it with ncu-ui"):
