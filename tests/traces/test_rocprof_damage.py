@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import random
@@ -374,7 +375,7 @@ def test_mutated_values(tmp_path: Path, data: st.DataObject) -> None:
                 break
             key = data.draw(st.sampled_from(keys))
             if not isinstance(place[key], (dict, list)) or data.draw(st.integers(0, 9)) == 0:
-                place[key] = data.draw(VALUES)
+                place[key] = copy.deepcopy(data.draw(VALUES))  # later changes must not alter the strategy
                 break
             place = place[key]
     try_all(read_rocprof, tmp_path / "mutated.json", json.dumps(content).encode())

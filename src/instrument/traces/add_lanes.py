@@ -46,8 +46,7 @@ def add_gpu_lanes(trace: Trace, out: Path) -> AddedLanes:
 
     Raises:
         ValueError: the trace comes from another profiler, has such lanes already, or has no regions with GPU work;
-            its
-            file is missing; or ``out`` is the same file or cannot be replaced.
+            its file is missing; or ``out`` is the same file or cannot be replaced.
         OSError: the file cannot be read, or ``out`` cannot be written.
     """
     source = check_source(trace.path)

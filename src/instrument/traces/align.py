@@ -111,9 +111,9 @@ def _sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], _Sequence]:
     for group, of_group in group_rows(rows.group):
         text = trace.strings[group]
         parts = [(-1, of_group)] if group else [(n, of_group[part]) for n, part in group_rows(streams[of_group])]
-        for number, here in parts:
+        for number, selected in parts:
             key = (text, members.get(text, "")) if group else ("", str(number))
-            result[key] = _Sequence(step[here], name[here], end_ns[here])
+            result[key] = _Sequence(step[selected], name[selected], end_ns[selected])
     return result
 
 
@@ -146,15 +146,15 @@ def _compare(
 def _differences(one: _Sequence, other: _Sequence) -> Iterator[tuple[int, Array]]:
     """Yield each shift of the second sequence, and how much earlier each of its collectives ended."""
     if (one.step >= 0).any() and (other.step >= 0).any():
-        _, here, there = np.intersect1d(
+        _, selected, other_selected = np.intersect1d(
             _places(one.step), _places(other.step), assume_unique=True, return_indices=True
         )
-        here, there = here[one.step[here] >= 0], there[one.step[here] >= 0]
-        yield 0, _apart(one, here, other, there)
+        selected, other_selected = selected[one.step[selected] >= 0], other_selected[one.step[selected] >= 0]
+        yield 0, _apart(one, selected, other, other_selected)
         return
     for shift in _SHIFTS:
-        here = np.arange(max(0, shift), max(0, min(len(one.step), len(other.step) + shift)))
-        yield shift, _apart(one, here, other, here - shift)
+        selected = np.arange(max(0, shift), max(0, min(len(one.step), len(other.step) + shift)))
+        yield shift, _apart(one, selected, other, selected - shift)
 
 
 def _places(step: Array) -> Array:
@@ -166,9 +166,9 @@ def _places(step: Array) -> Array:
     return places
 
 
-def _apart(one: _Sequence, here: Array, other: _Sequence, there: Array) -> Array:
-    same = one.name[here] == other.name[there]
-    apart: Array = one.end_ns[here[same]] - other.end_ns[there[same]]
+def _apart(one: _Sequence, selected: Array, other: _Sequence, other_selected: Array) -> Array:
+    same = one.name[selected] == other.name[other_selected]
+    apart: Array = one.end_ns[selected[same]] - other.end_ns[other_selected[same]]
     return apart
 
 

@@ -173,7 +173,7 @@ class BackwardCallers:
         node = NestedRanges(run.start_ns, run.end_ns, run.thread).innermost_at(times_ns, threads)
         numbers, place = np.unique(made.sequence, return_inverse=True)
         wanted = np.where(node >= 0, run.sequence[node], -1)[row]
-        there = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
-        known = np.isin(candidate * len(numbers) + there, made.thread.astype(np.int64) * len(numbers) + place)
-        known &= numbers[there] == wanted
+        found = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+        known = np.isin(candidate * len(numbers) + found, made.thread.astype(np.int64) * len(numbers) + place)
+        known &= numbers[found] == wanted
         return known

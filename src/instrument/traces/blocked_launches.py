@@ -66,11 +66,11 @@ def _queued(trace: Trace, start: Array, done: Array, device: Array) -> Array:
     earlier = np.flatnonzero(launched_before(trace))
     queued = np.zeros(len(start), np.int64)
     for number in np.unique(device).tolist():
-        here, before = device == number, earlier[gpu.device[earlier] == number]
+        on_device, before = device == number, earlier[gpu.device[earlier] == number]
         ids, launch = np.unique(gpu.correlation[before], return_inverse=True)
-        ends = np.sort(np.concatenate((done[here], _last(gpu.end_ns[before], launch, len(ids)))))
-        queued[here] = len(ids) + np.searchsorted(np.sort(start[here]), start[here])
-        queued[here] -= np.searchsorted(ends, start[here], "right")
+        ends = np.sort(np.concatenate((done[on_device], _last(gpu.end_ns[before], launch, len(ids)))))
+        queued[on_device] = len(ids) + np.searchsorted(np.sort(start[on_device]), start[on_device])
+        queued[on_device] -= np.searchsorted(ends, start[on_device], "right")
     return queued
 
 

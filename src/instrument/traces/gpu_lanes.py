@@ -41,8 +41,7 @@ class GpuLane:
         device: the GPU.
         stream: its stream.
         rows: the spans in order of their starts, outer spans first; more than one row only if spans overlap
-            without
-            nesting.
+            without nesting.
         left_out: the number of spans that overlap spans in all rows.
     """
 

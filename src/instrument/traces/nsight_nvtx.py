@@ -35,8 +35,7 @@ class NvtxRanges(NamedTuple):
         steps: the ranges of `instrument.profile` around steps.
         others: marks, and the ranges of `instrument.profile` around windows.
         unfinished: the number of ranges without an end, which last until the end of all events. (If nsys knows
-            when
-            the program ended, it writes that as the end.)
+            when the program ended, it writes that as the end.)
     """
 
     regions: dict[str, Array]

@@ -64,9 +64,9 @@ class _LatestOpenProcess:
             half = 1 << level
             if level < int(power.max(initial=0)):
                 last[half:] = np.maximum(last[half:], last[:-half])
-            here = power == level
-            np.maximum.at(last, first[here], of[here])
-            np.maximum.at(last, first[here] + size[here] - half, of[here])
+            chosen = power == level
+            np.maximum.at(last, first[chosen], of[chosen])
+            np.maximum.at(last, first[chosen] + size[chosen] - half, of[chosen])
         self._last = last
 
     def last(self, times_ns: Array) -> Array:

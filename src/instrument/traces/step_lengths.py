@@ -28,16 +28,13 @@ class StepLength(NamedTuple):
         gpu_last_ns: The end of its last work.
         gpu_ns: The time between these two.
         gpu_period_ns: The time from the last end of the work of the steps before it to the last end of its own
-            work;
-            0 if their work ends later. None for the first of successive steps.
+            work; 0 if their work ends later. None for the first of successive steps.
         run_ahead_ns: The time from its end on the CPU to the last end of its work, which is how far the CPU is
-            ahead;
-            negative if the GPU was done first.
+            ahead; negative if the GPU was done first.
         launch_delay_ns: The time from the start of the call that launched its first work to the start of that
             work.
         gpu_busy_ns: How long the GPU was busy during ``gpu_ns``, also with other work; the mean over the GPUs that
-            the
-            step uses.
+            the step uses.
     """
 
     cpu_ns: int
@@ -62,22 +59,19 @@ class LoopTotals:
         gpu_ns: The sum of their periods on the GPU.
         cpu_ns: The time of the same steps on the CPU.
         gpu_waits_ns: The part of ``gpu_ns`` during which the GPU had no work, and its next work was launched after
-            it
-            had run out.
+            it had run out.
         cpu_waits_ns: The part of ``cpu_ns`` during which a thread of the loop waited for a busy GPU in a call
             within a
             step: in synchronizations, memcpys, and launches that found the queue full.
         busy_ns: The part of ``gpu_ns`` during which the GPU was busy.
         known_ns: The part during which it ran work that the steps launched.
         synchronized_steps: The steps between the first and the last synchronization at one place of the step that
-            left
-            the GPU without work.
+            left the GPU without work.
         synchronized_ns: The wall time between these two synchronizations.
         missing: The calls that launched work that the trace lacks, in steps whose length is unknown without it.
         queue_waits_ns: The part of ``cpu_waits_ns`` in launches.
         exposed_comm_ns: The part of ``gpu_ns`` during which the GPU communicated and did not compute; the mean
-            over
-            the GPUs that a process uses.
+            over the GPUs that a process uses.
     """
 
     steps: int = 0

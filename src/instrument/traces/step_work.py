@@ -192,7 +192,10 @@ class _Device:
         launched_ns[linked] = trace.runtime.start_ns[gpu.launch[linked]]
         self.busy, self.known = merge_overlaps(start, end), merge_overlaps(start[own], end[own])
         self.exposed = [
-            tuple(merge_overlaps(start[here], end[here]) for here in (each[~communication[each]], each))
+            tuple(
+                merge_overlaps(start[rows_of_kind], end[rows_of_kind])
+                for rows_of_kind in (each[~communication[each]], each)
+            )
             for _, work in group_rows(gpu_numbers(gpu))
             for each in [work[gpu.category[work] != MEMCPY]]
         ]

@@ -93,11 +93,9 @@ class Summary:
         before_gpu_ns: The GPU time that was launched before the recording.
         by_time_gpu_ns: The GPU time without a known launch, which counts toward the step in which it ran.
         overlap_ns: How long regions of one thread overlapped without nesting: the sum of the times that each
-            region
-            shares with the region before it.
+            region shares with the region before it.
         unplaced: The number of regions on autograd threads without a parent, because it is unclear which thread
-            called
-            their backward pass.
+            called their backward pass.
         timing: The timing of the run from the manifest; None if there is none.
         lengths: The lengths of the steps on the CPU and on the GPU; None without a GPU.
         gpus: The number of GPUs that did the work.

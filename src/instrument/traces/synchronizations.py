@@ -48,9 +48,8 @@ class Synchronization(NamedTuple):
         adjacent: whether that call is this one, or the call right before it.
         device: the device that it waited for; -1 if unknown.
         idle_ns: how long the synchronization left that device without work: the time from the end of its work to
-            the
-            start of its next work, but at most `blocked_ns`. None if no work follows. Synchronizations in the same
-            gap share it.
+            the start of its next work, but at most `blocked_ns`. None if no work follows. Synchronizations in the
+            same gap share it.
     """
 
     start_ns: int
@@ -174,9 +173,9 @@ def _work_done(runtime: Table, gpu: Table, launched: Array, rows: Array) -> Arra
     for number, chosen in group_rows(device):
         if number < 0 or number not in work:
             continue
-        here = work[number][np.argsort(at[work[number]], kind="stable")]
-        ends = np.maximum.accumulate(gpu.end_ns[launched[here]])
-        last = np.searchsorted(at[here], runtime.start_ns[rows[chosen]]) - 1
+        own = work[number][np.argsort(at[work[number]], kind="stable")]
+        ends = np.maximum.accumulate(gpu.end_ns[launched[own]])
+        last = np.searchsorted(at[own], runtime.start_ns[rows[chosen]]) - 1
         done[chosen[last >= 0]] = ends[last[last >= 0]]
     return done
 
@@ -236,12 +235,12 @@ def _idle(gpu: Table, end: Array, blocked: Array, device: Array) -> list[int | N
     found: list[int | None] = [None] * len(end)
     work, ends_ns = dict(group_rows(gpu.device)), gpu.end_ns
     nothing = np.empty(0, np.int64)
-    for number, here in group_rows(device):
+    for number, calls in group_rows(device):
         rows = work.get(number, nothing)
         starts, ends = merge_overlaps(gpu.start_ns[rows], ends_ns[rows])
-        here = here[np.argsort(end[here], kind="stable")]
+        calls = calls[np.argsort(end[calls], kind="stable")]
         before, left = -1, 0  # the current gap, and how much of it is not yet assigned
-        for row, after in zip(here.tolist(), np.searchsorted(starts, end[here], "right").tolist(), strict=True):
+        for row, after in zip(calls.tolist(), np.searchsorted(starts, end[calls], "right").tolist(), strict=True):
             since = int(ends[after - 1]) if after else int(end[row])
             if since > end[row]:
                 found[row] = 0

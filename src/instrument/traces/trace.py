@@ -108,8 +108,7 @@ class Trace:
         frames: Python functions and, named ``nn.Module: ...``, modules.
         runtime: calls of the CUDA or HIP runtime and driver.
         gpu: kernels, memcpys and memsets. ``launch``, ``operator``, ``region``, ``module`` and ``step`` are rows
-            of
-            `runtime`, `operators`, `regions`, `frames` and `steps`, or -1.
+            of `runtime`, `operators`, `regions`, `frames` and `steps`, or -1.
         gpu_regions: the ranges of regions on the GPU that the profiler itself recorded.
         syncs: synchronizations that the GPU's driver recorded.
         memory: allocations (``bytes`` > 0) and frees (``bytes`` < 0) of PyTorch's allocators.
@@ -125,8 +124,7 @@ class Trace:
         epoch_ns: add this to times to get nanoseconds since 1970; 0 if the file does not say.
         lost: what could not be read.
         unplaced: the number of regions on autograd threads without a parent, because several threads of the
-            program
-            may have called their backward pass.
+            program may have called their backward pass.
         coverage: how much GPU work has a "launch", "operator", "region", "module" or "step".
         look_up: returns the args of the event with a number; `args` is the public way.
     """
