@@ -74,7 +74,7 @@ class KernelDispatch(Record, frozen=True):
     stream: RocprofHandle = field(default=RocprofHandle(), name="stream_id")
 
     def row(self) -> tuple[int, ...]:
-        """As in `Record`."""
+        """Return the values of `COLUMNS`."""
         info, grid, workgroup = self.info, self.info.grid, self.info.workgroup
         return (
             *super().row(),
@@ -92,7 +92,7 @@ class ApiCall(Record, frozen=True):
     operation: _Int = -1
 
     def row(self) -> tuple[int, ...]:
-        """As in `Record`."""
+        """Return the values of `COLUMNS`."""
         return *super().row(), self.correlation.ancestor, self.kind, self.operation
 
 
@@ -107,7 +107,7 @@ class MemoryCopy(ApiCall, frozen=True):
     stream: RocprofHandle = field(default=RocprofHandle(), name="stream_id")
 
     def row(self) -> tuple[int, ...]:
-        """As in `Record`."""
+        """Return the values of `COLUMNS`."""
         return *super().row(), self.source.handle, self.target.handle, self.bytes, self.stream.handle
 
 
@@ -129,7 +129,7 @@ class CountedDispatch(_Part, frozen=True):
     values: list[CounterValue] = field(default_factory=list, name="records")
 
     def row(self) -> tuple[int, ...]:
-        """As in `Record`."""
+        """Return the values of `COLUMNS`."""
         start, duration, _, correlation, agent, queue, _, *rest = self.dispatch.row()
         return start, duration, self.thread, correlation, agent, queue, self.stream.handle, *rest
 

@@ -142,7 +142,7 @@ class Table(Mapping[str, Array]):
         return iter(self._columns)
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return len(next(iter(self._columns.values()), ()))
 
     def __bool__(self) -> bool:
