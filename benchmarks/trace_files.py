@@ -1,4 +1,4 @@
-"""The traces that readers are timed on: a real one or one made up like it, and longer ones tiled from it."""
+"""The traces for benchmarks of readers: a real or a synthetic one, and longer ones tiled from it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TraceFile:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return self.path.stat().st_size
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class TraceFile:
 
 @dataclass(frozen=True)
 class TraceFiles:
-    """What the benchmark reads.
+    """The files that the benchmark reads.
 
     Attributes:
         origin: where the first comes from, in words.
@@ -89,7 +89,7 @@ def build(folder: Path, tiles: tuple[int, ...], ranks: int) -> TraceFiles:
 
 
 class Tiles:
-    """Writes the events of a trace many times over, each time later, with ids and steps of their own.
+    """Writes the events of a trace repeatedly, with shifted times and distinct ids and steps.
 
     Attributes:
         events: how many the trace has.
@@ -114,7 +114,7 @@ class Tiles:
         self._strides[is_step] = np.ptp(self._numbers[is_step]) + 1
 
     def write(self, path: Path, tiles: int, about: Json | None = None) -> TraceFile:
-        """Write so many times the events, and once what the file says of itself, with ``about`` added."""
+        """Write the events ``tiles`` times, and the metadata once, with ``about`` added."""
         head = json.dumps(self._about | (about or {}))[:-1]
         with path.open("w") as file:
             file.write(f'{head}, "traceEvents": [\n')
@@ -128,7 +128,7 @@ class Tiles:
 
 
 def invented() -> Json:
-    """Return a trace of the size and make-up of the real one: an inference with stacks, shapes and memory."""
+    """Return a trace similar to the real one: an inference with stacks, shapes and memory."""
     device = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936, "computeMajor": 9}
     device |= {"computeMinor": 0, "maxThreadsPerMultiprocessor": 2048, "warpSize": 32, "numSms": 132}
     names = [
@@ -160,7 +160,7 @@ def _step() -> Iterator[Json]:
 
 
 def _unit(unit: int) -> Iterator[Json]:
-    """Frames, in them operators, in the last of these an allocation and a launch, and what it launched."""
+    """Frames with operators, an allocation, a launch, and the launched work."""
     start = BEGIN_US + unit * UNIT_US + 0.125
     for depth in range(FRAMES):
         number = unit * FRAMES + depth + 1

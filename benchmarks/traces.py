@@ -1,8 +1,8 @@
-"""What reading a trace and working out its numbers costs, beside the tools that do the same: ``make bench``.
+"""The cost of reading a trace and computing its metrics, compared with other tools: ``make bench``.
 
-Each candidate runs in a fresh process, in turn with the others. Its time is that of the work without imports, its
-memory the peak of the whole process with them. Where less of the time is busy, other programs had the cores.
-ROUNDS=1 shortens it, and LARGE=0 leaves out 5 million events.
+Each candidate runs in a new process, in turn with the others. Its time excludes imports; its memory is the peak of
+the whole process, including imports. If less of the time is busy, other programs used the cores. ROUNDS=1 shortens
+the benchmark, and LARGE=0 skips the file of 5 million events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 
 
 def ours(path: Path) -> Callable[[], object]:
-    """Read, and all metrics."""
+    """Read a trace and compute all metrics."""
     from instrument.diagnosis.metrics import metrics
     from instrument.traces.read import read_file
 
@@ -41,7 +41,7 @@ def ours(path: Path) -> Callable[[], object]:
 
 
 def hta(path: Path) -> Callable[[], object]:
-    """Load, and the breakdowns of one rank."""
+    """Load a trace and compute the breakdowns of one rank."""
     from hta.trace_analysis import TraceAnalysis
 
     def work() -> object:
@@ -57,7 +57,7 @@ def hta(path: Path) -> Callable[[], object]:
 
 
 def tensorboard(path: Path) -> Callable[[], object]:
-    """What the plugin does for a worker, in this process."""
+    """Do the plugin's work for one worker in this process."""
     from torch_tb_profiler.profiler.data import DistributedRunProfileData, RunProfileData
     from torch_tb_profiler.profiler.run_generator import RunGenerator
 
@@ -69,7 +69,7 @@ def tensorboard(path: Path) -> Callable[[], object]:
 
 
 def plain(path: Path) -> Callable[[], object]:
-    """Nothing but the objects of the JSON."""
+    """Decode the JSON to Python objects."""
 
     def work() -> object:
         with path.open() as file:
@@ -86,7 +86,7 @@ def one_rank(path: Path) -> Callable[[], object]:
 
 
 def all_ranks(path: Path) -> Callable[[], object]:
-    """Read all files of a folder, in processes."""
+    """Read all files of a folder with child processes."""
     from instrument.traces.ranks import read_ranks
     from instrument.traces.read import read_file
 
@@ -103,7 +103,7 @@ CANDIDATES = BESIDE | {"one rank": one_rank, "all ranks": all_ranks}
 
 
 class Cost(NamedTuple):
-    """Of a candidate: seconds, those of them on a core, and bytes at the peak."""
+    """The cost of a candidate: seconds, CPU seconds, and peak bytes."""
 
     seconds: float
     busy: float
@@ -114,7 +114,7 @@ class Cost(NamedTuple):
 
 
 def child(name: str, path: Path) -> None:
-    """Do the work of one candidate, and print what it cost."""
+    """Run one candidate and print its cost."""
     work = CANDIDATES[name](path)
     begin, begin_busy = time.perf_counter(), time.process_time()
     result = work()
@@ -150,7 +150,7 @@ def beside(file: TraceFile, rounds: int) -> None:
 
 
 def linear(tiled: dict[int, TraceFile]) -> None:
-    """Reading and all numbers of longer and longer files."""
+    """Measure reading and metrics of increasingly long files."""
     print(f"\nTime by events, medians of {FEW}")
     found = costs([("instrument", file.path) for file in tiled.values()], FEW)
     each = [cost.seconds / file.events * 1e9 for cost, file in zip(found, tiled.values(), strict=True)]
@@ -161,7 +161,7 @@ def linear(tiled: dict[int, TraceFile]) -> None:
 
 
 def parallel(files: TraceFiles) -> None:
-    """The ranks of a job, each a file, by as many processes as there are cores."""
+    """Measure reading the ranks of a job with as many processes as cores."""
     one, every = costs([("one rank", files.ranks), ("all ranks", files.ranks)], FEW)
     print(f"\nRanks on {CORES} cores, medians of {FEW}, without metrics: {files.rank}, each")
     print(f"  one {one.seconds:.2f} s, {RANKS} in {every.seconds:.2f} s")
@@ -181,7 +181,7 @@ def tiles(folder: Path) -> tuple[int, ...]:
 
 
 def main() -> None:
-    """Build the files, where this process does not grow by it: its peak would count as that of those it starts."""
+    """Build the files in a child process, so that the peak memory of this one stays small."""
     with tempfile.TemporaryDirectory(prefix="instrument-bench-") as name:
         folder = Path(name)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

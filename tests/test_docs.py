@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 import instrument
-from instrument.report.trace_report import render_windows
+from instrument.report.trace_report import print_windows
 from instrument.traces.read import read_file
 from instrument.traces.trace import Trace
 from tests.support.loops import Loop
@@ -74,7 +74,7 @@ def test_public_names_are_documented() -> None:
 def summary_of(trace: Trace) -> str:
     """What `instrument summarize` prints of it, without spaces at the ends of lines."""
     out = StringIO()
-    render_windows([(trace, None)], "auto", console=Console(file=out, width=80))
+    print_windows([(trace, None)], "auto", console=Console(file=out, width=80))
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 

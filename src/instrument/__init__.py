@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .syncs.audit import audit_syncs
     from .syncs.live import detect_syncs, no_syncs
     from .syncs.policy import allow_sync
-    from .traces.read import read_trace
+    from .traces.read import read_trace, read_traces
     from .windows.api import profile
     from .windows.schedule import schedule
     from .windows.steps import steps
@@ -34,6 +34,7 @@ __all__ = [
     "no_syncs",
     "profile",
     "read_trace",
+    "read_traces",
     "schedule",
     "steps",
 ]
@@ -52,6 +53,7 @@ _HOMES = {
     "no_syncs": ".syncs.live",
     "profile": ".windows.api",
     "read_trace": ".traces.read",
+    "read_traces": ".traces.read",
     "schedule": ".windows.schedule",
     "steps": ".windows.steps",
 }

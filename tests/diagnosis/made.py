@@ -1,4 +1,4 @@
-"""Small traces made by hand."""
+"""Builds small traces by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from instrument.traces.links import assemble
-from instrument.traces.table import COLUMNS, TEXT, Words
-from instrument.traces.trace import Device, Lost, Thread, Trace
+from instrument.traces.table import COLUMNS, TEXT, Strings
+from instrument.traces.trace import Device, ReadLosses, Thread, Trace
 
 Row = dict[str, Any]
 
@@ -36,12 +36,12 @@ def on_cpu(name: str, start: int, end: int, **columns: Any) -> Row:
 
 def trace_of(devices: list[Device] | None = None, **tables: list[Row]) -> Trace:
     """A trace with these rows; steps are regions named ProfilerStep#N."""
-    words, columns = Words(), {}
+    strings, columns = Strings(), {}
     for kind, rows in tables.items():
         names = {name for each in rows for name in each}
         numbered = [{"event": place, **each} for place, each in enumerate(rows)]
         columns[kind] = {
-            name: np.array([_number(words, name, each.get(name, COLUMNS[kind][name][1])) for each in numbered])
+            name: np.array([_number(strings, name, each.get(name, COLUMNS[kind][name][1])) for each in numbered])
             for name in names | {"event"}
         }
     columns = {kind: part for kind, part in columns.items() if len(part["event"])}
@@ -49,13 +49,13 @@ def trace_of(devices: list[Device] | None = None, **tables: list[Row]) -> Trace:
         Path("made"),
         "kineto",
         columns,
-        words,
+        strings,
         [Thread(1, 1), Thread(1, 2)],
         devices=devices or [],
         metadata={},
-        lost=Lost(),
+        lost=ReadLosses(),
     )
 
 
-def _number(words: Words, name: str, value: Any) -> Any:
-    return words[value] if name in TEXT and isinstance(value, str) else value
+def _number(strings: Strings, name: str, value: Any) -> Any:
+    return strings[value] if name in TEXT and isinstance(value, str) else value

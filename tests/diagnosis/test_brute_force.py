@@ -1,4 +1,4 @@
-"""All numbers of time on random small traces, against sets of single nanoseconds and loops."""
+"""Metrics of random small traces, compared with sets of single nanoseconds."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def traced(rows: list[Row], launches: list[int | None], steps: list[tuple[int, i
 @given(work(), LAUNCHES, st.sampled_from([[], [(0, 20)], [(0, 20), (20, 45)]]))
 @settings(deadline=None, max_examples=60)
 def test_time(rows: list[Row], launches: list[int | None], steps: list[tuple[int, int]]) -> None:
-    """The split of the span and of each step, and the sum that holds always."""
+    """The split of the span and of each step, whose parts add up."""
     numbers = traced(rows, launches, steps)
     of = {
         kind: covered([row for row in rows if row["name"].startswith(kind)])
@@ -101,7 +101,7 @@ def test_time(rows: list[Row], launches: list[int | None], steps: list[tuple[int
 @given(work(), LAUNCHES)
 @settings(deadline=None, max_examples=60)
 def test_idle(rows: list[Row], launches: list[int | None]) -> None:
-    """Gaps by stream and of the device, one after the other, and the launches behind them."""
+    """Gaps by stream and device, and the launches after them."""
     numbers = traced(rows, launches, [])
     launch = {place: at for place, at in enumerate(launches) if at is not None}
     ordered = sorted(rows, key=lambda row: row["start_ns"])

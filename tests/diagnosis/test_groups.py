@@ -1,4 +1,4 @@
-"""Totals by group against sets of single nanoseconds."""
+"""Totals by group, compared with sets of single nanoseconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.diagnosis.groups import Events, distinct, inclusive, sums
+from instrument.diagnosis.groups import GroupedEvents, ancestor_pairs, sum_by_group, unique_codes
 
 EVENTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=10).map(sorted)
 
@@ -21,7 +21,7 @@ def test_totals(events: list[tuple[int, int]], data: st.DataObject) -> None:
     end = start + np.array([size for _, size in events])
     rows, groups = (np.array([pair[part] for pair in pairs], np.int64) for part in (0, 1))
     cut = rows < data.draw(st.integers(0, len(events)))
-    result = Events(start, end).totals([(rows[cut], groups[cut]), (rows[~cut], groups[~cut])], 5)
+    result = GroupedEvents(start, end).totals([(rows[cut], groups[cut]), (rows[~cut], groups[~cut])], 5)
     for group in range(5):
         inside = [events[row] for row in {row for row, other in pairs if other == group}]
         busy = {at for begin, size in inside for at in range(begin, begin + size)}
@@ -31,26 +31,26 @@ def test_totals(events: list[tuple[int, int]], data: st.DataObject) -> None:
 
 
 def test_totals_of_huge_times() -> None:
-    """A broken file may hold any time; many groups of those do not overflow."""
+    """Extreme times in many groups do not overflow."""
     start = np.array([0, 2**62])
-    result = Events(start, start + 5).totals([(np.array([0, 1, 0, 1]), np.array([0, 0, 900, 900]))], 1000)
+    result = GroupedEvents(start, start + 5).totals([(np.array([0, 1, 0, 1]), np.array([0, 0, 900, 900]))], 1000)
     assert result.busy[[0, 900]].tolist() == [10, 10]
     assert result.extent[900] == 2**62 + 5
 
 
 def test_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event comes with what holds it and with what holds that, in parts of any size."""
+    """An event comes with all its ancestors, in parts of any size."""
     for pairs in (1, 3, 1 << 20):
         monkeypatch.setattr("instrument.diagnosis.groups._PAIRS", pairs)
-        parts = list(inclusive(np.array([2, -1, 0]), np.array([-1, 0, 1])))
+        parts = list(ancestor_pairs(np.array([2, -1, 0]), np.array([-1, 0, 1])))
         found = [pair for events, above in parts for pair in zip(events.tolist(), above.tolist(), strict=True)]
         assert sorted(found) == [(0, 0), (0, 1), (0, 2), (2, 0)]
-    assert list(inclusive(np.array([-1]), np.array([-1]))) == []
+    assert list(ancestor_pairs(np.array([-1]), np.array([-1]))) == []
 
 
-def test_distinct_and_sums() -> None:
-    """Words in use, and exact sums by group beyond what a float holds."""
-    names, of = distinct(np.array([5, 2, 5]))
+def test_unique_codes_and_sums() -> None:
+    """Codes in use, and exact sums by group beyond the precision of a float."""
+    names, of = unique_codes(np.array([5, 2, 5]))
     assert (names.tolist(), of.tolist()) == ([2, 5], [1, 0, 1])
-    assert sums(np.array([2**60, 1, 1]), np.array([0, 0, 1]), 3).tolist() == [2**60 + 1, 1, 0]
-    assert [len(part) for part in distinct(np.empty(0, np.int32))] == [0, 0]
+    assert sum_by_group(np.array([2**60, 1, 1]), np.array([0, 0, 1]), 3).tolist() == [2**60 + 1, 1, 0]
+    assert [len(part) for part in unique_codes(np.empty(0, np.int32))] == [0, 0]

@@ -1,4 +1,4 @@
-"""Sets of intervals against sets of single nanoseconds."""
+"""Sets of intervals, compared with sets of single nanoseconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.traces.intervals import Intervals, clip, common, covered, either, length, union
+from instrument.traces.intervals import Intervals, clip, covered_ns, merge_overlaps, overlap_ns, total_ns, union
 
 Pairs = list[tuple[int, int]]
 PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12)
@@ -32,34 +32,34 @@ def of(intervals: Intervals) -> set[int]:
 
 @given(PAIRS)
 def test_union(pairs: Pairs) -> None:
-    """The union covers what any interval covers, in any order, empty ones included."""
-    result = union(*columns(pairs))
+    """Merged intervals cover the same time, in any order, even with empty ones."""
+    result = merge_overlaps(*columns(pairs))
     assert of(result) == points(pairs)
-    assert length(result) == len(points(pairs))
+    assert total_ns(result) == len(points(pairs))
 
 
 @given(PAIRS, PAIRS)
 def test_two_sets(one: Pairs, other: Pairs) -> None:
-    """Either is the union, common the length of the intersection."""
-    first, second = union(*columns(one)), union(*columns(other))
-    assert of(either(first, second)) == points(one) | points(other)
-    assert common(first, second) == common(second, first) == len(points(one) & points(other))
+    """The union and the length of the intersection of two sets."""
+    first, second = merge_overlaps(*columns(one)), merge_overlaps(*columns(other))
+    assert of(union(first, second)) == points(one) | points(other)
+    assert overlap_ns(first, second) == overlap_ns(second, first) == len(points(one) & points(other))
 
 
 @given(PAIRS, PAIRS)
 def test_covered(one: Pairs, other: Pairs) -> None:
-    """Each of any intervals, overlapping or not, is told how much of it is covered."""
-    result = covered(union(*columns(one)), *columns(other)).tolist()
+    """The covered part of each interval, overlapping or not."""
+    result = covered_ns(merge_overlaps(*columns(one)), *columns(other)).tolist()
     assert result == [len(points(one) & points([pair])) for pair in other]
 
 
 @given(PAIRS, st.integers(-5, 45), st.integers(-5, 45))
 def test_clip(pairs: Pairs, start: int, end: int) -> None:
-    """What lies between two times is kept."""
-    assert of(clip(union(*columns(pairs)), start, end)) == points(pairs) & set(range(start, end))
+    """The parts between two times are kept."""
+    assert of(clip(merge_overlaps(*columns(pairs)), start, end)) == points(pairs) & set(range(start, end))
 
 
 def test_far_from_zero() -> None:
-    """Times since 1970 and beyond lose nothing."""
+    """Times since 1970 and later are exact."""
     start = np.array([2**62, 2**62 + 1], np.int64)
-    assert length(union(start, start + 3)) == 4
+    assert total_ns(merge_overlaps(start, start + 3)) == 4

@@ -1,4 +1,4 @@
-"""Launches, synchronisations and what fills the GPU, by hand."""
+"""Launches, synchronizations and occupancy of small traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .made import kernel, on_cpu, trace_of
 
 
 def test_launches() -> None:
-    """One call may launch many kernels; delays are from its begin, and count kernels only."""
+    """One call may launch many kernels; delays count from its start, for kernels only."""
     numbers = metrics(
         trace_of(
             runtime=[
@@ -33,7 +33,7 @@ def test_launches() -> None:
 
 
 def test_syncs() -> None:
-    """Calls that wait on two threads count both; time at which both wait counts once."""
+    """Concurrent synchronizations on two threads both count, and their common time counts once."""
     numbers = metrics(
         trace_of(
             runtime=[
@@ -50,7 +50,7 @@ def test_syncs() -> None:
     ("call", "blocks"), [("hipLaunchKernel", 512), ("hipExtModuleLaunchKernel", 2), ("hipModuleLaunchKernel", 512)]
 )
 def test_grid_of_threads(call: str, blocks: int) -> None:
-    """One function of HIP is given threads, not blocks; the device is not among those listed, which are alike."""
+    """One function of HIP takes threads instead of blocks; an unlisted device is like the listed ones."""
     numbers = metrics(
         trace_of(
             devices=[Device(0, sms=4096, threads_per_sm=2048), Device(1, sms=4096, threads_per_sm=2048)],
@@ -63,7 +63,7 @@ def test_grid_of_threads(call: str, blocks: int) -> None:
 
 
 def test_unlike_devices() -> None:
-    """Where listed devices differ, nothing is guessed of another."""
+    """If listed devices differ, nothing is assumed of an unlisted one."""
     numbers = metrics(
         trace_of(devices=[Device(0, sms=4), Device(1, sms=8)], gpu=[kernel("k", 0, 10, device=4, blocks=2)])
     )
@@ -72,7 +72,7 @@ def test_unlike_devices() -> None:
 
 
 def test_steps() -> None:
-    """Utilisation within the steps counts kernels only, cut to the window."""
+    """Utilization within the steps counts kernels only, clipped to the window."""
     numbers = metrics(
         trace_of(
             regions=[on_cpu("ProfilerStep#5", 0, 50), on_cpu("ProfilerStep#6", 60, 100)],

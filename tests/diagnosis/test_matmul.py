@@ -1,4 +1,4 @@
-"""Shapes, operations and bytes of products of matrices."""
+"""Shapes, operations and bytes of matmuls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_shapes(name: str, shapes: Any, sizes: tuple[int, ...], size: int) -> No
 
 
 def test_types() -> None:
-    """Bytes follow the types; where one is not known, or the result has another, there are none."""
+    """Bytes follow the types; with an unknown type, or another type of the result, they are None."""
     assert rows(product("aten::mm", [[2, 3], [3, 5]], ["float", "float"]))[0]["bytes"] == 4 * 31
     assert rows(product("aten::mm", [[2, 3], [3, 5]], ["float", "new"]))[0]["bytes"] is None
     assert rows(product("aten::_int_mm", [[2, 3], [3, 5]], ["signed char"] * 2))[0]["bytes"] is None
@@ -58,12 +58,12 @@ def test_types() -> None:
     "shapes", ["", "[]", "[[2, 3]]", "[[2, 3], [4, 5]]", "[[2, 3], []]", "[1, 2]", "{", "null"]
 )
 def test_unreadable(shapes: str) -> None:
-    """Calls whose shapes are missing or make no product are left out."""
+    """Calls with missing or mismatched shapes are excluded."""
     assert rows(on_cpu("aten::mm", 0, 10, shapes=shapes, types='["float", "float"]')) == []
 
 
 def test_innermost_only() -> None:
-    """Of linear, matmul and mm, each inside the other, mm is counted, once."""
+    """Of nested linear, matmul and mm, only mm is counted."""
     shapes, types = [[2, 3], [3, 5]], [HALF, HALF]
     found = rows(
         product("aten::linear", [[2, 3], [5, 3]], types, 0, 30),
@@ -74,7 +74,7 @@ def test_innermost_only() -> None:
 
 
 def test_rate() -> None:
-    """Operations by the time on the GPU, of the calls that have any."""
+    """Throughput over the GPU time of the calls that have any."""
     shapes, types = [[200, 300], [300, 500]], [HALF, HALF]
     found = rows(
         product("aten::mm", shapes, types, 0, 10),

@@ -1,4 +1,4 @@
-"""The mapping: its keys, what it tells of them, and traces in which something is missing."""
+"""The metrics mapping: its keys, their definitions, and traces that lack something."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def small() -> Any:
 
 
 def test_every_number_is_defined() -> None:
-    """The keys are those of the table of definitions, in every trace."""
+    """The keys of every trace match the table of definitions."""
     assert metrics(small()).keys() == DEFINITIONS.keys()
     assert metrics(trace_of()).keys() == DEFINITIONS.keys()
 
 
 @pytest.mark.parametrize("key", DEFINITIONS)
 def test_about(key: str) -> None:
-    """Each number tells its definition, unit, window and coverage."""
+    """Each metric has a definition, unit, window and coverage."""
     about = metrics(small()).about(key)
     assert about.definition.endswith((".", ";")) and about.unit and about.window
     assert about.coverage is None or 0 <= about.coverage <= 1
@@ -44,7 +44,7 @@ def test_about(key: str) -> None:
 
 
 def test_windows_and_coverage() -> None:
-    """Windows are first and last times, coverage is the share of the time on the GPU that is linked."""
+    """Windows are first and last times; coverage is the share of linked GPU time."""
     numbers = metrics(small())
     assert numbers.about("busy_ns").window_ns == (100, 500)
     assert numbers.about("steps").window_ns == (0, 400)
@@ -62,7 +62,7 @@ def test_windows_and_coverage() -> None:
 
 
 def test_lengths_of_steps() -> None:
-    """The work of the first step runs while the second one launches: the loop is as fast as the GPU is."""
+    """The work of the first step runs while the second launches: the loop is as fast as the GPU."""
     numbers = metrics(
         trace_of(
             regions=[on_cpu(f"ProfilerStep#{step}", 100 * step, 100 * step + 90) for step in (3, 4, 5)],
@@ -109,7 +109,7 @@ def test_lengths_of_steps() -> None:
 
 
 def test_pickles() -> None:
-    """Metrics go to another process and keep what they tell."""
+    """Unpickled metrics keep their definitions."""
     numbers = metrics(small())
     other = pickle.loads(pickle.dumps(numbers))
     assert other == numbers
@@ -161,7 +161,7 @@ def test_split_by_hand() -> None:
     ids=["nothing", "cpu", "step", "copy", "instant", "overlap", "unknown place", "sync"],
 )
 def test_poor_traces(tables: dict[str, Any]) -> None:
-    """Whatever is missing, all keys are there, without NaN; a ratio of nothing is None."""
+    """Whatever a trace lacks, all keys exist without NaN; a ratio to 0 is None."""
     numbers = metrics(trace_of(**tables))
     json.dumps(numbers, allow_nan=False)
     assert numbers.keys() == DEFINITIONS.keys()
@@ -170,14 +170,14 @@ def test_poor_traces(tables: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("pattern", ["(", "*", 7, re.compile(b"nccl")])
 def test_bad_pattern(pattern: Any) -> None:
-    """What is no regular expression is refused, with the argument's name and value."""
+    """An invalid regular expression is refused with the argument's name and value."""
     with pytest.raises(ValueError, match='"collectives" must be') as caught:
         metrics(trace_of(), pattern)
     assert repr(pattern) in str(caught.value)
 
 
 def test_own_pattern() -> None:
-    """A pattern replaces what is known; text ignores case, a compiled pattern does what it says."""
+    """A pattern replaces the known kernels; text ignores case, a compiled pattern keeps its flags."""
     trace = trace_of(gpu=[kernel("MyExchange", 0, 10), kernel("ncclDevKernel_Generic", 20, 25)])
     assert metrics(trace)["comm_ns"] == 5
     assert metrics(trace, "exchange")["comm_ns"] == 10
@@ -190,7 +190,7 @@ TIMES = st.sampled_from([0, 1, 7, -5, 2**62, -(2**62), 2**63 - 1, -(2**63)])
 @given(st.lists(st.tuples(TIMES, TIMES, TIMES), max_size=5))
 @settings(deadline=None, max_examples=60)
 def test_impossible_times(times: list[tuple[int, int, int]]) -> None:
-    """Negative durations and times beyond 64 bits, as in broken files, make odd numbers, but no error."""
+    """Negative durations and times beyond 64 bits, as in damaged files, raise no error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         numbers = metrics(
@@ -211,7 +211,7 @@ def test_impossible_times(times: list[tuple[int, int, int]]) -> None:
 
 
 def test_several_gpus() -> None:
-    """Each has its own parts of the same time; what computes on one hides no communication of another."""
+    """Each GPU has its own split of the same time; compute on one does not hide communication on another."""
     numbers = metrics(
         trace_of(
             gpu=[

@@ -1,4 +1,4 @@
-"""The numbers of real traces against values that were computed once, slowly, in exact arithmetic."""
+"""Metrics of real traces, compared with values computed in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def same(expected: Any, actual: Any) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_exact_value(name: str) -> None:
-    """Integers are equal, floats to twelve digits; there may be numbers that the references lack."""
+    """Integers are equal, floats to twelve digits; additional metrics are allowed."""
     reference = json.loads(shared("reference_values.json").read_text())["exact_all_traces"][name]
     actual = metrics(read(name), "nccl|rccl")
     wrong = {key: (value, actual.get(key)) for key, value in reference.items() if not same(value, actual.get(key))}
@@ -71,7 +71,7 @@ def test_no_reference_left_out() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fit_for_json(name: str) -> None:
-    """There is no NaN and no number of numpy's, and automatic collectives keep the sum exact."""
+    """There is neither NaN nor a numpy number, and automatic collectives keep the sum exact."""
     numbers = metrics(read(name))
     json.dumps(numbers, allow_nan=False)
     parts = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
@@ -79,7 +79,7 @@ def test_fit_for_json(name: str) -> None:
 
 
 def test_deep_ep_is_communication() -> None:
-    """DeepSeek's kernels between experts are named after what they do, not after a library."""
+    """DeepSeek's communication kernels between experts are recognized by their operation."""
     numbers = metrics(read("deepseek_train_h800.json"))
     assert numbers["comm_ns"] == 113_030_000
     assert {row["name"].split("<")[0] for row in numbers["collective_table"]} == {
@@ -92,13 +92,13 @@ def test_deep_ep_is_communication() -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("deepseek")])
 def test_nothing_else_is_communication(name: str) -> None:
-    """In the other traces, only NCCL and RCCL communicate; no other kernel is taken for it."""
+    """In the other traces, only kernels of NCCL and RCCL communicate."""
     trace = read(name)
     assert metrics(trace)["comm_ns"] == metrics(trace, "nccl|rccl")["comm_ns"]
 
 
 def test_right_where_others_are_wrong() -> None:
-    """Values that common tools report wrongly on these traces."""
+    """Metrics that common tools report wrongly for these traces."""
     assert metrics(read("tl_h100_bert_small.json.gz"))["compute_ns"] == 307_197
     graph = metrics(read("tl_vllm_decode_full_cudagraph.json.gz"))
     assert graph["idle_ns"] == 25_473
@@ -108,7 +108,7 @@ def test_right_where_others_are_wrong() -> None:
 
 
 def test_efficiency_on_amd() -> None:
-    """ROCm traces give no blocks a multiprocessor; they follow from the grid, also where it counts threads."""
+    """ROCm traces lack blocks per multiprocessor; they follow from the grid, even if it counts threads."""
     numbers = metrics(read("tl_torch_compile_triton.json.gz"))
     assert 0.9 < numbers["sm_eff_span"] <= 1
     assert numbers["occ_weighted"] is None

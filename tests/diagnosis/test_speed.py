@@ -1,4 +1,4 @@
-"""The numbers of a large trace come at once, and the time grows as the trace does."""
+"""Metrics of a large trace are fast, and their time grows linearly."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 from instrument.diagnosis.metrics import metrics
 from instrument.traces.links import assemble
-from instrument.traces.table import KERNEL, Array, Words
-from instrument.traces.trace import Lost, Thread, Trace
+from instrument.traces.table import KERNEL, Array, Strings
+from instrument.traces.trace import ReadLosses, Thread, Trace
 
 
 def large(launches: int) -> Trace:
     """Per launch: a kernel, a call, two nested operators; a hundred launches in each of two nested regions."""
-    words, number = Words(), np.arange(launches)
+    strings, number = Strings(), np.arange(launches)
 
     def every(each: int, start: int, size: int, name: str, names: int = 50) -> dict[str, Array]:
         at = np.arange(0, launches, each)
-        codes = np.array([words[f"{name} {place}"] for place in range(names)])
+        codes = np.array([strings[f"{name} {place}"] for place in range(names)])
         return {
             "start_ns": at * 1000 + start,
             "duration_ns": np.full(len(at), size),
@@ -37,7 +37,9 @@ def large(launches: int) -> Trace:
         | {"correlation": number, "category": np.full(launches, KERNEL), "stream": number % 4},
     }
     columns["gpu"].pop("thread")
-    return assemble(Path("made"), "kineto", columns, words, [Thread(1, 1)], devices=[], metadata={}, lost=Lost())
+    return assemble(
+        Path("made"), "kineto", columns, strings, [Thread(1, 1)], devices=[], metadata={}, lost=ReadLosses()
+    )
 
 
 def seconds(trace: Trace) -> float:

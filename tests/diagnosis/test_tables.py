@@ -1,4 +1,4 @@
-"""Who used the GPU: kernels, operators, regions and modules, by hand."""
+"""Tables of kernels, operators, regions and modules of small traces."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def nested() -> Metrics:
 
 
 def test_operators(nested: Metrics) -> None:
-    """CPU time without children; GPU time of its own, with children, and as covered by any."""
+    """CPU time without children; GPU time without and with children, and the time covered."""
     columns = ("calls", "cpu_self_ns", "gpu_self_ns", "gpu_ns", "gpu_busy_ns")
     assert of(nested, "operator_table", *columns) == {
         "aten::linear": (1, 28 - 14, 0, 50, 40),
@@ -71,7 +71,7 @@ def test_operators(nested: Metrics) -> None:
 
 
 def test_regions(nested: Metrics) -> None:
-    """A kernel counts once for each name around it; projections are of each call."""
+    """A kernel counts once per name around it; projections are per call."""
     columns = ("calls", "cpu_ns", "gpu_count", "gpu_ns", "gpu_busy_ns", "gpu_projection_ns")
     assert of(nested, "region_table", *columns) == {
         "step": (1, 90, 2, 50, 40, 40),
@@ -80,7 +80,7 @@ def test_regions(nested: Metrics) -> None:
 
 
 def test_modules(nested: Metrics) -> None:
-    """Modules hold the work of modules inside them, through Python functions; others are no modules."""
+    """Modules include the work of inner modules, also through Python functions; other frames are excluded."""
     columns = ("calls", "gpu_ns", "gpu_busy_ns", "gpu_projection_ns")
     assert of(nested, "module_table", *columns) == {
         "nn.Module: Net_0": (1, 50, 40, 40),

@@ -106,7 +106,7 @@ def test_nsys_traces_graphs_as_a_whole_or_by_node(tmp_path: Path) -> None:
         with nsys.alone():
             done = launched("nsys", folder, GRAPH, *options)
         assert 0 == done.returncode, done.stderr
-        assert ("CUDA graphs, traced as a whole: 3." in done.stderr) == (name == "graph"), done.stderr
+        assert ("CUDA graph launches traced as a whole: 3." in done.stderr) == (name == "graph"), done.stderr
         (report,) = (folder / "out").glob("*.nsys-rep")
         trace = instrument.read_trace(report)
         assert isinstance(trace, Trace)

@@ -106,7 +106,7 @@ def test_kernels_inside_graphs_are_offered(tmp_path: Path, nodes: bool) -> None:
     read = run([sys.executable, "-m", "instrument", "summarize", report], {**made.environment(), "COLUMNS": "100"})
     for text in (done.stderr, read.stdout):
         assert "forward" in text
-        assert nodes != ("CUDA graphs, traced as a whole: 2." in text)
+        assert nodes != ("CUDA graph launches traced as a whole: 2." in text)
         assert nodes != ("--option=--cuda-graph-trace=node" in text)
 
 

@@ -1,4 +1,4 @@
-"""What the report says of the GPU's time, and of graphs, whose kernels belong to no operator."""
+"""The report on the GPU's time, and on graphs, whose kernels belong to no operator."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.console import Console
 
 from instrument.diagnosis import metrics as metrics_module
 from instrument.diagnosis.metrics import metrics
-from instrument.report.gpu import Graphs, launched_graphs, render_gpu, render_graphs
-from instrument.report.trace_report import render_windows
+from instrument.report.gpu import Graphs, count_graph_launches, print_gpu_time, print_graph_launches
+from instrument.report.trace_report import print_windows
 from instrument.traces import summary
 from instrument.traces.communication import Collectives
-from instrument.traces.step_lengths import Lengths
+from instrument.traces.step_lengths import StepLengths
 from instrument.traces.step_work import step_lengths
 from instrument.traces.trace import Trace
 from instrument.units import counted
@@ -45,47 +45,47 @@ def graph_trace(call: str = "cudaGraphLaunch", format: str = "kineto") -> Trace:
     ],
 )
 def test_launched_graphs(trace: Trace, expected: Graphs) -> None:
-    """The kernels of a launch count if it is in no operator; a report of nsys may lack them."""
-    assert launched_graphs(trace) == expected
+    """Graph launches outside of operators are counted; reports of nsys may lack their kernels."""
+    assert count_graph_launches(trace) == expected
 
 
 def printed(graphs: Graphs) -> str:
     out = StringIO()
-    render_graphs(graphs, console=Console(file=out, width=80))
+    print_graph_launches(graphs, console=Console(file=out, width=80))
     return " ".join(out.getvalue().split())
 
 
 def test_what_is_said_of_graphs() -> None:
-    """The text says why kernels are in no operator, and how to see their operators; none without graphs."""
+    """The text says why kernels have no operator, and how to see their operators; it is empty without graphs."""
     said = printed(Graphs(0, 1, 421))
-    assert said.startswith("421 kernels from 1 launch of graphs are in no operator, as a graph runs its kernels")
-    assert said.endswith("for their operators, record a run without graphs.")
+    assert said.startswith("421 kernels from 1 graph launch belong to no operator, because a graph runs its")
+    assert said.endswith("To see their operators, record a run without CUDA graphs.")
     assert "--cuda-graph-trace=node" in printed(Graphs(whole=2))
     assert printed(Graphs()) == ""
     assert Graphs(1, 2, 3) + Graphs(4, 5, 6) == Graphs(5, 7, 9)
 
 
 def test_the_parts_of_the_time_fit_the_page() -> None:
-    """The sentence says which time they are of, and is no wider than the console."""
+    """The sentence names the time, and is no wider than the console."""
     out = StringIO()
-    render_gpu(metrics(graph_trace()), console=Console(file=out, width=80))
+    print_gpu_time(metrics(graph_trace()), console=Console(file=out, width=80))
     lines = out.getvalue().splitlines()
-    assert lines[1].startswith("GPU, 210 ns from the first start to the last end of all its work: compute")
+    assert lines[1].startswith("GPU, 210 ns from the first start to the last end of its work: compute")
     assert max(map(len, lines)) <= 80
 
 
 def test_step_lengths_are_measured_once_for_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU report uses the step lengths that the window's summary has measured."""
+    """The GPU report reuses the step lengths of the window's summary."""
     measured: list[Trace] = []
 
-    def counted_lengths(trace: Trace, collectives: Collectives) -> Lengths | None:
+    def counted_lengths(trace: Trace, collectives: Collectives) -> StepLengths | None:
         measured.append(trace)
         return step_lengths(trace, collectives)
 
     for module in (summary, metrics_module):
         monkeypatch.setattr(module, "step_lengths", counted_lengths)
     windows = [graph_trace(), graph_trace()]
-    render_windows([(trace, None) for trace in windows], "auto", console=Console(file=StringIO()))
+    print_windows([(trace, None) for trace in windows], "auto", console=Console(file=StringIO()))
     assert [id(trace) for trace in windows] == [id(trace) for trace in measured]
 
 
@@ -100,16 +100,16 @@ def test_counted(number: float, said: str) -> None:
 
 def gpu_text(*gpu: Row) -> str:
     out = StringIO()
-    render_gpu(metrics(trace_of(gpu=list(gpu))), console=Console(file=out, width=80))
+    print_gpu_time(metrics(trace_of(gpu=list(gpu))), console=Console(file=out, width=80))
     return out.getvalue()
 
 
 def test_several_gpus_are_told_apart() -> None:
-    """Each has its own shares of the time; the kernels are those of all."""
+    """Each GPU has its own shares of the time; the kernel table covers all."""
     text = gpu_text(kernel("gemm", 0, 400), kernel("gemm", 400, 500, device=3))
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "2 GPUs, 500 ns from the first start to the last end of all their work:" in lines
-    assert "GPU work compute % exposed copies % idle %" in lines
+    assert "2 GPUs, 500 ns from the first start to the last end of their work:" in lines
+    assert "GPU work compute % exposed memcpys % idle %" in lines
     assert [line for line in lines if line[:2] in ("0 ", "3 ")] == [
         "0 400 ns 80.0 0.0 20.0",
         "3 100 ns 20.0 0.0 80.0",
@@ -119,7 +119,7 @@ def test_several_gpus_are_told_apart() -> None:
 
 
 def test_communication_is_named_where_there_is_some() -> None:
-    """Without a kernel that communicates there is no share of it, though all of it may be hidden."""
+    """The share of exposed communication is printed, even if 0, only if a kernel communicates."""
     hidden = gpu_text(kernel("gemm", 0, 400), kernel("ncclDevKernel_AllReduce", 100, 200, stream=9))
     assert "exposed communication 0.0 %" in hidden
     assert "communication" not in gpu_text(kernel("gemm", 0, 400))

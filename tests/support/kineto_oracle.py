@@ -1,4 +1,4 @@
-"""What each table of a trace must hold, worked out one event at a time from what `json` makes of the file."""
+"""The expected columns of each table, computed event by event from the `json` module's reading of the file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def events_of(path: Path) -> list[Event]:
 
 
 def check_columns(trace: Trace, events: Sequence[Event]) -> None:
-    """Compare every column of every table that a file fills with what its events say."""
+    """Compare every column of every table with the events of the file."""
     expected = expected_rows(events)
     for kind, columns in COLUMNS.items():
         table, rows = getattr(trace, kind), expected[kind]
@@ -64,7 +64,7 @@ def check_columns(trace: Trace, events: Sequence[Event]) -> None:
 
 
 def expected_rows(events: Sequence[Event]) -> dict[str, list[Row]]:
-    """The rows of each table, by column; what is not known is None or as in `COLUMNS`."""
+    """The rows of each table by column; unknown values are None or as in `COLUMNS`."""
     rows: dict[str, list[Row]] = {kind: [] for kind in COLUMNS}
     for number, event in enumerate(events):
         kind = _kind(event)

@@ -1,4 +1,4 @@
-"""Small traces of every kind of event, and the ways to write them down."""
+"""Small traces of every kind of event, and the formats of their files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ durations = st.decimals(-1, 10**6, places=3) | st.sampled_from([0, 1, 10])
 def events(
     phases: str = "XXXXXXiRCMsf", times: st.SearchStrategy[Any] = moments, max_size: int = 12
 ) -> st.SearchStrategy[list[Event]]:
-    """Lists of events, any key of which may be missing but for the phase and the time."""
+    """Lists of events without any of their keys except the phase and the time."""
     return st.lists(
         st.fixed_dictionaries(
             {"ph": st.sampled_from(phases), "ts": times},
@@ -76,7 +76,7 @@ def events(
 
 
 def ordinary(count: int, size: int = 0) -> list[Event]:
-    """Events of a usual trace; each has args of its own, of this size."""
+    """The events of a typical trace, each with distinct args of this size."""
     return [
         {
             "ph": "X",
@@ -93,13 +93,13 @@ def ordinary(count: int, size: int = 0) -> list[Event]:
 
 
 def dumps(content: Any, **style: Any) -> str:
-    """JSON with Decimals as they are."""
+    """JSON with exact Decimals."""
     text = json.dumps(content, default=lambda value: f"\0{value}", **style)
     return re.sub(r'"\\u0000([^"]*)"', r"\1", text)
 
 
 def written(events: list[Event], *, style: str = "object") -> bytes:
-    """A file of these events: "object", "tail" (nothing before the events), "array", "pretty", "crlf" or "bom"."""
+    """A file of the events: "object", "tail" (no text before the events), "array", "pretty", "crlf" or "bom"."""
     metadata = {"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 8}}
     if style == "array":
         return dumps(events).encode()

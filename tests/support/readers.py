@@ -1,4 +1,4 @@
-"""Readers of traces that misbehave, for processes to import."""
+"""Misbehaving readers of traces, for child processes to import."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from instrument.traces.trace import Trace
 
 
 def die(path: Path) -> Trace:
-    """A reader that takes its process with it: of the first file, which another process reads."""
+    """Kill the process at the first file, which a child process reads."""
     if "rank0" in path.name:
         os._exit(9)
     return read_kineto(path)
 
 
 def talk(path: Path) -> Trace:
-    """A reader that prints and raises what `serve` itself waits for."""
+    """Print, and raise EOFError, which `serve` takes as the end of its input."""
     print("reading", path)
     if "rank0" in path.name:
         raise EOFError("cut off")

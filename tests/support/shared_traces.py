@@ -1,4 +1,4 @@
-"""Real traces that are kept beside the repository, not in it; tests that need one skip without it."""
+"""Real traces outside of the repository; tests that need a missing trace are skipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REPOSITORY = Path(__file__).parents[2]
 
 
 def shared(name: str) -> Path:
-    """The path of a trace; the test skips where it is missing."""
+    """Return the path of a trace; skip the test if the file is missing."""
     path = (_REPOSITORY / os.environ.get("INSTRUMENT_TRACES", "../shared/traces") / name).resolve()
     if not path.exists():
         pytest.skip(f"needs {path}: INSTRUMENT_TRACES names the folder of the real traces")

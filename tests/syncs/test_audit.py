@@ -19,8 +19,8 @@ from instrument.syncs.finding import Event, Finding
 from instrument.syncs.recorder import Recorder
 from instrument.syncs.report import SyncReport
 from instrument.traces.read import read_trace
+from instrument.traces.synchronizations import find_synchronizations
 from instrument.traces.trace import Trace
-from instrument.traces.waits import find
 from tests.diagnosis.made import Row, copy, kernel, on_cpu, row, trace_of
 from tests.support.shared_traces import shared
 from tests.traces.nsys_report import MEMCPY, RUNTIME, SYNC, Database, thread
@@ -727,7 +727,7 @@ def test_real_traces_lose_no_time(name: str, own: int) -> None:
     waits, devices = expected_of(path)
     trace = read_trace(path)
     assert isinstance(trace, Trace)
-    assert sorted(wait.blocked_ns for wait in find(trace)) == sorted(waits)
+    assert sorted(wait.blocked_ns for wait in find_synchronizations(trace)) == sorted(waits)
     report = audit_syncs(trace)
     left_out = max(devices)[1] if own else 0
     assert sum(found.blocked_ns or 0 for found in report.findings) == sum(waits) - left_out

@@ -1,7 +1,7 @@
-"""Reads damaged files and works out all that is said of them, with little memory and time for each.
+"""Reads and summarizes damaged files, with little memory and time for each.
 
-``python -m tests.traces.fuzzing "FORMAT" SEED`` does so with one; with a number of seconds after it, with that one
-and those that follow.
+``python -m tests.traces.fuzzing "FORMAT" SEED`` tries one file; with a number of seconds as third argument, also
+the files that follow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.console import Console
 
 from instrument.diagnosis.metrics import metrics
 from instrument.errors import TraceError
-from instrument.report.trace_report import render_trace
+from instrument.report.trace_report import print_trace
 from instrument.syncs.audit import audit_syncs
 from instrument.syncs.report import render
 from instrument.traces.read import read_trace
@@ -38,7 +38,7 @@ SECONDS = 30  # for one file: SQLite is given 5 s of CPU time
 
 
 def read_all(path: Path) -> str:
-    """Read a file and say all there is to say of it; return "read", or the reason why it cannot be read."""
+    """Read and summarize a file; return "read", or the reason why it cannot be read."""
     try:
         trace = read_trace(path)
     except TraceError as error:
@@ -52,7 +52,7 @@ def read_all(path: Path) -> str:
     for key in numbers:
         numbers.about(key)
     console = Console(file=io.StringIO(), width=120)
-    render_trace(trace, "auto", console=console)
+    print_trace(trace, "auto", console=console)
     render(audit_syncs(trace), console=console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     odd = {char for char in shown if not char.isprintable()} - {"\n"}
@@ -82,7 +82,7 @@ def limited() -> Iterator[None]:
 
 
 def fuzz(kind: str, seed: int, seconds: float) -> None:
-    """Try one file after the other; print what happened as JSON, a line for each that fails, then one for all."""
+    """Try one file after the other; print one JSON line per failure, then one for all."""
     count = read = 0
     slowest = 0.0, 0
     end = time.monotonic() + seconds

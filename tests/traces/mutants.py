@@ -50,7 +50,7 @@ SQL = [
 
 
 def kineto() -> dict[str, Any]:
-    """A trace of torch.profiler with all that metrics look at."""
+    """A trace of torch.profiler with everything that metrics read."""
 
     def event(cat: str, name: str, tid: Any, ts: float, dur: float, **args: Any) -> dict[str, Any]:
         return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
@@ -91,7 +91,7 @@ def kineto() -> dict[str, Any]:
 
 
 def rocprof() -> dict[str, Any]:
-    """What rocprofv3 writes of a step with hardware counters."""
+    """A rocprofv3 recording of a step with hardware counters."""
     counted = [Kernel("gemm", 10 * n, 10 * n + 7, 100 + n, counters=(("waves", 2.5),)) for n in range(4)]
     return as_json([STEP._replace(kernels=[*STEP.kernels, *counted])])
 
@@ -100,7 +100,7 @@ def rocprof() -> dict[str, Any]:
 
 
 def bytes_of(dice: Random, data: bytes) -> bytes:
-    """Bytes changed, left out, doubled or put in, in up to 20 places; or the end cut off."""
+    """Change, remove, double or insert bytes at up to 20 places, or cut off the end."""
     found = bytearray(data)
     for _ in range(dice.choice((1, 1, 2, 5, 20))):
         place, size = dice.randrange(len(found) + 1), dice.randrange(40)
@@ -113,7 +113,7 @@ def bytes_of(dice: Random, data: bytes) -> bytes:
 
 
 def json_of(dice: Random, content: Any) -> bytes:
-    """Values replaced, left out, doubled, or moved, in up to 20 places."""
+    """Replace, remove, double or move values at up to 20 places."""
     for _ in range(dice.choice((1, 1, 2, 5, 20))):
         _change(dice, content)
     text = json.dumps(content, default=repr, ensure_ascii=dice.random() < 0.8)
@@ -146,7 +146,7 @@ def _change(dice: Random, place: Any) -> None:
 
 
 def tables_of(dice: Random, path: Path) -> None:
-    """Values, columns, tables and views changed, in up to 10 places."""
+    """Change values, columns, tables and views at up to 10 places."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
         for _ in range(dice.choice((1, 1, 2, 4, 10))):
@@ -237,7 +237,7 @@ def _dumped(content: Any) -> bytes:
 
 
 def _other(dice: Random, folder: Path) -> Path:
-    """Files of other tools, and nothing in particular, under any name."""
+    """Files of other tools, and random bytes, under any name."""
     csv = (
         b'"Kind","Agent_Id","Kernel_Name","Start_Timestamp","End_Timestamp"\n'
         + b'"KERNEL_DISPATCH",2,"k",1,2\n' * 9
@@ -260,4 +260,4 @@ MAKERS: dict[str, Callable[[Random, Path], Path]] = {
     "nsys": _database(lambda path: random_database(1).write(path), ".sqlite"),
     "other": _other,
 }
-"""By format: writes a damaged file into a folder."""
+"""For each format, a function that writes a damaged file into a folder."""

@@ -1,4 +1,4 @@
-"""Makes databases as `nsys export` writes them, and asks `nsys stats` what is in them."""
+"""Writes databases like `nsys export`, and reads them with `nsys stats`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SHAPE = {"gridX": 4, "gridY": 1, "gridZ": 1, "blockX": 128, "blockY": 1, "block
 _SPACE = dict.fromkeys(
     ("staticSharedMemory", "dynamicSharedMemory", "localMemoryPerThread", "localMemoryTotal"), 0
 )
-REQUIRED: dict[str, dict[str, Any]] = {  # what a row has unless told otherwise
+REQUIRED: dict[str, dict[str, Any]] = {  # default values of rows
     KERNEL: _PLACE | _SHAPE | _SPACE | {"registersPerThread": 32},
     GRAPH: _PLACE | {"graphId": 1},
     MEMCPY: _PLACE | {"copyKind": 1, "srcKind": 0, "dstKind": 2},
@@ -52,30 +52,30 @@ def thread(process: int, number: int) -> int:
 
 @dataclass
 class Database:
-    """Rows to be written; tables that the file does not have are created with the columns that rows have."""
+    """Rows to write; missing tables are created with the columns of the rows."""
 
     rows: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     strings: dict[str, int] = field(default_factory=dict)
 
     def add(self, table: str, start: int | None = None, end: int | None = None, **columns: Any) -> None:
-        """One more row."""
+        """Add a row."""
         times = {} if start is None else {"start": start, "end": end}
         self.rows.append((table, {**REQUIRED.get(table, {}), **times, **columns}))
 
     def string(self, text: str) -> int:
-        """The number of a shared string, high enough to be free in a real report."""
+        """Return the number of a shared string, above the numbers of a real report."""
         return self.strings.setdefault(text, 1_000_000 + len(self.strings))
 
     def kernel(self, name: str, start: int, end: int, **columns: Any) -> None:
-        """One more kernel."""
+        """Add a kernel."""
         self.add(KERNEL, start, end, demangledName=self.string(name), shortName=self.string(name), **columns)
 
     def call(self, name: str, start: int, end: int, tid: int, correlation: int) -> None:
-        """One more call of CUDA."""
+        """Add a CUDA call."""
         self.add(RUNTIME, start, end, nameId=self.string(name), globalTid=tid, correlationId=correlation)
 
     def span(self, name: str, start: int, end: int | None, tid: int, **columns: Any) -> None:
-        """One more NVTX range, push/pop unless told otherwise."""
+        """Add an NVTX range, by default of push/pop."""
         kind = {"eventType": 59, "domainId": 0} | columns
         self.add(NVTX, start, end, textId=self.string(name), globalTid=tid, **kind)
 
@@ -105,6 +105,34 @@ def _typed(name: str) -> str:
     return f'"{name}" INTEGER' + " PRIMARY KEY" * (name == "id")
 
 
+def one_of_everything() -> Database:
+    """A report with one event of each kind, on one thread."""
+    tid, made = thread(42, 43), Database()
+    where = {"globalPid": HOST + (42 << 24), "streamId": 7}
+    made.add("TARGET_INFO_GPU", id=0, name="NVIDIA H100", smCount=132, maxWarpsPerSm=64, threadsPerWarp=32)
+    made.rows[-1][1].update(totalMemory=80 << 30)
+    made.add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_700_000_000_000_000_000)
+    made.add("ThreadNames", nameId=made.string("python"), globalTid=tid)
+    made.add("PROCESSES", globalPid=HOST + (42 << 24), pid=42, name="train.py")
+    made.span("region", 100, 900, tid)
+    made.add(NVTX, 150, 250, eventType=59, text="unregistered", globalTid=tid, color=-1)
+    made.call("cudaLaunchKernel_v7000", 110, 120, tid, 1)
+    made.kernel("void gemm<float>(int)", 200, 300, correlationId=1, **where)
+    made.rows[-1][1].update(gridX=66, gridY=4, blockX=64, blockY=2, staticSharedMemory=16, dynamicSharedMemory=8)
+    made.call("cudaMemcpyAsync_v3020", 130, 140, tid, 2)
+    made.add(MEMCPY, 300, 350, bytes=4096, correlationId=2, **where)
+    made.call("cuMemsetD8Async", 160, 170, tid, 3)
+    made.add(MEMSET, 350, 360, bytes=512, correlationId=3, **where)
+    made.call("cudaGraphLaunch_v10000", 180, 190, tid, 4)
+    made.add(GRAPH, 400, 500, correlationId=4, graphId=9, **where)
+    made.call("cudaStreamSynchronize_v3020", 510, 520, tid, 5)
+    made.add(SYNC, 510, 515, syncType=3, correlationId=5, **where)
+    made.add("OSRT_API", 600, 700, nameId=made.string("poll"), globalTid=tid)
+    made.span("step", 0, 1000, tid, eventType=60, domainId=2, int64Value=17)
+    made.add(NVTX, 0, None, eventType=75, text="instrument", domainId=2, globalTid=tid)
+    return made
+
+
 def random_database(seed: int) -> Database:
     """Two processes of two threads, each with nested ranges, calls, and the GPU work that they launch."""
     dice = random.Random(seed)
@@ -129,7 +157,7 @@ def random_database(seed: int) -> Database:
 
 
 def _nested(made: Database, dice: random.Random, tid: int, time: int, correlation: Any, depth: int) -> int:
-    """A range with calls and further ranges in it; the time after it."""
+    """Add a range with calls and inner ranges; return the time after it."""
     begin = time
     for _ in range(dice.randrange(4)):
         time += dice.randrange(0, 50)
@@ -173,7 +201,7 @@ def _launch(made: Database, dice: random.Random, tid: int, time: int, correlatio
 
 
 def stats(report: str, database: Path) -> list[dict[str, str]]:
-    """The rows of a report of `nsys stats`; none if it has nothing to say."""
+    """The rows of a report of `nsys stats`; none if the report is empty."""
     name = report if nsys.version() >= (2023, 4) else REPORTS[report]
     base = database.with_suffix("")
     command = [

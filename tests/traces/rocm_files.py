@@ -1,4 +1,4 @@
-"""Writes what rocprofv3 would have written of a recording: its JSON, and its database in schemas 3 and 4."""
+"""Writes recordings as rocprofv3 does: its JSON, and its databases in schemas 3 and 4."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {
     "MEMORY_ALLOCATION": ["MEMORY_ALLOCATION_ALLOCATE"],
 }
 CPU, GPU0, GPU1 = 0, 1, 2
-"""Agents; their handles in the JSON are 5000 more."""
+"""Agents; their handles in the JSON are higher by 5000."""
 
 
 class Call(NamedTuple):
@@ -107,7 +107,7 @@ STEP = Recording(
 
 
 def as_json(recordings: Sequence[Recording], *, dispatches: bool = True) -> dict[str, Any]:
-    """The content of the JSON file; without dispatches, kernels are with their counters only."""
+    """The content of the JSON file; without dispatches, kernels occur with their counters only."""
     return {"rocprofiler-sdk-tool": [_process(recording, dispatches) for recording in recordings]}
 
 
@@ -271,7 +271,7 @@ def _sides() -> str:
 
 
 def _views(schema: int) -> dict[str, str]:
-    """The views of a schema; the columns of 4 have other names than those of 3."""
+    """The views of a schema; the names of columns differ between 3 and 4."""
     shared, registers, external = (
         ("lds_size", "vgpr_count", "corr_id")
         if schema == 3
@@ -314,7 +314,7 @@ def _views(schema: int) -> dict[str, str]:
 
 
 def write_rocpd(path: Path, recordings: Sequence[Recording], schema: int = 3) -> Path:
-    """A database of one process, or of several that were merged, each with tables of its own."""
+    """Write a database of one process, or of several merged ones, each with its own tables."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA synchronous = OFF")
         for number, recording in enumerate(recordings):

@@ -1,4 +1,4 @@
-"""Backward passes on threads of autograd's own, as on a GPU: their regions are inside of the one that waits."""
+"""Backward passes on autograd threads, as on a GPU: their regions are inside the region that waits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity
 
 import instrument
 from instrument.diagnosis.metrics import metrics
-from instrument.report.terminal import render
-from instrument.traces.autograd import node_of
+from instrument.report.summary import print_summary
+from instrument.traces.autograd import engine_node_name
 from instrument.traces.kineto import read_kineto
 from instrument.traces.nsight import read_nsight
 from instrument.traces.projection import projection
@@ -44,18 +44,18 @@ def region(name: str, start: int, end: int, tid: int = MAIN) -> Event:
 
 
 def node(name: str, start: int, end: int, sequence: int, tid: int = DEVICE) -> Event:
-    """One that a backward pass runs."""
+    """A node that a backward pass runs."""
     name = f"autograd::engine::evaluate_function: {name}"
     return complete("cpu_op", name, start, end, tid, **{"Sequence number": sequence})
 
 
 def forward(start: int, end: int, sequence: int, tid: int = MAIN) -> Event:
-    """An operator that makes a node."""
+    """An operator that creates a node."""
     return complete("cpu_op", "aten::mm", start, end, tid, **{"Sequence number": sequence})
 
 
 def kernel(correlation: int, at: int, start: int, end: int, tid: int = DEVICE) -> list[Event]:
-    """A kernel, and the call on a thread that launched it."""
+    """A kernel and the call that launched it."""
     call = complete("cuda_runtime", "cudaLaunchKernel", at, at + 1, tid, correlation=correlation)
     work = complete("kernel", "gemm", start, end, 7, correlation=correlation, device=0, stream=7)
     return [call, work | {"pid": 0}]
@@ -72,14 +72,14 @@ def read(tmp_path: Path, *events: Event) -> Trace:
 
 
 def parents(trace: Trace) -> dict[str, str | None]:
-    """The name of the region around each region, by its name."""
+    """The name of the parent of each region, by name."""
     names = trace.regions.text("name")
     around = [names[row] if row >= 0 else None for row in trace.regions.parent.tolist()]
     return dict(zip(names, around, strict=True))
 
 
 def tree(summary: Summary) -> list[tuple[str, int, int, int, int | None]]:
-    """Each region as a person sees it: indented, calls, CPU, CPU self and GPU time, in us."""
+    """Each region as printed: indented, with calls, CPU, CPU self and GPU time in us."""
     return [
         ("  " * (len(row.path) - 1) + row.path[-1], row.calls, row.cpu_ns // 1000, row.self_ns // 1000, gpu)
         for row in summary.regions
@@ -124,13 +124,13 @@ def step() -> list[Event]:
     ],
 )
 def test_which_node_an_operator_runs(name: str, node: str | None) -> None:
-    """The engine's operators name it, with numbers in a report of Nsight Systems."""
-    assert node_of(name) == node
+    """The operators of the engine name the node, with numbers in reports of Nsight Systems."""
+    assert engine_node_name(name) == node
 
 
 @pytest.mark.parametrize("known_by", [NODES, NAME, [*NODES, *NAME], []], ids=["nodes", "name", "both", "regions"])
 def test_the_tree_of_a_gpu(known_by: list[Event], tmp_path: Path) -> None:
-    """It is that of the CPU; the outermost regions take no more than the step, and "backward" has its GPU time."""
+    """The tree is as on a CPU; outermost regions take no longer than the step, and "backward" has its GPU time."""
     summary = summarize(read(tmp_path, *step(), *known_by))
     assert tree(summary) == [
         ("Sequential", 1, 200, 200, 90),
@@ -146,7 +146,7 @@ def test_the_tree_of_a_gpu(known_by: list[Event], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["python", "pt_autograd_0"])
 def test_a_thread_with_two_names(first: str, tmp_path: Path) -> None:
-    """Kineto has the one before as well, which the thread has from that which started it, in any order."""
+    """The autograd name counts, though Kineto may also write the name that the thread inherited, in any order."""
     names = [name_of(DEVICE, first), name_of(DEVICE, "python"), name_of(DEVICE, "pt_autograd_0")]
     trace = read(tmp_path, *step(), region("hook", 895, 899, DEVICE), *names)
     assert [thread.name for thread in trace.threads if thread.autograd] == [f"thread {DEVICE} (pt_autograd_0)"]
@@ -156,7 +156,7 @@ def test_a_thread_with_two_names(first: str, tmp_path: Path) -> None:
 
 
 def test_numbers_of_regions(tmp_path: Path) -> None:
-    """The table of all numbers and the projection give "backward" what its thread waited for."""
+    """Metrics and projection give "backward" the work that its thread waited for."""
     trace = read(tmp_path, *step(), *NODES)
     (row,) = [row for row in metrics(trace)["region_table"] if row["name"] == "backward"]
     assert (row["gpu_count"], row["gpu_ns"], row["gpu_projection_ns"]) == (3, 360_000, 440_000)
@@ -169,7 +169,7 @@ def test_numbers_of_regions(tmp_path: Path) -> None:
 
 
 def test_a_region_that_ends_late(tmp_path: Path) -> None:
-    """It belongs where it began; nobody's own time is negative, nor counted twice where devices work at once."""
+    """Work belongs to where it began; self times are not negative, and concurrent devices count once."""
     late = [region("A (backward)", 450, 950, DEVICE), region("B (backward)", 500, 700, OTHER)]
     names = [name_of(DEVICE, "pt_autograd_0"), name_of(OTHER, "pt_autograd_1")]
     summary = summarize(
@@ -183,7 +183,7 @@ def test_a_region_that_ends_late(tmp_path: Path) -> None:
 
 
 def test_regions_that_begin_together(tmp_path: Path) -> None:
-    """A parent comes first in the table, as everywhere: of two that start together, that is the longer one."""
+    """A parent precedes its children in the table: of two regions that start together, the longer one."""
     events = [
         region("step", 0, 900),
         region("backward", 400, 600),
@@ -197,7 +197,7 @@ def test_regions_that_begin_together(tmp_path: Path) -> None:
 
 
 def test_work_without_regions_of_its_own(tmp_path: Path) -> None:
-    """What operators on a thread of autograd launch belongs to the region that waits."""
+    """Work that operators on an autograd thread launch belongs to the region that waits."""
     trace = read(
         tmp_path, region("backward", 400, 900), *NODES, *kernel(1, 510, 600, 700), *kernel(2, 950, 960, 970)
     )
@@ -206,7 +206,7 @@ def test_work_without_regions_of_its_own(tmp_path: Path) -> None:
 
 
 def test_threads_that_do_other_things(tmp_path: Path) -> None:
-    """A region of a thread that trains nothing holds no backward pass, however it lies."""
+    """A region of a thread that does not train never contains a backward pass."""
     loading = [region("gloo:barrier", 0, 2000, OTHER), region("read", 420, 700, OTHER)]
     trace = read(tmp_path, *step(), *NODES, *loading)
     assert parents(trace)["Sequential (backward)"] == "backward"
@@ -215,7 +215,7 @@ def test_threads_that_do_other_things(tmp_path: Path) -> None:
 
 
 def test_threads_that_run_their_own_backward(tmp_path: Path) -> None:
-    """On a CPU a thread runs the nodes that it made: nobody waits for it."""
+    """On a CPU a thread runs the nodes that it created, and no other thread waits."""
     own = [
         region("net", 100, 200, OTHER),
         forward(110, 120, 1, OTHER),
@@ -228,7 +228,7 @@ def test_threads_that_run_their_own_backward(tmp_path: Path) -> None:
 
 
 def two_trainers(first: str, second: str, *numbers: int) -> list[Event]:
-    """Two threads that train at once, with a region open each; a device's thread runs a node of one of them."""
+    """Two threads train at once, each with an open region; an autograd thread runs a node of one of them."""
     return [
         *(forward(100, 110, number, tid) for number, tid in zip(numbers, (MAIN, OTHER), strict=True)),
         region(first, 400, 900),
@@ -249,27 +249,27 @@ def two_trainers(first: str, second: str, *numbers: int) -> list[Event]:
     ],
 )
 def test_several_threads_that_train(events: list[Event], parent: str, tmp_path: Path) -> None:
-    """The one that is in a region named so has called backward, else the one that made the node."""
+    """The caller is the thread in a region named after the backward pass, or the creator of the node."""
     trace = read(tmp_path, *events)
     assert parents(trace)["net (backward)"] == parent
     assert trace.unplaced == 0
 
 
 def test_callers_that_nobody_can_tell(tmp_path: Path) -> None:
-    """Where several threads may have called the backward pass, its regions are in none; the report says so."""
+    """If several threads may have called the backward pass, its regions have no parent, and the report says so."""
     trace = read(tmp_path, *two_trainers("G.backward", "D.backward", 7, 7), *kernel(2, 620, 630, 640))
     assert parents(trace) == {"G.backward": None, "D.backward": None, "net (backward)": None}
     names = [*trace.regions.text("name"), None]
     assert [names[row] for row in trace.gpu.region] == ["net (backward)", None]
     summary = merge([summarize(trace)] * 2)
     console = Console(file=io.StringIO(), width=100)
-    render(summary, files=[], folder=tmp_path, console=console)
+    print_summary(summary, files=[], folder=tmp_path, console=console)
     assert isinstance(console.file, io.StringIO)
     assert "Not in the region of their backward pass: 2 calls" in console.file.getvalue()
 
 
 def test_trains_of_many_threads(tmp_path: Path) -> None:
-    """With more threads than can be told apart, nothing is guessed."""
+    """With too many threads, no caller is guessed."""
     events = [region("backward", 400, 900, tid) for tid in range(100, 180)]
     events += [forward(100, 110, 7, tid) for tid in range(100, 180)]
     trace = read(tmp_path, *events, node("Mm", 450, 700, 7), region("net (backward)", 500, 600, DEVICE))
@@ -281,7 +281,7 @@ def test_trains_of_many_threads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("known_by", ["name", "regions", "emit_nvtx"])
 def test_a_report_of_nsight_systems(known_by: str, tmp_path: Path) -> None:
-    """A thread is known by its name, or by ranges that are of backward passes alone."""
+    """An autograd thread is recognized by its name, or because all its ranges are backward passes."""
     made, main, device = Database(), thread(42, 42), thread(42, 43)
     made.span("forward", 0, 300, main)
     made.span("backward", 400, 900, main)
@@ -306,7 +306,7 @@ def test_a_report_of_nsight_systems(known_by: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_projection_by_hand(seed: int, tmp_path: Path) -> None:
-    """A region has what is launched in it, and what is launched in, or on the threads of, what it waits for."""
+    """A region owns work launched in it, and work launched by the backward passes that it waits for."""
     dice = random.Random(seed)
     made, main = Database(), thread(42, 42)
     for name, tid in (("pt_autograd_0", thread(42, 43)), ("pt_autograd_1", thread(42, 44))):
@@ -359,7 +359,7 @@ def test_projection_by_hand(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names its thread as Linux does")
 def test_a_recording_of_two_threads(tmp_path: Path) -> None:
-    """What torch records of a backward pass on another thread, with the thread's name and the nodes."""
+    """Torch records a backward pass on another thread with the thread's name and the nodes."""
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 64), torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
     )
@@ -391,7 +391,7 @@ def test_a_recording_of_two_threads(tmp_path: Path) -> None:
     (runs,) = [thread for thread in trace.threads if thread.autograd]
     assert runs.name == "" or runs.name.endswith("(pt_autograd_0)")  # Kineto leaves it out at times
 
-    # The name alone is no more than a hint: without it, the nodes tell.
+    # Without the name, the nodes show the thread.
     text = (tmp_path / "trace.json").read_text()
     (tmp_path / "nameless.json").write_text(text.replace("pt_autograd_0", "python"))
     assert [row.path for row in summarize(read_kineto(tmp_path / "nameless.json")).regions] == list(by_path)
@@ -402,7 +402,7 @@ def test_a_recording_of_two_threads(tmp_path: Path) -> None:
     [("hta_ns_resolution.json.gz", 25), ("hta_nccl_data.json.gz", 15), ("hta_mtia_rank0.json.gz", 1)],
 )
 def test_real_traces(name: str, calls: int) -> None:
-    """The collectives that a thread of autograd starts are in the region of the backward pass."""
+    """Collectives that an autograd thread starts are in the region of the backward pass."""
     trace = read_kineto(Path(shared(name)))
     (autograd,) = [number for number, thread in enumerate(trace.threads) if thread.autograd]
     rows = np.flatnonzero(trace.regions.thread == autograd)

@@ -1,4 +1,4 @@
-"""Damaged files: every event that is whole is read, what can be mended is, and the trace says what was lost."""
+"""Damaged files: intact events are read, others repaired if possible, and the trace says what was lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from instrument.errors import TraceError
 from instrument.traces import text
 from instrument.traces.kineto import read_kineto
 from instrument.traces.table import COLUMNS
-from instrument.traces.trace import Lost, Trace
+from instrument.traces.trace import ReadLosses, Trace
 
 from ..support.kineto_oracle import check_columns, events_of
 from ..support.kineto_text import Event, dumps, ordinary, written
@@ -28,7 +28,7 @@ LINES = [dumps(event).encode() for event in EVENTS]
 CUT_OFF = "the file is cut off: its array of events does not end"
 
 
-def joined(lines: list[bytes], separator: bytes = b",\n") -> bytes:
+def merge_step_lengths(lines: list[bytes], separator: bytes = b",\n") -> bytes:
     return HEAD + separator.join(lines) + TAIL
 
 
@@ -48,7 +48,7 @@ def check(trace: Trace, events: list[Event]) -> None:
             assert json.loads(json.dumps(args, default=float)) == trace.args(table, row)
 
 
-def read(folder: Path, data: bytes, events: list[Event]) -> Lost:
+def read(folder: Path, data: bytes, events: list[Event]) -> ReadLosses:
     trace = read_kineto(write(folder, data))
     check(trace, events)
     return trace.lost
@@ -63,7 +63,7 @@ def original() -> tuple[bytes, list[Event]]:
 
 
 def whole_before(data: bytes, events: list[Event]) -> list[Event]:
-    """The events of the original that end within these many bytes; the file is pretty-printed."""
+    """The events that end within the first bytes of a pretty-printed file."""
     ends = len(re.findall(rb"^    \},?$", data[data.index(b'"traceEvents"') :], re.MULTILINE))
     return events[:ends]
 
@@ -86,13 +86,13 @@ def test_samples_cut_off(tmp_path: Path, name: str) -> None:
 
 
 def names_in(path: Path) -> list[str]:
-    """The names of the events as they stand in a pretty-printed file."""
+    """The names of the events in a pretty-printed file."""
     events = path.read_text().split('"traceEvents": [')[1].split('"deviceProperties"')[0]
     return re.findall(r'^      "name": "(.*)",?$', events, re.MULTILINE)
 
 
 def test_sample_of_unescaped_quotes() -> None:
-    """The names come out as they are meant."""
+    """Names have their intended text."""
     _, events = original()
     path = shared("malformed_unescaped_quotes.json")
     names = names_in(path)
@@ -104,7 +104,7 @@ def test_sample_of_unescaped_quotes() -> None:
 
 
 def test_sample_of_windows_paths() -> None:
-    """None of the backslashes is an escape."""
+    """No backslash is taken as an escape."""
     _, events = original()
     path = shared("malformed_winpath_escape.json")
     names = names_in(path)
@@ -126,7 +126,7 @@ def test_sample_of_windows_paths() -> None:
     ids=["control", "utf8", "bare", "duplicate"],
 )
 def test_samples_made_here(tmp_path: Path, before: bytes, after: bytes, name: Callable[[str], str] | None) -> None:
-    """Every event is read, whichever way some of them are damaged."""
+    """Every event is read, however some of them are damaged."""
     data, events = original()
     assert before in data
     trace = read_kineto(write(tmp_path, data.replace(before, after)))
@@ -139,8 +139,8 @@ def test_samples_made_here(tmp_path: Path, before: bytes, after: bytes, name: Ca
 # Cut at every place
 
 
-def read_cut(folder: Path, data: bytes, whole: int) -> Lost:
-    """So many events are read, and the next one too if nothing but its args is cut."""
+def read_cut(folder: Path, data: bytes, whole: int) -> ReadLosses:
+    """Events before the cut are read, and the next event as well if only its args are cut."""
     cut = EVENTS[whole] | {"args": {}}
     trace = read_kineto(write(folder, data))
     check(trace, [*EVENTS[:whole], cut] if trace.lost.repaired else EVENTS[:whole])
@@ -149,8 +149,8 @@ def read_cut(folder: Path, data: bytes, whole: int) -> Lost:
 
 
 def test_every_prefix(tmp_path: Path) -> None:
-    """What is whole before the cut is there; without any event an error says so."""
-    data = joined(LINES[:3])
+    """Intact events before the cut are read; without any, an error says so."""
+    data = merge_step_lengths(LINES[:3])
     ends = [data.index(line) + len(line) for line in LINES[:3]]
     args = data.index(b', "args"')
     for size in range(len(data)):
@@ -164,8 +164,8 @@ def test_every_prefix(tmp_path: Path) -> None:
 
 
 def test_every_prefix_of_a_packed_file(tmp_path: Path) -> None:
-    """As much as can be unpacked."""
-    data = joined(LINES[:6])
+    """All data that can be unpacked is read."""
+    data = merge_step_lengths(LINES[:6])
     ends = [data.index(line) + len(line) for line in LINES[:6]]
     packed = gzip.compress(data, mtime=0)
     for size in range(20, len(packed), 3):
@@ -179,8 +179,8 @@ def test_every_prefix_of_a_packed_file(tmp_path: Path) -> None:
 
 
 def test_a_wrong_checksum(tmp_path: Path) -> None:
-    """All is read, and said not to be trusted."""
-    packed = bytearray(gzip.compress(joined(LINES)))
+    """All events are read, and the damage is reported."""
+    packed = bytearray(gzip.compress(merge_step_lengths(LINES)))
     packed[-6] ^= 1
     assert ["damaged gzip: Error -3 while decompressing data: incorrect data check"] == list(
         read(tmp_path, bytes(packed), EVENTS).reasons
@@ -188,21 +188,21 @@ def test_a_wrong_checksum(tmp_path: Path) -> None:
 
 
 def test_several_members(tmp_path: Path) -> None:
-    """As `cat` makes of two files, or a writer that flushes."""
-    data = joined(LINES)
+    """Gzip streams may follow each other, as after `cat` of two files or a flush."""
+    data = merge_step_lengths(LINES)
     assert not read(tmp_path, gzip.compress(data[:500]) + gzip.compress(data[500:]) + b"\0" * 512, EVENTS)
 
 
 def test_more_after_the_end(tmp_path: Path) -> None:
-    """What follows the gzip data is no part of it."""
-    lost = read(tmp_path, gzip.compress(joined(LINES)) + b"rubbish", EVENTS)
-    assert (7, ["after the end of the gzip data there is more"]) == (lost.bytes, list(lost.reasons))
+    """Data after the gzip stream is not part of it."""
+    lost = read(tmp_path, gzip.compress(merge_step_lengths(LINES)) + b"rubbish", EVENTS)
+    assert (7, ["data after the end of the gzip stream"]) == (lost.bytes, list(lost.reasons))
 
 
 def test_damage_in_the_middle_of_a_packed_file(tmp_path: Path) -> None:
-    """What was packed before it is read."""
+    """Data before the damage is read."""
     lines = [dumps(event).encode() for event in ordinary(4000)]
-    packed = bytearray(gzip.compress(joined(lines), 1))
+    packed = bytearray(gzip.compress(merge_step_lengths(lines), 1))
     packed[len(packed) // 2] ^= 0xFF
     trace = read_kineto(write(tmp_path, bytes(packed)))
     assert len(trace.operators) + len(trace.gpu) + len(trace.frames) + len(trace.runtime) > 1000
@@ -210,7 +210,7 @@ def test_damage_in_the_middle_of_a_packed_file(tmp_path: Path) -> None:
 
 
 def test_a_bomb(tmp_path: Path) -> None:
-    """It is refused at the limit that the error states."""
+    """A bomb is refused at the limit that the error states."""
     packer = zlib.compressobj(9, wbits=31)
     parts = [packer.compress(HEAD)] + [packer.compress(b" " * (1 << 20)) for _ in range(300)]
     with pytest.raises(TraceError, match="more than 200 times its size"):
@@ -252,10 +252,10 @@ def test_one_damaged_event(
     event: Event | None,
     repaired: int,
 ) -> None:
-    """The others are read, and this one too where it can be mended."""
+    """The other events are read, and the damaged one as well if it can be repaired."""
     monkeypatch.setattr(text, "BLOCK", block)
     expected = [*EVENTS[:4], *([event] if event else []), *EVENTS[5:]]
-    lost = read(tmp_path, joined([*LINES[:4], line, *LINES[5:]]), expected)
+    lost = read(tmp_path, merge_step_lengths([*LINES[:4], line, *LINES[5:]]), expected)
     assert repaired == lost.repaired
     assert bool(lost.bytes) == (event is None)
     assert lost.reasons
@@ -263,13 +263,13 @@ def test_one_damaged_event(
 
 @pytest.mark.parametrize("separator", [b"\n", b";", b",,", b"}", b"]", b"],", b"\0", b',"x",', b"garbage"])
 def test_damaged_separators(tmp_path: Path, separator: bytes) -> None:
-    """No event is lost to what stands between two."""
+    """Text between events costs no event."""
     data = HEAD + b",".join(LINES[:5]) + separator + b",".join(LINES[5:]) + TAIL
     read(tmp_path, data, EVENTS)
 
 
 def test_events_cut_with_others_following(tmp_path: Path) -> None:
-    """Two processes wrote into one file: each event cut by another one is lost, no other."""
+    """Two processes wrote into one file: only events that are cut by another event are lost."""
     for place in range(1, len(LINES[4])):
         data = HEAD + b",".join([*LINES[:4], LINES[4][:place] + LINES[5], *LINES[6:]]) + TAIL
         read(tmp_path, data, [*EVENTS[:4], *EVENTS[5:]])
@@ -287,7 +287,7 @@ def test_two_traces_one_after_the_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tail", [b"", TAIL])
 def test_zero_bytes_to_the_end(tmp_path: Path, tail: bytes) -> None:
-    """A job was killed whose file system had already given it the room."""
+    """Zero bytes at the end, as after a killed job, are reported."""
     trace = read_kineto(write(tmp_path, HEAD + b",\n".join(LINES) + tail + b"\0" * 100_000))
     check_columns(trace, EVENTS)
     assert trace.lost.events == 0
@@ -295,7 +295,7 @@ def test_zero_bytes_to_the_end(tmp_path: Path, tail: bytes) -> None:
 
 @pytest.mark.parametrize("head", [b'{"traceEvents": ', b'{"trace', b"", b'{"x": {"y": ['])
 def test_a_damaged_beginning(tmp_path: Path, head: bytes) -> None:
-    """Events are found where their array should have begun."""
+    """Events are found although the beginning of their array is damaged."""
     lost = read(tmp_path, head + b",\n".join(LINES) + TAIL, EVENTS)
     assert "the beginning of the array of events is damaged" in lost.reasons
 
@@ -309,7 +309,7 @@ def test_a_damaged_beginning(tmp_path: Path, head: bytes) -> None:
     ],
 )
 def test_damaged_metadata(tmp_path: Path, tail: bytes, expected: dict[str, Any]) -> None:
-    """What can be read of them is, and the loss is stated."""
+    """Metadata is read as far as possible, and the loss is reported."""
     trace = read_kineto(write(tmp_path, HEAD.replace(b'"schemaVersion": 1, ', b"") + LINES[0] + tail))
     check(trace, EVENTS[:1])
     assert expected == trace.metadata
@@ -317,9 +317,9 @@ def test_damaged_metadata(tmp_path: Path, tail: bytes, expected: dict[str, Any])
 
 
 def test_a_duration_beyond_all_times(tmp_path: Path) -> None:
-    """An event that needs no time is lost for an impossible duration, and no other one with it."""
+    """An event with an impossible duration is lost alone."""
     odd = b'{"ph": "M", "name": "process_name", "dur": 1e308, "pid": 1, "args": {"name": "x"}}'
-    trace = read_kineto(write(tmp_path, joined([*LINES, odd])))
+    trace = read_kineto(write(tmp_path, merge_step_lengths([*LINES, odd])))
     assert 1 == trace.lost.events
-    whole = read_kineto(write(tmp_path, joined(LINES)))
+    whole = read_kineto(write(tmp_path, merge_step_lengths(LINES)))
     assert [len(whole.operators), len(whole.gpu)] == [len(trace.operators), len(trace.gpu)]

@@ -1,4 +1,4 @@
-"""What Arrow, pandas, Parquet and DuckDB get of a trace."""
+"""Conversion of traces to Arrow, pandas and Parquet, and queries by DuckDB."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from instrument.traces.export import to_arrow, to_pandas, to_parquet
 from instrument.traces.kineto import read_kineto
 from instrument.traces.links import assemble
-from instrument.traces.table import COLUMNS, TEXT, Words
-from instrument.traces.trace import Device, Lost, Thread, Trace
+from instrument.traces.table import COLUMNS, TEXT, Strings
+from instrument.traces.trace import Device, ReadLosses, Thread, Trace
 from tests.support.shared_traces import shared
 
 arrow = pytest.importorskip("pyarrow")
@@ -49,7 +49,7 @@ def assert_round_trip(trace: Trace, tables: dict[str, arrow.Table]) -> None:
 
 @pytest.mark.parametrize("name", [None, "tl_h100_bert_small.json.gz", "hta_nccl_data.json.gz"])
 def test_every_column_comes_back(name: str | None, tmp_path: Path) -> None:
-    """Arrow has each column of each table, and so have the files that are read back."""
+    """Arrow tables, and files that are read back, have every column of every table."""
     trace = read_kineto(shared(name) if name else DATA)
     tables = to_arrow(trace)
     assert_round_trip(trace, tables)
@@ -64,7 +64,7 @@ def test_every_column_comes_back(name: str | None, tmp_path: Path) -> None:
 
 
 def test_files_say_whose_they_are(trace: Trace, tmp_path: Path) -> None:
-    """Each file has what the trace says of itself, as JSON in its schema."""
+    """Each file has the metadata of the trace as JSON in its schema."""
     trace.rank, trace.world_size, trace.epoch_ns = 3, 8, 17
     trace.devices = [Device(0, "NVIDIA H100", 132)]
     trace.metadata = {"schemaVersion": 1, "huge": 2**70}
@@ -79,15 +79,15 @@ def test_files_say_whose_they_are(trace: Trace, tmp_path: Path) -> None:
 
 
 def test_data_frames(trace: Trace) -> None:
-    """Texts are categories, times integers, and the index is what links hold."""
+    """Text is categorical, times are integers, and links refer to the index."""
     frames = to_pandas(trace)
     gpu, regions = frames["gpu"], frames["regions"]
     assert str(gpu["name"].dtype) == "category"
     assert str(gpu["start_ns"].dtype) == "int64"
     assert gpu["name"].tolist() == trace.gpu.text("name")
-    joined = gpu.join(regions["name"].rename("name_of_region"), on="region")
+    merge_step_lengths = gpu.join(regions["name"].rename("name_of_region"), on="region")
     expected = [trace.regions.text("name")[row] if row >= 0 else None for row in trace.gpu.region.tolist()]
-    assert [name if isinstance(name, str) else None for name in joined["name_of_region"]] == expected
+    assert [name if isinstance(name, str) else None for name in merge_step_lengths["name_of_region"]] == expected
     assert any(expected)
     kernels = to_pandas(trace.kernels)
     assert kernels["name"].tolist() == trace.kernels.text("name")
@@ -116,12 +116,12 @@ def test_a_query_over_files(trace: Trace, tmp_path: Path) -> None:
 
 
 def test_anything_can_be_a_name(tmp_path: Path) -> None:
-    """Half a surrogate pair, which JSON can hold, a thread that is a word and one that is not known survive."""
-    words = Words()
+    """Half a surrogate pair, a thread id that is text and an unknown thread survive."""
+    strings = Strings()
     columns = {
         "operators": {
             "start_ns": np.array([1, 2, 3]),
-            "name": np.array([words["a\ud83d"], words["löss 🙂"], 0]),
+            "name": np.array([strings["a\ud83d"], strings["löss 🙂"], 0]),
             "thread": np.array([0, 1, -1]),
         }
     }
@@ -129,11 +129,11 @@ def test_anything_can_be_a_name(tmp_path: Path) -> None:
         tmp_path,
         "kineto",
         columns,
-        words,
+        strings,
         [Thread(1, "stream 7"), Thread("Spans", 2)],
         devices=[],
         metadata={},
-        lost=Lost(),
+        lost=ReadLosses(),
     )
     operators = parquet.read_table(to_parquet(trace, tmp_path)[0])
     assert operators["name"].to_pylist() == ["a\\ud83d", "löss 🙂", ""]
@@ -142,7 +142,7 @@ def test_anything_can_be_a_name(tmp_path: Path) -> None:
 
 
 def test_no_half_files(trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full in the middle leaves what was there before, and nothing else."""
+    """A disk that becomes full leaves the previous files, and nothing else."""
     to_parquet(trace, tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     whole, count = parquet.write_table, iter(range(99))
@@ -163,7 +163,7 @@ def test_a_folder_that_is_a_file(trace: Trace, tmp_path: Path) -> None:
     """The error names the file and says what is accepted."""
     file = tmp_path / "trace.parquet"
     file.write_text("mine")
-    with pytest.raises(NotADirectoryError, match=r"trace.parquet; one Parquet file a table goes into a folder"):
+    with pytest.raises(NotADirectoryError, match=r'"folder" must be a folder: .*trace.parquet'):
         to_parquet(trace, file)
     assert file.read_text() == "mine"
 
@@ -172,7 +172,7 @@ def test_a_folder_that_is_a_file(trace: Trace, tmp_path: Path) -> None:
     ("missing", "call"), [("pyarrow", "to_arrow"), ("pyarrow", "to_parquet"), ("pandas", "to_pandas")]
 )
 def test_missing_libraries(missing: str, call: str, tmp_path: Path) -> None:
-    """One sentence has the pip line, and nothing is written; reading itself needs neither of them."""
+    """The error has the pip line, nothing is written, and reading traces needs neither package."""
     program = f"""
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Any bytes give a trace or one error; local damage costs no event elsewhere; time and memory are bounded."""
+"""Any bytes give a trace or a TraceError; local damage costs no event elsewhere; time and memory are bounded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(path: Path, data: bytes, block: int = 1 << 20) -> Trace | None:
-    """The trace, or None for an error that names the file; nothing else may happen."""
+    """Return the trace, or None after an error that names the file."""
     path.write_bytes(data)
     began = time.perf_counter()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
@@ -67,7 +67,7 @@ def read(path: Path, data: bytes, block: int = 1 << 20) -> Trace | None:
 @quick
 @given(data=st.binary(max_size=400))
 def test_any_bytes(path: Path, data: bytes) -> None:
-    """Also as what a gzip file holds, and as events."""
+    """Random bytes, also inside a gzip file and as events."""
     read(path, data)
     read(path, gzip.compress(data, 1))
     read(path, b'{"traceEvents": [' + data)
@@ -84,7 +84,7 @@ def test_any_bytes(path: Path, data: bytes) -> None:
 def test_damaged_traces(
     path: Path, events: list[Event], style: str, damages: list[tuple[float, int, bytes]], block: int, packed: bool
 ) -> None:
-    """Parts of a valid trace are replaced, left out, or put in."""
+    """Parts of a valid trace are replaced, removed or inserted."""
     data = written(events, style=style)
     for at, length, junk in damages:
         place = int(at * len(data))
@@ -154,7 +154,7 @@ def damaged(damage: Callable[[str], str]) -> bytes:
     ],
 )
 def test_many_damaged_events(path: Path, damage: Callable[[str], str], read: int, repaired: int) -> None:
-    """20,000 take seconds, whatever is wrong with them."""
+    """20,000 damaged events take seconds, whatever their damage."""
     path.write_bytes(damaged(damage))
     began = time.perf_counter()
     trace = read_file(path)
@@ -190,7 +190,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     ids=["deep", "deep objects", "endless string", "endless list", "zeros", "zeros at the end"],
 )
 def test_memory_and_time(tmp_path: Path, parts: tuple[bytes, bytes, int]) -> None:
-    """Of a file of up to 100 MB without an event that ends, at most some 16 MiB are looked at together."""
+    """Of a file with an event without end, about 16 MiB are processed at once."""
     path = tmp_path / "large.json"
     with path.open("wb") as file:
         file.write(parts[0])

@@ -1,4 +1,4 @@
-"""Copies of traces with lanes of regions on the GPU: what is on the lanes, and that the rest stays as it is."""
+"""Copies of traces with lanes of regions on the GPU: the content of the lanes; the rest stays unchanged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def added(path: Path) -> list[dict[str, Any]]:
 
 
 def drawn(events: list[dict[str, Any]]) -> dict[str, list[tuple[int, str, float, float]]]:
-    """Of each lane depth, name, start and end in us, as a viewer nests them: they must not overlap otherwise."""
+    """Depth, name, start and end in us of the ranges on each lane, which must nest as in a viewer."""
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     lanes: dict[str, list[tuple[int, str, float, float]]] = {}
     for tid, name in names.items():
@@ -61,7 +61,7 @@ def drawn(events: list[dict[str, Any]]) -> dict[str, list[tuple[int, str, float,
 
 
 def test_lanes(tmp_path: Path) -> None:
-    """Each stream has its regions in each other, from the first start to the last end of their work there."""
+    """Each stream shows nested regions, from the first start to the last end of their work on it."""
     other = [
         event for number in (6, 7) for event in on_stream(20, kernel(number, 511 + number, 600, 650 + number))
     ]
@@ -88,7 +88,7 @@ def test_lanes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_lanes_by_hand(seed: int, tmp_path: Path) -> None:
-    """A region has what it and all in it launched on the stream; what overlaps has rows of its own."""
+    """A region includes the work of inner regions on the stream; overlapping regions get more rows."""
     dice = random.Random(seed)
     events = [name_of(DEVICE, "pt_autograd_0")]
     for tid in (MAIN, DEVICE):
@@ -118,7 +118,7 @@ def test_lanes_by_hand(seed: int, tmp_path: Path) -> None:
 
 
 def test_work_that_overlaps_on_a_stream(tmp_path: Path) -> None:
-    """Of many threads that use one stream at once, those beyond sixteen rows are counted and not drawn."""
+    """Regions beyond sixteen rows are counted and not drawn."""
     events = []
     for tid in range(20):
         work = kernel(tid + 1, 10, 100 + tid, 200 + tid, 100 + tid)
@@ -148,7 +148,7 @@ def texts() -> dict[str, bytes]:
 @pytest.mark.parametrize("packed", [True, False], ids=["gzip", "plain"])
 @pytest.mark.parametrize("kind", texts())
 def test_what_was_there_stays(kind: str, packed: bool, tmp_path: Path) -> None:
-    """The copy is the file with events put in, whatever comes before, between and after its own."""
+    """The copy is the file with inserted events, whatever text surrounds its own events."""
     before = texts()[kind]
     source, out = tmp_path / "a.json", tmp_path / f"b.json{'.gz' * packed}"
     source.write_bytes(before if packed else gzip.compress(before))
@@ -182,7 +182,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_names_are_data(name: str, tmp_path: Path) -> None:
-    """Whatever a region is called, it is called that on the lane."""
+    """Any name of a region is preserved on the lane."""
     trace = read(tmp_path, region(name, 0, 50), *kernel(1, 10, 20, 30, MAIN))
     add_gpu_lanes(trace, tmp_path / "out.json")
     shown = [event["name"] for event in added(tmp_path / "out.json") if event["ph"] == "X"]
@@ -191,7 +191,7 @@ def test_names_are_data(name: str, tmp_path: Path) -> None:
 
 
 def test_times_since_1970_are_exact(tmp_path: Path) -> None:
-    """To the nanosecond, as no float has them."""
+    """Times are exact to the nanosecond, unlike floats."""
     text = json.dumps([region("r", 0, 50), *kernel(1, 10, 20, 30, MAIN)])
     for at in (20, 10, 0):
         text = text.replace(f'"ts": {at},', f'"ts": 17121954954067{at:02}.803,')
@@ -202,7 +202,7 @@ def test_times_since_1970_are_exact(tmp_path: Path) -> None:
 
 
 def test_threads_that_are_taken(tmp_path: Path) -> None:
-    """A lane is a thread of its own, also where the file has one of its number."""
+    """A lane gets an unused thread id."""
     strange = complete("other", "strange", 0, 10, 1_000_000_000) | {"pid": 0}
     trace = read(tmp_path, region("r", 0, 50), *kernel(1, 10, 20, 30, MAIN), strange)
     add_gpu_lanes(trace, tmp_path / "out.json")
@@ -213,7 +213,7 @@ def test_threads_that_are_taken(tmp_path: Path) -> None:
 
 
 def refused(*args: str | Path, blamed: str = "--add-gpu-lanes") -> str:
-    """What the command says, which it has to refuse for this argument."""
+    """The output of the command, which must refuse this argument."""
     result = CliRunner().invoke(app, ["summarize", *map(str, args)], env={"COLUMNS": "1000"})
     assert result.exit_code == 2
     assert f"Invalid value for {blamed}:" in result.output
@@ -226,7 +226,7 @@ def made(tmp_path: Path) -> Path:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """It summarizes, and writes the copy, gzipped by its name; what was at its place is replaced."""
+    """The command summarizes and writes the copy, gzipped by its name; an existing file is replaced."""
     trace, out = made(tmp_path), tmp_path / "with lanes.json.gz"
     out.write_text("old")
     result = CliRunner().invoke(app, ["summarize", str(trace), "--add-gpu-lanes", str(out)])
@@ -241,7 +241,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_the_trace_itself_is_never_written(tmp_path: Path) -> None:
-    """Whatever name the trace has: it stays as it is."""
+    """The trace itself stays unchanged, whatever its name."""
     trace = made(tmp_path)
     before = trace.read_bytes()
     (tmp_path / "link.json").symlink_to(trace)
@@ -261,35 +261,35 @@ def test_what_is_refused(tmp_path: Path) -> None:
         tmp_path, "--add-gpu-lanes", out, blamed="TRACE"
     )
     assert "the folder of OUT does not exist" in refused(trace, "--add-gpu-lanes", tmp_path / "no" / "out.json")
-    assert "is no file that can be replaced" in refused(trace, "--add-gpu-lanes", tmp_path)
+    assert "is not a file that can be replaced" in refused(trace, "--add-gpu-lanes", tmp_path)
     assert "File name too long" in refused(trace, "--add-gpu-lanes", tmp_path / ("x" * 300))
     database, main = Database(), thread(42, 42)
     database.span("r", 0, 50, main)
     database.call("cudaLaunchKernel_v7000", 10, 20, main, 1)
     database.kernel("k", 30, 40, correlationId=1, globalPid=main & ~0xFFFFFF)
     report = database.write(tmp_path / "made.sqlite")
-    assert f".json.gz) is accepted; {report} is of nsight systems" in refused(
+    assert f".json.gz): {report} is a nsight systems file" in refused(
         report, "--add-gpu-lanes", out, blamed="TRACE"
     )
     (tmp_path / "cpu.json").write_text(json.dumps([region("r", 0, 50)]))
-    assert "nothing on the GPU was launched in a region" in refused(
+    assert "no GPU work was launched in a region" in refused(
         tmp_path / "cpu.json", "--add-gpu-lanes", out, blamed="TRACE"
     )
     assert not out.exists()
     add_gpu_lanes(read_kineto(trace), out)
-    assert "has such lanes already" in refused(out, "--add-gpu-lanes", tmp_path / "again.json", blamed="TRACE")
+    assert "already has such lanes" in refused(out, "--add-gpu-lanes", tmp_path / "again.json", blamed="TRACE")
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".part")]
 
 
 def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was at the place of the copy stays, nothing half is left, and the error names the file."""
+    """An existing copy stays, no partial file is left, and the error names the file."""
     trace, out = made(tmp_path), tmp_path / "out.json"
     out.write_text("old")
 
     def full(*_: object) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("instrument.traces.add_lanes.blocks", full)
+    monkeypatch.setattr("instrument.traces.add_lanes.read_blocks", full)
     assert f"cannot write {out}: No space left on device" in refused(trace, "--add-gpu-lanes", out)
     assert out.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2

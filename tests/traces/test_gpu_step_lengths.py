@@ -1,4 +1,4 @@
-"""How long steps take on a real GPU: against CUDA events, and the clock on the wall."""
+"""Step lengths on a real GPU, compared with CUDA events and wall time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import instrument
 from instrument.traces.kineto import read_kineto
-from instrument.traces.step_lengths import Lengths
+from instrument.traces.step_lengths import StepLengths
 from instrument.traces.step_work import step_lengths
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 FIRST, LAST = 2, 11  # the steps that are recorded
 
 
-def recorded(folder: Path, step: Callable[[], object]) -> Lengths:
+def recorded(folder: Path, step: Callable[[], object]) -> StepLengths:
     """Run 12 steps, record the last 10, and return their lengths."""
     schedule = instrument.schedule(wait=1, warmup=1, active=LAST - FIRST + 1, repeat=1)
     with instrument.profile(folder, schedule=schedule) as prof:
@@ -35,7 +35,7 @@ def recorded(folder: Path, step: Callable[[], object]) -> Lengths:
 
 @pytest.fixture
 def matmuls() -> Callable[[], None]:
-    """Eight large ones, which take many times as long as their launches; run once before."""
+    """Return eight large matmuls, which take many times as long as their launches."""
     matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.float16)
     product = torch.empty_like(matrix)
 
@@ -49,7 +49,7 @@ def matmuls() -> Callable[[], None]:
 
 
 def test_a_loop_that_runs_ahead(tmp_path: Path, matmuls: Callable[[], None]) -> None:
-    """Without a synchronization, the GPU length of steps is within 5 % of what CUDA events say."""
+    """Without synchronization, the GPU length of steps is within 5 % of CUDA events."""
     ends: list[torch.cuda.Event] = []
 
     def step() -> None:
@@ -73,7 +73,7 @@ def test_a_loop_that_runs_ahead(tmp_path: Path, matmuls: Callable[[], None]) -> 
 
 
 def test_a_loop_that_synchronizes(tmp_path: Path, matmuls: Callable[[], None]) -> None:
-    """Where each step ends with a synchronization, its length is the time on the wall."""
+    """If each step ends with a synchronization, its length is the wall time."""
     ends: list[int] = []
 
     def step() -> None:
@@ -88,7 +88,7 @@ def test_a_loop_that_synchronizes(tmp_path: Path, matmuls: Callable[[], None]) -
 
 
 def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
-    """Between small kernels that are launched one by one the GPU waits."""
+    """The GPU waits between small kernels."""
     small = torch.zeros(8, device="cuda")
 
     def step() -> None:
@@ -98,11 +98,11 @@ def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
 
     lengths = recorded(tmp_path, step)
     assert (lengths.bound, lengths.clock) == ("cpu", "cpu")
-    assert lengths.pace.gpu_waits_ns > lengths.pace.gpu_ns / 2
+    assert lengths.totals.gpu_waits_ns > lengths.totals.gpu_ns / 2
 
 
 def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
-    """After some 1,000 launches the CPU waits in each for the GPU, and is as slow as that."""
+    """After about 1,000 launches the queue is full, and the CPU waits for the GPU in each launch."""
     matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     product = torch.empty_like(matrix)
     torch.mm(matrix, matrix, out=product)
@@ -113,7 +113,7 @@ def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
             torch.mm(matrix, matrix, out=product)
 
     lengths = recorded(tmp_path, step)
-    pace = lengths.pace
-    assert (lengths.bound, pace.gpu_waits_ns) == ("gpu", pytest.approx(0, abs=0.1 * pace.gpu_ns))
-    assert 0.4 * pace.cpu_ns < pace.queue_waits_ns <= pace.cpu_waits_ns
+    totals = lengths.totals
+    assert (lengths.bound, totals.gpu_waits_ns) == ("gpu", pytest.approx(0, abs=0.1 * totals.gpu_ns))
+    assert 0.4 * totals.cpu_ns < totals.queue_waits_ns <= totals.cpu_waits_ns
     assert lengths.steps[-1].cpu_ns == pytest.approx(lengths.gpu_step_ns, rel=0.25)

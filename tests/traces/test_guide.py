@@ -1,4 +1,4 @@
-"""What the guide to traces says is so: its code runs, and its tables have every table and column."""
+"""The guide to traces is true: its code runs, and it lists every table and column."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_every_column_is_described() -> None:
-    """Each table and each column has its place in the guide."""
+    """The guide lists each table and each column."""
     described = set(re.findall(r"`(\w+)`", GUIDE))
     assert {name for columns in COLUMNS.values() for name in columns} | set(COLUMNS) <= described

@@ -36,7 +36,7 @@ SECONDS = float(os.environ.get("INSTRUMENT_FUZZ_SECONDS", "8"))
 @pytest.mark.fuzz
 @pytest.mark.parametrize("kind", MAKERS)
 def test_mutants(kind: str) -> None:
-    """Damaged files of a format are read, or are a TraceError, and whatever is said of them can be said."""
+    """Damaged files of every format are read or raise a TraceError, and can be summarized."""
     seconds = SECONDS / len(MAKERS)
     command = [sys.executable, "-m", "tests.traces.fuzzing", kind, "0", str(seconds)]
     done = subprocess.run(
@@ -67,7 +67,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def limited(path: Path) -> tuple[str, int]:
-    """What a process with little memory says of a file, and how many KiB it took."""
+    """The output of a process with little memory that reads a file, and the KiB that it used."""
     command = [sys.executable, "-c", CHILD, str(path)]
     environ = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environ)
@@ -88,7 +88,7 @@ def limited(path: Path) -> tuple[str, int]:
     ids=["kernels of rocprofv3", "symbols of rocprofv3", "kernels of Kineto"],
 )
 def test_absurd_counts(tmp_path: Path, head: bytes, item: bytes) -> None:
-    """A small file that unpacks to more events than any of its size has is an error, with little memory."""
+    """A small file with too many events is an error, found with little memory."""
     path = tmp_path / "bomb.json.gz"
     with gzip.open(path, "wb", 1) as file:
         file.write(head)
@@ -100,7 +100,7 @@ def test_absurd_counts(tmp_path: Path, head: bytes, item: bytes) -> None:
 
 
 def test_kernels_in_pieces(tmp_path: Path) -> None:
-    """Of rocprofv3's JSON a piece is in memory at a time: 60 MB of kernels take less than the text."""
+    """Only a part of rocprofv3's JSON is in memory: 60 MB of kernels take less memory than the text."""
     [process] = as_json([Recording(kernels=[Kernel("gemm", 5 * n, 5 * n + 3, n) for n in range(1, 200)])])[
         "rocprofiler-sdk-tool"
     ]
@@ -123,7 +123,7 @@ def test_kernels_in_pieces(tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", [7, 50, 300, 5000])
 @pytest.mark.parametrize("style", [{}, {"indent": 2}, {"separators": (",", ":")}])
 def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, style: dict[str, object]) -> None:
-    """However the text of rocprofv3 comes, and is written, the trace is the same."""
+    """The trace does not depend on the blocks and the formatting of rocprofv3's JSON."""
     kernels = [Kernel('a "[{\\', 5 * n, 5 * n + 3, n, counters=(("x", 0.5),)) for n in range(1, 60)]
     path = tmp_path / "results.json"
     path.write_text(json.dumps(as_json([STEP, Recording(kernels=kernels, pid=7)]), **style))  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, sty
     for kind in COLUMNS:
         for name, column in getattr(whole, kind).items():
             np.testing.assert_array_equal(column, getattr(part, kind)[name])
-    assert part.words == whole.words
+    assert part.strings == whole.strings
     assert part.args(part.gpu, 60) == whole.args(whole.gpu, 60)
 
 
@@ -156,7 +156,7 @@ def alter(path: Path, *statements: str) -> Path:
     "rest", [f"{ENDLESS} N", f"{ENDLESS} N WHERE N.x < 0", f"{TABLES} WHERE T1.id + T11.id < 0"]
 )
 def test_endless_views(tmp_path: Path, rest: str) -> None:
-    """A view that has no end is refused, or stopped; what is in other views is read where time is left."""
+    """An endless view is refused or stopped; other views are read while time is left."""
     path = write_rocpd(tmp_path / "results.db", [STEP])
     alter(path, "ALTER TABLE rocpd_event_0 ADD COLUMN z", "DROP VIEW memory_copies")
     with closing(sqlite3.connect(path)) as connection:
@@ -164,13 +164,13 @@ def test_endless_views(tmp_path: Path, rest: str) -> None:
     alter(path, "DROP VIEW kernels", f"CREATE VIEW memory_copies AS {sql.partition(' AS ')[2]}")
     alter(path, f"CREATE VIEW kernels AS SELECT V.* FROM memory_copies V, {rest}")
     said, size = limited(path)
-    assert said == "3" or "as no database of its size does" in said
+    assert said == "3" or "too long for its size" in said
     assert size < 300_000
 
 
 @pytest.mark.parametrize("column", ["rowid", "ROWID", "_rowid_", "oid"])
 def test_columns_named_as_row_numbers(tmp_path: Path, column: str) -> None:
-    """A column of text that has a name of the number of a row does not stand in for it."""
+    """A text column named like SQLite's row number is not taken for it."""
     path = random_database(1).write(tmp_path / "report.sqlite")
     plain = read_file(path)
     alter(path, f"ALTER TABLE NVTX_EVENTS ADD COLUMN {column} TEXT DEFAULT 'text'")
@@ -182,7 +182,7 @@ def test_columns_named_as_row_numbers(tmp_path: Path, column: str) -> None:
 
 @pytest.mark.parametrize("write", [lambda path: write_rocpd(path, [STEP]), random_database(1).write])
 def test_schema_that_is_not_utf8(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    """Where SQLite's own message cannot be decoded, it is an error like any other."""
+    """An SQLite message that cannot be decoded is an error like any other."""
     path = write(tmp_path / "report.sqlite")
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA writable_schema = ON")
@@ -195,7 +195,7 @@ def test_schema_that_is_not_utf8(tmp_path: Path, write: Callable[[Path], Path]) 
 
 
 def test_absurd_numbers(tmp_path: Path) -> None:
-    """Devices, times and sizes that no machine has are not known, and said to be lost; the rest is counted."""
+    """Impossible devices, times and sizes are unknown and reported as lost; the rest is kept."""
     path = write_rocpd(tmp_path / "results.db", [STEP])
     huge = f"json_set(extdata, '$.max_waves_per_cu', {1 << 62})"
     alter(
@@ -205,7 +205,7 @@ def test_absurd_numbers(tmp_path: Path) -> None:
     assert {device.threads_per_sm for device in trace.devices} == {0}
     assert metrics(trace)["occ_limit_weighted"] is None
     assert trace.memcpys.bytes.tolist() == [-1, -1]
-    assert "a GPU whose threads_per_sm no GPU has" in trace.lost.reasons
+    assert "a GPU with impossible threads_per_sm" in trace.lost.reasons
 
     content = kineto()
     kernels = [event for event in content["traceEvents"] if event.get("cat") == "kernel"]

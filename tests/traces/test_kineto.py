@@ -1,4 +1,4 @@
-"""Every column of every table, against what `json` makes of the same file."""
+"""Every column of every table, compared with the `json` module's reading of the same file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def check_args(trace: Trace, events: list[Event], rows: int = 20) -> None:
-    """The args of some rows of each table are those of the very events."""
+    """The args of some rows of each table match their events."""
     chosen = random.Random(0)
     for kind in COLUMNS:
         table = getattr(trace, kind)
@@ -63,7 +63,7 @@ def check_args(trace: Trace, events: list[Event], rows: int = 20) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_real_traces(name: str) -> None:
-    """Nothing of a real trace is lost, and each value is the file's own, times to the ns."""
+    """Nothing of a real trace is lost, and each value matches the file, times to the ns."""
     path = shared(name)
     trace, events = read_kineto(path), events_of(path)
     assert not trace.lost
@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packed=st.booleans(),
 )
 def test_any_trace(folder: Path, events: list[Event], style: str, block: int, packed: bool) -> None:
-    """Whatever the events, however they are written and wherever blocks end."""
+    """Random events are read correctly, however they are formatted and wherever blocks end."""
     data = written(events, style=style)
     path = write(folder / "trace.json", gzip.compress(data, 1) if packed else data)
     with pytest.MonkeyPatch.context() as patch:
@@ -98,7 +98,7 @@ def test_any_trace(folder: Path, events: list[Event], style: str, block: int, pa
 
 
 def test_events_longer_than_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event with args of 100,000 objects, which look like events, between two others."""
+    """An event whose args hold 100,000 objects that look like events is read."""
     monkeypatch.setattr(text, "BLOCK", 10_000)
     monkeypatch.setattr(chunks, "BLOCK", 10_000)
     listed = ordinary(3)
@@ -110,13 +110,13 @@ def test_events_longer_than_many_blocks(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_times_since_1970_are_exact_in_a_block_of_their_own(tmp_path: Path) -> None:
-    """A float has no decimals left of this one, and still they count."""
+    """Decimals of a time count even if a float cannot represent them."""
     path = write(tmp_path / "t.json", b'[{"ph":"X","cat":"kernel","ts":1712195495406752.103,"dur":0.5}]')
     assert [1712195495406752103] == read_kineto(path).gpu.start_ns.tolist()
 
 
 def test_metadata_before_and_after(tmp_path: Path) -> None:
-    """Keys before the events and after them are metadata; devices and ranks are understood."""
+    """Keys before and after the events are metadata, from which devices and ranks are read."""
     content = {
         "displayTimeUnit": "ms",
         "traceEvents": ordinary(1),
@@ -132,7 +132,7 @@ def test_metadata_before_and_after(tmp_path: Path) -> None:
 
 
 def test_order_does_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that start and last alike are in the order of the file, also those of several categories."""
+    """Rows with equal start and duration keep the order of the file, also across categories."""
     categories = ("cuda_driver", "cuda_runtime") * 3
     listed = [
         {"ph": "X", "cat": category, "name": str(number), "ts": 1} for number, category in enumerate(categories)
@@ -144,7 +144,7 @@ def test_order_does_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_numbers_that_fit_nowhere(tmp_path: Path) -> None:
-    """Integers and steps beyond 64 bits, counters beyond a float: not known, and no error."""
+    """Integers and steps beyond 64 bits, and counters beyond a float, are unknown and no error."""
     big = "9" * 400
     listed = [
         f'{{"ph":"X","cat":"kernel","ts":1,"args":{{"device":{2**40},"registers per thread":{big},"stream":7}}}}',
@@ -161,7 +161,7 @@ def test_numbers_that_fit_nowhere(tmp_path: Path) -> None:
 
 
 def test_args_after_pickling_and_deletion(tmp_path: Path) -> None:
-    """A trace that went to another process reads args there; without the file that is an OSError."""
+    """An unpickled trace reads args; without the file that is an OSError."""
     listed = ordinary(9)
     path = write(tmp_path / "t.json.gz", gzip.compress(written(listed)))
     trace = pickle.loads(pickle.dumps(read_kineto(path)))
@@ -204,20 +204,20 @@ def recorded(folder: Path) -> tuple[Any, Trace, list[Event]]:
 
 
 def test_recorded_trace(recorded: tuple[Any, Trace, list[Event]]) -> None:
-    """Operators and regions of a trace recorded here are those that the profiler itself tells of."""
+    """Operators and regions of a recorded trace match the profiler's own events."""
     prof, trace, listed = recorded
     assert not trace.lost
     check_columns(trace, listed)
     check_args(trace, listed)
-    told = Counter(event.name for event in prof.events() if event.name != "[memory]")
+    profiled = Counter(event.name for event in prof.events() if event.name != "[memory]")
     read = Counter(trace.operators.text("name") + trace.regions.text("name"))
     # torch itself leaves out an operator that is the only child of its namesake.
-    assert all(0 < told[name] <= count for name, count in read.items())
-    assert all(told[name] == read[name] for name in ("aten::addmm", "aten::relu", "outer", "inner"))
+    assert all(0 < profiled[name] <= count for name, count in read.items())
+    assert all(profiled[name] == read[name] for name in ("aten::addmm", "aten::relu", "outer", "inner"))
     assert {"aten::addmm", "aten::relu", "outer", "inner"} <= read.keys()
     for event in prof.events():
         if event.name in ("outer", "inner"):
-            durations = trace.regions.duration_ns[trace.regions.name == trace.words.index(event.name)]
+            durations = trace.regions.duration_ns[trace.regions.name == trace.strings.index(event.name)]
             assert min(abs(durations / 1000 - event.cpu_time_total)) < 0.01
     assert len(trace.memory)
     assert any(name.startswith("nn.Module: Block") for name in trace.frames.text("name"))

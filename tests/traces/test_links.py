@@ -1,4 +1,4 @@
-"""To whom GPU work belongs where a file has several processes, threads and steps."""
+"""Links of GPU work in files with several processes, threads and steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from instrument.diagnosis.metrics import metrics
 from instrument.regions.region import OVERLAPPING
-from instrument.traces.communication import communicates
-from instrument.traces.find import rank_of
+from instrument.traces.communication import communication_mask
 from instrument.traces.kineto import read_kineto
 from instrument.traces.summary import summarize
 from instrument.traces.trace import Trace
+from instrument.traces.trace_files import rank_from_name
 
 Event = dict[str, Any]
 
@@ -51,7 +51,7 @@ def read(tmp_path: Path, *events: Event) -> Trace:
 
 
 def test_processes_keep_their_own(tmp_path: Path) -> None:
-    """The work of one process belongs to no region and no step of another."""
+    """Work of one process is not linked to regions or steps of another."""
     steps = [region("ProfilerStep#0", 0, 100), complete("cpu_op", "o", 0, 1)]
     trace = read(tmp_path, *steps, region("train", 0, 100), launch(50, 1, process=2, thread=9), kernel(60, 5, 1))
     assert (trace.gpu.region[0], trace.gpu.step[0]) == (-1, -1)
@@ -60,7 +60,7 @@ def test_processes_keep_their_own(tmp_path: Path) -> None:
 
 
 def test_fillers_are_no_regions(tmp_path: Path) -> None:
-    """What covers the id of a region that is over is in no table; the work in it is in the region that is open."""
+    """Filler ranges are in no table; work in them belongs to the open region."""
     ranges = [region("outer", 0, 20), region("inner", 10, 90), region(OVERLAPPING, 20, 80)]
     trace = read(tmp_path, region("ProfilerStep#0", 0, 100), *ranges, launch(50, 1), kernel(60, 5, 1))
     assert [row.path[-1] for row in summarize(trace).regions] == ["outer", "inner"]
@@ -68,7 +68,7 @@ def test_fillers_are_no_regions(tmp_path: Path) -> None:
 
 
 def test_one_correlation_in_two_processes(tmp_path: Path) -> None:
-    """Nobody knows whose work it is, and the coverage says so; 0 is no correlation at all."""
+    """Ambiguous work is not linked, which the coverage shows; correlation 0 means none."""
     twice = [launch(1, 1, process=1), launch(2, 1, process=2)]
     trace = read(tmp_path, *twice, launch(3, 0), kernel(20, 5, 1), kernel(30, 5, 0))
     assert trace.gpu.launch.tolist() == [-1, -1]
@@ -77,7 +77,7 @@ def test_one_correlation_in_two_processes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("announced", [3, 4])
 def test_a_last_step_that_replays_a_graph(tmp_path: Path, announced: int) -> None:
-    """A step without operators in which work was launched is one; one in which nothing was is none."""
+    """A last step counts if work was launched in it, and does not if nothing was."""
     steps = [region(f"ProfilerStep#{step}", 100 * step, 100) for step in range(announced)]
     work = [
         event
@@ -97,7 +97,7 @@ def test_steps_within_steps(tmp_path: Path) -> None:
 
 
 def test_what_has_no_time_or_no_place_is_said(tmp_path: Path) -> None:
-    """An event without a time is lost, not put at 0; so are begins and ends."""
+    """Events without a time are lost, and so are begin and end events."""
     nowhere = {"ph": "X", "cat": "kernel", "name": "k", "dur": 5, "pid": 0, "tid": 7}
     begin = {"ph": "B", "cat": "user_annotation", "name": "r", "ts": 5, "pid": 1, "tid": 1}
     name = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "args": {"name": "stream 7"}}
@@ -109,7 +109,7 @@ def test_what_has_no_time_or_no_place_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("odd", ["0e99999999999999999999", "1e-99999999999999999999"])
 def test_exponents_beside_exact_times(tmp_path: Path, odd: str) -> None:
-    """A number that no exact arithmetic takes makes no trace unreadable."""
+    """A time with an extreme exponent does not make a trace unreadable."""
     text = json.dumps([kernel(3_000_000_000_000.5, 5, 1)]).replace('"dur": 5', f'"dur": {odd}')
     (tmp_path / "trace.json").write_text(text)
     assert read_kineto(tmp_path / "trace.json").gpu.duration_ns.tolist() == [0]
@@ -117,14 +117,14 @@ def test_exponents_beside_exact_times(tmp_path: Path, odd: str) -> None:
 
 @pytest.mark.parametrize("percent", ["inf", 1e308, -50])
 def test_occupancies_that_cannot_be(tmp_path: Path, percent: object) -> None:
-    """What is no percentage is taken for not there; JSON has no infinity."""
+    """An invalid percentage is taken as missing."""
     trace = read(tmp_path, kernel(1, 5, 1, **{"est. achieved occupancy %": percent, "blocks per SM": percent}))
     assert metrics(trace)["occ_weighted"] is None
     json.dumps(metrics(trace), allow_nan=False)
 
 
 def test_deep_nests(tmp_path: Path) -> None:
-    """A thousand regions in each other cost no more than they are worth, and what is deepest is left out."""
+    """A thousand nested regions are fast, and the deepest are excluded."""
     regions = [region("r", at, 5_000 - 2 * at) for at in range(1_000)]
     work = [
         event for at in range(2_000) for event in (launch(1_500 + at / 2, at + 1), kernel(1_600 + at, 1, at + 1))
@@ -137,7 +137,7 @@ def test_deep_nests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["internode1" * 40_000, "Cijk_" * 80_000, "fp8" * 100_000, "Fmha" * 80_000])
 def test_endless_names(tmp_path: Path, name: str) -> None:
-    """The name of a kernel does not keep the numbers waiting."""
+    """A long kernel name does not slow down the metrics."""
     assert metrics(read(tmp_path, kernel(1, 5, 1, name=name)))["kernels"] == 1
 
 
@@ -155,8 +155,8 @@ def test_endless_names(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_what_communicates(tmp_path: Path, name: str, expected: bool) -> None:
-    """Kernels that are only named after a collective compute."""
-    assert communicates(read(tmp_path, kernel(1, 5, 1, name=name)).gpu).tolist() == [expected]
+    """Fused kernels named after a collective count as compute."""
+    assert communication_mask(read(tmp_path, kernel(1, 5, 1, name=name)).gpu).tolist() == [expected]
 
 
 @pytest.mark.parametrize(
@@ -171,5 +171,5 @@ def test_what_communicates(tmp_path: Path, name: str, expected: bool) -> None:
     ],
 )
 def test_dates_are_no_ranks(name: str, rank: int | None) -> None:
-    """A number in a name is a rank only where the name says so."""
-    assert rank_of(Path(name)) == rank
+    """A number in a file name is a rank only if the name says so."""
+    assert rank_from_name(Path(name)) == rank

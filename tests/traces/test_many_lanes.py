@@ -1,4 +1,4 @@
-"""What a trace costs grows with its events, not with its threads, processes, streams, devices or categories."""
+"""The cost of a trace grows with its events, not with its threads, processes, streams, devices or categories."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 from instrument.diagnosis.metrics import metrics
 from instrument.traces.kineto import read_kineto
-from instrument.traces.nest import Nest
+from instrument.traces.nest import NestedRanges
 from instrument.traces.projection import projection
-from instrument.traces.step_content import Steps
+from instrument.traces.step_content import StepIndex
 from instrument.traces.summary import summarize
 from instrument.traces.table import table
 from instrument.traces.trace import Thread, Trace
@@ -27,7 +27,7 @@ COUNT = 600
 
 
 def events(lanes: int, kind: str) -> list[dict[str, Any]]:
-    """As many events whatever the number of ``lanes``, which are of one ``kind``."""
+    """Return a file with a fixed number of events on ``lanes`` of one ``kind``."""
     found: list[dict[str, Any]] = []
     for number in range(COUNT):
         lane = {"thread": 0, "process": 0, "stream": 0, "device": 0, "category": 0} | {kind: number % lanes}
@@ -76,14 +76,14 @@ def cost(path: Path, use: Callable[[Any], object]) -> int:
 @pytest.mark.parametrize("use", [metrics, summarize, projection])
 @pytest.mark.parametrize("kind", ["thread", "process", "stream", "device", "category"])
 def test_lanes(tmp_path: Path, kind: str, use: Callable[[Any], object]) -> None:
-    """With a lane for each event about as many elements are looked at as with two."""
+    """With one lane per event about as many elements are processed as with two lanes."""
     few, many = (cost(trace(tmp_path, events(lanes, kind)), use) for lanes in (2, COUNT))
     assert many < 2 * few, (few, many)
 
 
 @pytest.mark.parametrize("apart", [1, 2**61])
 def test_nests_of_threads(apart: int) -> None:
-    """The ranges of each thread nest as if there were no other, also where times are far apart."""
+    """The ranges of each thread nest independently of others, even if times are far apart."""
     random = np.random.default_rng(0)
     for _ in range(50):
         count = int(random.integers(1, 40))
@@ -92,19 +92,22 @@ def test_nests_of_threads(apart: int) -> None:
         order = np.lexsort((-end, start))
         start, end, threads = start[order], end[order], random.integers(-1, 4, count)
         times, on = random.choice([*start, *end], 60) + random.integers(-1, 2, 60), random.integers(-1, 6, 60)
-        nest = Nest(start, end, threads)
+        nest = NestedRanges(start, end, threads)
         parents, found = np.full(count, -1), np.full(60, -1)
         for thread in range(-1, 4):
             rows, here = np.flatnonzero(threads == thread), np.flatnonzero(on == thread)
-            alone = Nest(start[rows], end[rows])
-            for result, at, inside in ((parents, rows, alone.parents), (found, here, alone.at(times[here]))):
+            alone = NestedRanges(start[rows], end[rows])
+            for result, at, inside in (
+                (parents, rows, alone.parents),
+                (found, here, alone.innermost_at(times[here])),
+            ):
                 result[at] = np.append(rows, -1)[inside]
         assert parents.tolist() == nest.parents.tolist()
-        assert found.tolist() == nest.at(times, on).tolist()
+        assert found.tolist() == nest.innermost_at(times, on).tolist()
 
 
 def test_a_step_of_another_process() -> None:
-    """A time whose process is not known is in the steps of any process; the last process counts."""
+    """A time without a process is in the steps of any process; the last process counts."""
     threads = [Thread(process, process) for process in range(3)]
     rows = {
         "start_ns": [0, 5, 6, 20],
@@ -113,14 +116,14 @@ def test_a_step_of_another_process() -> None:
         "number": [0, 1, 2, 3],
     }
     steps = table("steps", {name: np.array(values) for name, values in rows.items()}, [""])
-    found = Steps(cast(Trace, SimpleNamespace(steps=steps, threads=threads)))
+    found = StepIndex(cast(Trace, SimpleNamespace(steps=steps, threads=threads)))
     times = np.array([-1, 0, 5, 8, 9, 15, 20, 30])
-    assert [-1, 0, 1, 1, 2, 0, 0, -1] == found.of(times, np.full(8, -1)).tolist()
-    assert [-1, -1, 1, 1, -1, -1, -1, -1] == found.of(times, np.full(8, 2)).tolist()
+    assert [-1, 0, 1, 1, 2, 0, 0, -1] == found.rows_at(times, np.full(8, -1)).tolist()
+    assert [-1, -1, 1, 1, -1, -1, -1, -1] == found.rows_at(times, np.full(8, 2)).tolist()
 
 
 def test_many_phases(tmp_path: Path) -> None:
-    """Of events that cannot be read, few phases are named."""
+    """Few phases of unread events are listed."""
     odd = [{"ph": f"p{number}", "name": "n", "ts": number, "pid": 1, "tid": 1} for number in range(COUNT)]
     lost = read_kineto(trace(tmp_path, [*events(2, "thread"), *odd])).lost
     assert COUNT == lost.events

@@ -1,4 +1,4 @@
-"""Kernels of Nsight Compute's reports, as NVIDIA's package tells them."""
+"""Kernels in reports of Nsight Compute, read by NVIDIA's package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from instrument.errors import TraceError
-from instrument.report.kernels import render_kernels
+from instrument.report.kernels import print_measured_kernels
 from instrument.traces.ncu import MeasuredKernel, read_kernels
 
 NAMES = (
@@ -25,7 +25,7 @@ NAMES = (
 
 
 def action(name: str, *values: float | None, domains: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> Any:
-    """A kernel as the package has it: a metric that was not collected is None, or has no value."""
+    """A kernel of the package: a metric that was not collected is None, or has no value."""
     metrics = {
         key: value
         and SimpleNamespace(has_value=lambda value=value: value >= 0, as_double=lambda value=value: value)
@@ -62,7 +62,7 @@ def report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("report")
 def test_kernels_with_their_regions() -> None:
-    """Regions are the library's own, else those of others; what was not measured is None."""
+    """Regions come from the library's domain, otherwise from others; missing metrics are None."""
     assert [
         MeasuredKernel("gemm", ("step", "forward", "mlp"), 1000.0, 80.0, 20.0, 50.0),
         MeasuredKernel("relu", (), 500.0, None, None, 10.0),
@@ -71,15 +71,15 @@ def test_kernels_with_their_regions() -> None:
 
 
 def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence says how to get it."""
+    """The error says how to install it."""
     monkeypatch.setitem(sys.modules, "ncu_report", None)
-    with pytest.raises(ImportError, match="kernels are read with the package ncu-report: pip install ncu-report"):
+    with pytest.raises(ImportError, match="reading kernels needs the package ncu-report: pip install ncu-report"):
         read_kernels(Path("made.ncu-rep"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ncu_report") is None, reason="ncu-report is not installed")
 def test_a_file_that_is_no_report(tmp_path: Path) -> None:
-    """The real package's error becomes one of ours, with the path."""
+    """The package's error becomes a TraceError with the path."""
     path = tmp_path / "broken.ncu-rep"
     path.write_bytes(b"nothing")
     with pytest.raises(TraceError, match=r"cannot read the trace .*broken.ncu-rep"):
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_report(tmp_path: Path) -> None:
 
 def printed(kernels: list[MeasuredKernel]) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=100)
-    render_kernels(kernels, console=console)
+    print_measured_kernels(kernels, console=console)
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
@@ -111,7 +111,7 @@ def test_kernels_by_region() -> None:
 
 
 def test_no_kernel_and_many() -> None:
-    """None is said, and a long table is cut."""
+    """An empty report says so, and a long table is cut."""
     assert [["No", "kernel", "was", "measured."]] == printed([])
     many = [MeasuredKernel(f"kernel{number}", (), 1.0, None, None, None) for number in range(40)]
     assert ["...", "and", "11", "more", "lines"] == printed(many)[-1]

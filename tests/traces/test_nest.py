@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instrument.traces.kineto import read_kineto
-from instrument.traces.nest import Nest
+from instrument.traces.nest import NestedRanges
 from instrument.traces.table import Table
 from instrument.traces.trace import Trace
 
@@ -29,9 +29,9 @@ ranges = st.lists(st.tuples(moments, st.integers(0, 12)), max_size=14).map(
 )
 
 
-def nest(ranges: Ranges) -> Nest:
+def nest(ranges: Ranges) -> NestedRanges:
     start, end = np.array(ranges, np.int64).reshape(-1, 2).T
-    return Nest(start, end)
+    return NestedRanges(start, end)
 
 
 def open_at(ranges: Ranges, at: int) -> int:
@@ -57,7 +57,7 @@ def test_parents(ranges: Ranges) -> None:
 def test_open_ranges(ranges: Ranges) -> None:
     """At each time, before the first range and after the last too."""
     times = list(range(-2, 45))
-    assert [open_at(ranges, at) for at in times] == nest(ranges).at(np.array(times)).tolist()
+    assert [open_at(ranges, at) for at in times] == nest(ranges).innermost_at(np.array(times)).tolist()
 
 
 @pytest.mark.parametrize("length", [15, 10_000_000])
@@ -65,7 +65,7 @@ def test_ranges_that_overlap_in_a_row(length: int) -> None:
     """The time does not grow with the square: 200,000 ranges, each overlapping the next one or all others."""
     start = np.arange(200_000) * 10
     began = time.perf_counter()
-    assert np.all(Nest(start, start + length).parents == -1)
+    assert np.all(NestedRanges(start, start + length).parents == -1)
     assert time.perf_counter() - began < 5
 
 
@@ -155,7 +155,7 @@ _ANY = st.tuples(
 @settings(deadline=None, max_examples=150)
 @given(events=_ANY)
 def test_links_of_any_trace(tmp_path_factory: pytest.TempPathFactory, events: list[Event]) -> None:
-    """Each link and how many there are, whatever lies where."""
+    """All links and their coverage, for random ranges."""
     path = tmp_path_factory.getbasetemp() / "links.json"
     path.write_bytes(written(events))
     trace = read_kineto(path)

@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from instrument.errors import TraceError
-from instrument.report.ranks import render_ranks
+from instrument.report.ranks import print_rank_table
 from instrument.traces.align import Clock, align, collective_kernels
-from instrument.traces.find import find, rank_of
 from instrument.traces.kineto import read_kineto
 from instrument.traces.links import assemble
 from instrument.traces.ranks import TraceSet, read_ranks
-from instrument.traces.table import KERNEL, Words
-from instrument.traces.trace import Lost, Thread, Trace
+from instrument.traces.table import KERNEL, Strings
+from instrument.traces.trace import ReadLosses, Thread, Trace
+from instrument.traces.trace_files import find_trace_files, rank_from_name
 from tests.support.readers import die, talk
 from tests.support.shared_traces import shared
 
@@ -83,13 +83,13 @@ def write(path: Path, rank: int | None = None, world_size: int | None = None, st
     ],
 )
 def test_rank_of_a_name(name: str, rank: int | None) -> None:
-    """Names that people and profilers give their files tell the rank; dates, steps and process ids do not."""
-    assert rank_of(Path("/runs/8gpu") / name) == rank
+    """Common file names give the rank; dates, steps and process ids do not."""
+    assert rank_from_name(Path("/runs/8gpu") / name) == rank
 
 
 @pytest.mark.parametrize("executor", ["processes", "threads"])
 def test_a_folder_of_ranks(tmp_path: Path, executor: str) -> None:
-    """The files of a folder become a set by rank; other files do not matter, and missing ranks are named."""
+    """The files of a folder become a set by rank; other files are ignored, and missing ranks listed."""
     for rank in (2, 0):
         write(tmp_path / f"host_{900 + rank}.17.pt.trace.json", rank, world_size=4)
     for other in ("manifest.jsonl", "notes.txt", "plot.png", "rank1.json.gz.part", ".rank1.json"):
@@ -104,7 +104,7 @@ def test_a_folder_of_ranks(tmp_path: Path, executor: str) -> None:
 
 
 def test_a_dask_cluster_reads(tmp_path: Path) -> None:
-    """Any executor does, such as that of a Dask cluster of processes."""
+    """Any executor works, such as the executor of a Dask cluster."""
     distributed = pytest.importorskip("distributed")
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json")
@@ -123,7 +123,7 @@ def test_a_dask_cluster_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("files", [["rank0.json"], ["rank0.json", "rank1.json"]])
 def test_relative_paths_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]) -> None:
-    """A trace has the path it was asked for by, and the arguments of its events can be read again."""
+    """A trace has the given path, and the args of its events can be read again."""
     monkeypatch.chdir(tmp_path)
     for name in files:
         write(Path(name))
@@ -133,7 +133,7 @@ def test_relative_paths_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fi
 
 
 def test_bad_files_do_not_cost_the_others(tmp_path: Path) -> None:
-    """What cannot be read is told with the reason, and its rank is missing."""
+    """A file that cannot be read is listed with the reason, and its rank is missing."""
     for rank in range(3):
         write(tmp_path / f"rank{rank}.json")
     (tmp_path / "rank1.json").write_text("")
@@ -148,7 +148,7 @@ def test_bad_files_do_not_cost_the_others(tmp_path: Path) -> None:
 def test_a_reader_that_misbehaves(
     tmp_path: Path, read: Callable[[Path], Trace], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process beside this one that dies, prints or raises anything loses its own file alone."""
+    """A child process that dies, prints or raises anything loses its own file alone."""
     monkeypatch.setattr("instrument.traces.ranks._cores", lambda: 2)
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json")
@@ -168,7 +168,7 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
     for paths, reason in [
         (tmp_path / "empty", "no file that ends in"),
         (tmp_path / "*.db", "matches it as a pattern"),
-        ([], '"paths" is empty'),
+        ([], '"paths" must be a folder, a pattern or files: it is empty'),
     ]:
         (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(TraceError, match=reason):
@@ -176,7 +176,7 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
 
 
 def test_what_is_in_folders_below(tmp_path: Path) -> None:
-    """Of folders for windows the last one counts, by number; of those for ranks all do."""
+    """Of several window folders the last is read, by number; of rank folders all are."""
     for window in (2, 10):
         for rank in range(2):
             write(tmp_path / f"windows/step-{window}/rank{rank}.json", step=window)
@@ -188,7 +188,7 @@ def test_what_is_in_folders_below(tmp_path: Path) -> None:
 
 
 def test_several_windows_of_a_rank(tmp_path: Path) -> None:
-    """Of several windows in one folder, the set holds the last that most ranks have, and tells of the others."""
+    """Of several windows in one folder, the set holds the last that most ranks have, and lists the others."""
     for rank in range(3):
         for step in (3, 5, 7):
             if (rank, step) != (1, 7):
@@ -200,7 +200,7 @@ def test_several_windows_of_a_rank(tmp_path: Path) -> None:
 
 
 def test_files_that_tell_no_rank(tmp_path: Path) -> None:
-    """They get the numbers that are free, in order of their names, which the set says."""
+    """Files without a rank get free numbers in order of their names, and the set lists them."""
     write(tmp_path / "a.json")
     write(tmp_path / "b.json")
     write(tmp_path / "rank0.json")
@@ -210,14 +210,14 @@ def test_files_that_tell_no_rank(tmp_path: Path) -> None:
 
 
 def test_senseless_ranks_are_not_believed(tmp_path: Path) -> None:
-    """A file that claims a rank beyond all sense is taken by its name, and so many ranks are not missing."""
+    """An impossible rank in a file is ignored, and does not make ranks missing."""
     write(tmp_path / "rank1.json", rank=10**12, world_size=10**13)
     traces = read_ranks([tmp_path / "rank1.json"], read_kineto)
     assert (traces.ranks, traces.missing) == ([1], [0])
 
 
 def test_a_script_without_a_guard(tmp_path: Path) -> None:
-    """A plain script runs once, with a reader of its own or without processes too; torch is not imported."""
+    """An unguarded script runs once, even with its own reader or no child processes; torch is not imported."""
     for rank in range(3):
         write(tmp_path / f"rank{rank}.json")
     script = tmp_path / "script.py"
@@ -238,10 +238,10 @@ def test_a_script_without_a_guard(tmp_path: Path) -> None:
 
 
 def test_a_trace_pickles(tmp_path: Path) -> None:
-    """Tables keep their rows, their words and the way to look up arguments."""
+    """An unpickled trace keeps its rows, its strings and the lookup of args."""
     trace = read_kineto(write(tmp_path / "rank0.json"))
     copy = pickle.loads(pickle.dumps(trace))
-    assert copy.gpu.words is copy.words
+    assert copy.gpu.strings is copy.strings
     assert copy.gpu.start_ns.tolist() == trace.gpu.start_ns.tolist()
     assert copy.args(copy.gpu, 0) == trace.args(trace.gpu, 0) != {}
 
@@ -257,16 +257,16 @@ def made(
     collective: str = "allreduce",
 ) -> Trace:
     """A trace whose collectives end at given times, in given steps."""
-    words = Words()
+    strings = Strings()
     count = len(ends_ns)
     end = np.array(ends_ns, np.int64)
     gpu = {
         "start_ns": end - 100,
         "duration_ns": np.full(count, 100),
-        "name": np.array([words[name] for name in names or ["ncclDevKernel"] * count], int),
+        "name": np.array([strings[name] for name in names or ["ncclDevKernel"] * count], int),
         "category": np.full(count, KERNEL),
-        "collective": np.full(count, words[collective]),
-        "group": np.full(count, words[group]),
+        "collective": np.full(count, strings[collective]),
+        "group": np.full(count, strings[group]),
         "correlation": np.arange(count),
     }
     columns = {"gpu": gpu}
@@ -290,11 +290,11 @@ def made(
         Path("-"),
         "kineto",
         columns,
-        words,
+        strings,
         [Thread(1, 1)],
         devices=[],
         metadata=info,
-        lost=Lost(),
+        lost=ReadLosses(),
         epoch_ns=epoch_ns,
     )
 
@@ -332,7 +332,7 @@ def test_known_offsets_are_found(
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(-20, 20), st.integers(-HOUR, HOUR), st.integers(0, 1000))
 def test_windows_that_begin_apart(seed: int, skew: int, offset: int, jitter: int) -> None:
-    """Without steps, a rank that began to record some collectives earlier or later is matched all the same."""
+    """Without steps, a rank that recorded some collectives earlier or later is still matched."""
     random = np.random.default_rng(seed)
     true = np.cumsum(random.integers(1_000_000, 1_100_000, 80))
     late = true + random.integers(-jitter, jitter + 1, 80) - offset
@@ -342,7 +342,7 @@ def test_windows_that_begin_apart(seed: int, skew: int, offset: int, jitter: int
 
 
 def test_regular_collectives() -> None:
-    """Where any shift would do as well, nothing is shifted."""
+    """Regular collectives are not shifted."""
     random = np.random.default_rng(0)
     ends = np.arange(30) * 1_000_000
     for jitter in (0, 100, 20_000):
@@ -352,7 +352,7 @@ def test_regular_collectives() -> None:
 
 
 def test_steps_tell_what_belongs_together() -> None:
-    """Of regular steps, the same numbers are compared, and what was launched before the first one is not."""
+    """Steps with equal numbers are compared, and work before the first step is not."""
     ends = np.arange(6) * 1_000_000
     clocks = align(
         {0: made(ends.tolist(), steps=[1, 2, 3, 4, 5, 6]), 1: made((ends[2:] - 70).tolist(), steps=[3, 4, 5, 6])}
@@ -363,7 +363,7 @@ def test_steps_tell_what_belongs_together() -> None:
 
 
 def test_ranks_without_common_collectives() -> None:
-    """They are placed by the time since 1970 that the files tell, and said to be; others follow them."""
+    """Ranks without common collectives are placed by the time since 1970, marked as such; others follow them."""
     traces = {
         2: made([1000, 2000], group="a", epoch_ns=100),
         3: made([1500, 2500], group="b", epoch_ns=70),
@@ -379,7 +379,7 @@ def test_ranks_without_common_collectives() -> None:
 
 
 def test_groups_of_one_name() -> None:
-    """Groups that have the same name and other ranks are not taken for one."""
+    """Groups with the same name and different ranks are distinct."""
     traces = {
         0: made([1000, 2000], group="tp", ranks=[0, 1]),
         1: made([1100, 2100], group="tp", ranks=[0, 1]),
@@ -393,7 +393,7 @@ def test_groups_of_one_name() -> None:
 
 
 def test_what_counts_as_collective() -> None:
-    """Names of NCCL and RCCL do without a word of the file; sends and receives between two ranks do not count."""
+    """Kernels of NCCL and RCCL are recognized by name; sends and receives do not count."""
     named = made([100, 200, 300], names=["ncclKernel_AllReduce", "gemm", "rcclGeneric"])
     assert collective_kernels(named).tolist() == [True, False, True]
     assert not collective_kernels(made([100], collective="send")).any()
@@ -425,13 +425,13 @@ def test_eight_real_ranks() -> None:
 
 def assert_same(one: TraceSet, other: TraceSet) -> None:
     for rank, trace in one.items():
-        assert trace.words == other[rank].words
+        assert trace.strings == other[rank].strings
         for column in trace.gpu:
             np.testing.assert_array_equal(trace.gpu[column], other[rank].gpu[column])
 
 
 def test_threads_are_an_executor(tmp_path: Path) -> None:
-    """What is given is used, and left open."""
+    """The given executor is used, and left open."""
     calls: list[Path] = []
 
     def read(path: Path) -> Trace:
@@ -449,7 +449,7 @@ def test_threads_are_an_executor(tmp_path: Path) -> None:
 
 @pytest.fixture
 def loops(tmp_path: Path) -> Path:
-    """A folder in which links lead around in circles, with one trace."""
+    """A folder with cyclic links and one trace."""
     write(tmp_path / "a" / "b" / "t.json", 0, 1)
     for number in range(12):
         (tmp_path / f"up{number}").symlink_to(tmp_path)
@@ -461,15 +461,15 @@ def loops(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("pattern", ["", "**/*.json", "**", "**/**/*/**/t.json", "*/*/*/*/*/*/*/*/*/*/*.json"])
 def test_links_in_circles(loops: Path, pattern: str) -> None:
-    """However links lead, each real file is found once, under its own name if the pattern means that."""
-    [found] = find(loops / pattern).files
+    """Each file is found once despite cyclic links, under its own name if that matches."""
+    [found] = find_trace_files(loops / pattern).files
     assert found.resolve() == loops / "a" / "b" / "t.json"
     if not pattern.startswith("*/"):
         assert found == loops / "a" / "b" / "t.json"
 
 
 def test_patterns_as_glob_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without links, a pattern means the files that it means for glob."""
+    """Without links, a pattern matches the files that glob matches."""
     for name in ("a/1.json", "a/b/2.json", ".hidden/3.json", "a/.4.json", "[x]/5.json", "6.json"):
         write(tmp_path / name)
     monkeypatch.chdir(tmp_path)
@@ -486,40 +486,40 @@ def test_patterns_as_glob_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ):
         names = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207
         expected = {name for name in names if name.is_file()}
-        assert expected == set(find(pattern).files), pattern
+        assert expected == set(find_trace_files(pattern).files), pattern
         whole = {tmp_path / name for name in expected}
-        assert whole == set(find(tmp_path / pattern).files) or ".." in pattern
-    assert find(tmp_path / "[x]").files == [tmp_path / "[x]" / "5.json"]
+        assert whole == set(find_trace_files(tmp_path / pattern).files) or ".." in pattern
+    assert find_trace_files(tmp_path / "[x]").files == [tmp_path / "[x]" / "5.json"]
 
 
 def test_files_that_are_no_traces(tmp_path: Path) -> None:
-    """Where small files are something else, that is said, and how many there are."""
+    """The error counts small files that are not traces."""
     for number in range(3):
         (tmp_path / f"config{number}.json").write_text("{}")
-    with pytest.raises(TraceError, match=r"it holds 3 files .* none of them says \"traceEvents\""):
-        find(tmp_path)
+    with pytest.raises(TraceError, match=r"it holds 3 files .* none contains \"traceEvents\""):
+        find_trace_files(tmp_path)
     trace = write(tmp_path / "trace.json")
-    assert find(tmp_path).files == [trace]
+    assert find_trace_files(tmp_path).files == [trace]
     with pytest.raises(TraceError, match=r"no file that ends in \.json"):
         (tmp_path / "empty").mkdir()
-        find(tmp_path / "empty")
+        find_trace_files(tmp_path / "empty")
 
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More files than can be read together are an error that says what to do."""
-    monkeypatch.setattr("instrument.traces.find.MOST_FILES", 3)
+    """Too many files are an error that says what to do."""
+    monkeypatch.setattr("instrument.traces.trace_files.MOST_FILES", 3)
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json", rank, 4)
-    with pytest.raises(TraceError, match="4 files that may be traces; up to 3 are read together"):
-        find(tmp_path)
-    assert len(find(tmp_path / "rank[12].json").files) == 2
-    monkeypatch.setattr("instrument.traces.find._MOST_NAMES", 3)
+    with pytest.raises(TraceError, match="4 files that may be traces, and up to 3 are read together"):
+        find_trace_files(tmp_path)
+    assert len(find_trace_files(tmp_path / "rank[12].json").files) == 2
+    monkeypatch.setattr("instrument.traces.trace_files._MOST_NAMES", 3)
     with pytest.raises(TraceError, match="more than 3 files and folders"):
-        find(tmp_path / "**" / "*.json")
+        find_trace_files(tmp_path / "**" / "*.json")
 
 
 def test_several_folders_of_runs(tmp_path: Path) -> None:
-    """The last one is read, and the others are named."""
+    """The last folder is read, and the others are listed."""
     for run in ("lr-2", "lr-10", "lr-1"):
         folder = tmp_path / run / "window-0001"
         folder.mkdir(parents=True)
@@ -529,5 +529,5 @@ def test_several_folders_of_runs(tmp_path: Path) -> None:
     reason = "only the last of these folders is read"
     assert traces.left_out == {tmp_path / run / "window-0001": reason for run in ("lr-1", "lr-2")}
     out = StringIO()
-    render_ranks(traces, "auto", console=Console(file=out, width=200))
+    print_rank_table(traces, "auto", console=Console(file=out, width=200))
     assert f"Left out: {tmp_path / 'lr-1' / 'window-0001'} ({reason})\n" in out.getvalue()

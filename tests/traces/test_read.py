@@ -1,4 +1,4 @@
-"""Which reader a file gets, where it may come from, and what is said where it cannot be read."""
+"""The choice of the reader, the sources of files, and the errors for files that cannot be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from instrument.diagnosis.metrics import metrics
 from instrument.errors import TraceError
 from instrument.traces.ranks import TraceSet
-from instrument.traces.read import read_file, read_trace
+from instrument.traces.read import read_file, read_trace, read_traces
 from instrument.traces.trace import Trace
 
 from ..support.kineto_oracle import check_columns
@@ -40,7 +40,7 @@ class Standard:
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace.sqlite", "trace"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_content_tells_not_the_name(tmp_path: Path, name: str, packed: bool) -> None:
-    """A trace is read whatever it is called, and whether or not the name says that it is packed."""
+    """A trace is recognized by its content, whatever its name and whether or not it is packed."""
     path = tmp_path / name
     path.write_bytes(gzip.compress(written(EVENTS)) if packed else written(EVENTS))
     for given in (path, str(path)):
@@ -52,7 +52,7 @@ def test_content_tells_not_the_name(tmp_path: Path, name: str, packed: bool) -> 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
-    """Args are there as long as the trace is; then nothing is left of the copy."""
+    """Args are available while the trace exists; then the copy is removed."""
     data = gzip.compress(written(EVENTS)) if packed else written(EVENTS)
     monkeypatch.setattr(sys, "stdin", Standard(data))
     trace = read_trace("-")
@@ -74,7 +74,7 @@ def test_a_broken_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pipe(tmp_path: Path) -> None:
-    """As a shell makes of ``<(zcat trace.json.gz)``."""
+    """A pipe is read, as from ``<(zcat trace.json.gz)``."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_bytes, args=(written(EVENTS),))
@@ -95,13 +95,13 @@ def test_folders_patterns_and_lists(tmp_path: Path) -> None:
         paths[-1].write_text(json.dumps(content, default=float))
     with ThreadPoolExecutor(1) as executor:
         for given in (tmp_path, str(tmp_path), str(tmp_path / "*.json"), paths):
-            traces = read_trace(given, executor=executor)
+            traces = read_traces(given, executor=executor)
             assert isinstance(traces, TraceSet)
             assert [0, 1] == [trace.rank for trace in traces.values()]
 
 
 def test_databases_that_are_none(tmp_path: Path) -> None:
-    """A database of something else, and one that is damaged, are named with the cause."""
+    """The error names a database of another program, or a damaged one, with the cause."""
     path = tmp_path / "some.sqlite"
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE cats (name TEXT)")
@@ -114,7 +114,7 @@ def test_databases_that_are_none(tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    """That is no damaged trace."""
+    """A missing file is a FileNotFoundError."""
     with pytest.raises(FileNotFoundError, match=r"none\.json"):
         read_trace(tmp_path / "none.json")
 
@@ -133,7 +133,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         (b'{"name": "config", "items": [{"id": 1}]}', 'it has no array of "traceEvents"'),
         (b'{"traceEvents": null}', 'it has no array of "traceEvents"'),
         (b'{"traceEvents": {}}', 'it has no array of "traceEvents"'),
-        (b'{"traceEvents": [1, 2]}', "no event in it can be read"),
+        (b'{"traceEvents": [1, 2]}', "none of its events can be read"),
         (b"\x1f\x8bno gzip at all", "damaged gzip: .*; it is empty"),
         (b"\x1f\x8b\x08\x00", "the gzip file is cut off; it is empty"),
         (gzip.compress(b"", mtime=0), "it is empty"),
@@ -153,7 +153,7 @@ def test_no_trace_at_all(tmp_path: Path, data: bytes, reason: str) -> None:
 
 @pytest.mark.parametrize("data", [b"[]", b'{"traceEvents": []}', b'\xef\xbb\xbf{"traceEvents":\r\n[ ] }'])
 def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
-    """No events are no error."""
+    """A trace without events is valid."""
     path = tmp_path / "empty.json"
     path.write_bytes(data)
     trace = read_file(path)
@@ -162,31 +162,41 @@ def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "error", "words"),
+    ("ask", "error", "message"),
     [
-        (lambda traces: read_trace(3), TypeError, '"path" must be'),  # type: ignore[arg-type]
+        (lambda traces: read_trace(3), TypeError, '"path" must be the path of one file: 3'),  # type: ignore[arg-type]
+        (lambda traces: read_traces(3), TypeError, '"paths" must be a folder, a pattern'),  # type: ignore[arg-type]
         (lambda traces: read_trace(""), TraceError, "empty"),
+        (lambda traces: read_traces(""), TraceError, "empty"),
+        (lambda traces: read_trace([traces[3].path]), TypeError, "read_traces reads several files"),  # type: ignore[arg-type]
+        (lambda traces: read_trace(traces[3].path.parent), TraceError, "a folder; read_traces reads"),
+        (lambda traces: read_trace(traces[3].path.with_name("*")), TraceError, "a pattern; read_traces reads"),
+        (lambda traces: read_traces(traces[3].path), TraceError, "one file; read_trace reads it"),
+        (lambda traces: read_traces("-"), TraceError, "one file; read_trace reads it"),
+        (lambda traces: read_traces("nowhere"), FileNotFoundError, "nowhere"),
         (lambda traces: metrics(traces), TypeError, '"trace" must be one Trace'),
-        (lambda traces: traces[7], KeyError, "no trace of rank 7; there are those of 3"),
+        (lambda traces: traces[7], KeyError, "no trace of rank 7; the set has the ranks 3"),
     ],
 )
-def test_wrong_questions(tmp_path: Path, ask: Callable[[Any], object], error: type[Exception], words: str) -> None:
+def test_wrong_questions(
+    tmp_path: Path, ask: Callable[[Any], object], error: type[Exception], message: str
+) -> None:
     """The error says what was given and what is accepted."""
     (tmp_path / "rank0.json").write_bytes(written(EVENTS))
-    with pytest.raises(error, match=words):
-        ask(read_trace(tmp_path))
+    with pytest.raises(error, match=message):
+        ask(read_traces(tmp_path))
 
 
 def test_settings_beside_windows(tmp_path: Path) -> None:
-    """A folder with a small file of JSON that is no trace is looked into."""
+    """A folder whose only file is small JSON of another kind is searched."""
     (tmp_path / "config.json").write_text('{"lr": 1}')
     (tmp_path / "window-0001").mkdir()
     (tmp_path / "window-0001" / "rank0.json").write_bytes(written(EVENTS))
-    assert [3] == list(read_trace(tmp_path))
+    assert [3] == list(read_traces(tmp_path))
 
 
 def test_a_report_of_nsight_compute(tmp_path: Path) -> None:
-    """It is said what it is, and what opens it."""
+    """The error says what the file is, and what opens it."""
     path = tmp_path / "kernels.ncu-rep"
     path.write_bytes(b"NVR\0" * 100)
     with pytest.raises(TraceError, match=r"a report of Nsight Compute, .* open it with ncu-ui"):

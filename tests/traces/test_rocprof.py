@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from instrument.traces.intervals import length, union
+from instrument.traces.intervals import merge_overlaps, total_ns
 from instrument.traces.rocpd import read_rocpd
 from instrument.traces.rocprof import read_rocprof
 from instrument.traces.table import KERNEL, MEMCPY
@@ -46,12 +46,12 @@ def rows(table: Any, *columns: str) -> list[tuple[Any, ...]]:
 
 
 def start_of(args: dict[str, Any]) -> Any:
-    """Of a record in the JSON, a row of a view, or one of samples."""
+    """The start of a record in the JSON, of a row of a view, or of a sample."""
     return args.get("start_timestamp", args.get("start", args.get("timestamp")))
 
 
 def test_gpu_work(read: Read) -> None:
-    """Kernels and copies arrive with times, place, name and size."""
+    """Kernels and memcpys have times, device, stream, name and size."""
     trace = read(STEP)
     assert rows(trace.gpu, "name", "category", "start_ns", "duration_ns", "device", "stream", "bytes") == [
         ("before", "kernel", 50, 40, 0, 0, -1),
@@ -65,7 +65,7 @@ def test_gpu_work(read: Read) -> None:
 
 
 def test_blocks(read: Read) -> None:
-    """A grid in work items becomes blocks, the last of each dimension perhaps not full."""
+    """A grid in work items becomes blocks, rounded up in each dimension."""
     kernels = read(STEP).kernels
     assert rows(kernels, "blocks", "block_threads", "registers", "shared_bytes")[1:] == [
         (4 * 3 * 1, 256, 96, 64),
@@ -75,7 +75,7 @@ def test_blocks(read: Read) -> None:
 
 
 def test_launches(read: Read) -> None:
-    """A kernel's launch is the HIP call, also where an HSA call inside it has the kernel's id."""
+    """The launch of a kernel is the HIP call, even if an HSA call inside it has the kernel's id."""
     trace = read(STEP)
     names = trace.runtime.text("name")
     launches = [names[row] if row >= 0 else None for row in trace.gpu.launch.tolist()]
@@ -87,7 +87,7 @@ def test_launches(read: Read) -> None:
 
 
 def test_calls(read: Read) -> None:
-    """Calls of every API are runtime calls, by their API and thread."""
+    """Calls of every API are runtime calls with their API and thread."""
     trace = read(STEP)
     assert rows(trace.runtime, "name", "category", "start_ns", "duration_ns") == [
         ("hipLaunchKernel", "hip", 300, 100),
@@ -120,14 +120,14 @@ def test_markers(read: Read) -> None:
 
 
 def test_allocations(read: Read) -> None:
-    """Allocations of HIP are not those of PyTorch's allocator, and are kept apart."""
+    """Allocations of HIP are separate from allocations of PyTorch."""
     trace = read(STEP)
     assert rows(trace.others, "category", "start_ns", "duration_ns")[0] == ("memory_allocation", 10, 10)
     assert not trace.memory
 
 
 def test_counters(read: Read) -> None:
-    """Values of a counter's instances are added up, for each kernel."""
+    """The values of a counter's instances are summed for each kernel."""
     counted = (("SQ_WAVES", 1.5), ("SQ_WAVES", 2.0), ("GRBM_COUNT", 7.0))
     kernels = [Kernel("a", 10, 20, 1, counters=counted), Kernel("b", 30, 50, 2, counters=counted[2:])]
     trace = read(Recording(kernels=kernels))
@@ -139,7 +139,7 @@ def test_counters(read: Read) -> None:
 
 
 def test_kernels_of_counters(tmp_path: Path) -> None:
-    """Where only counters were recorded, kernels are those that they are of."""
+    """If only counters were recorded, their kernels are the kernels of the trace."""
     recording = Recording(kernels=[Kernel("a", 10, 20, 1, stream=3, counters=(("SQ_WAVES", 1.0),))])
     path = tmp_path / "counters.json"
     path.write_text(json.dumps(as_json([recording], dispatches=False)))
@@ -150,13 +150,13 @@ def test_kernels_of_counters(tmp_path: Path) -> None:
 
 
 def test_queues(read: Read) -> None:
-    """Where no HIP streams were recorded, a stream is a queue."""
+    """Without recorded HIP streams, a stream is a queue."""
     trace = read(Recording(kernels=[Kernel("a", 10, 20, 1, queue=7), Kernel("b", 10, 20, 2, queue=8)]))
     assert trace.gpu.stream.tolist() == [7, 8]
 
 
 def test_several_processes(read: Read) -> None:
-    """Ids of two processes are never mistaken for each other."""
+    """Equal ids of two processes stay distinct."""
     one = Recording([Call("HIP_RUNTIME_API", "hipLaunchKernel", 5, 6, 1)], [Kernel("a", 10, 20, 1, stream=3)])
     other = Recording(
         [Call("HIP_RUNTIME_API", "hipMemcpyAsync", 3, 4, 1)],
@@ -184,7 +184,7 @@ def test_devices(read: Read) -> None:
 
 
 def test_args(read: Read) -> None:
-    """All that the file says of an event can be looked up, also after the trace was pickled."""
+    """All values of an event can be looked up, also by an unpickled trace."""
     trace = pickle.loads(pickle.dumps(read(STEP)))
     for table in (trace.gpu, trace.runtime, trace.regions, trace.others):
         assert [start_of(trace.args(table, row)) for row in range(len(table))] == table.start_ns.tolist()
@@ -192,7 +192,7 @@ def test_args(read: Read) -> None:
 
 
 def test_rank(tmp_path: Path) -> None:
-    """The environment in a database tells the rank; its other variables are not in the trace."""
+    """The environment in a database gives the rank; its other variables are not in the trace."""
     environment = {"RANK": "3", "WORLD_SIZE": "8", "TOKEN": "secret"}
     trace = from_schema_3(tmp_path, Recording(environment=environment))
     assert (trace.rank, trace.world_size) == (3, 8)
@@ -212,7 +212,7 @@ def test_nothing(read: Read) -> None:
 
 
 def test_real_file() -> None:
-    """Every number of the real file is that of a plain reading of its JSON."""
+    """Every number of the real file matches a plain reading of its JSON."""
     path = shared("tl_rocprofv3_908_results.json.gz")
     with gzip.open(path) as file:
         [process] = json.load(file)["rocprofiler-sdk-tool"]
@@ -222,7 +222,7 @@ def test_real_file() -> None:
     assert len(trace.kernels) == len(trace.gpu) == len(records) == 43_915
     assert int(trace.gpu.duration_ns.sum()) == sum(end - start for start, end in spans)
     assert int(trace.gpu.end_ns.max() - trace.gpu.start_ns.min()) == max(e for _, e in spans) - min(spans)[0]
-    assert length(union(trace.gpu.start_ns, trace.gpu.end_ns)) == _covered(spans)
+    assert total_ns(merge_overlaps(trace.gpu.start_ns, trace.gpu.end_ns)) == _covered(spans)
 
     symbols = {symbol["kernel_id"]: symbol for symbol in process["kernel_symbols"]}
     expected: dict[str, int] = defaultdict(int)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import random
@@ -37,7 +38,7 @@ MANY = Recording(kernels=[Kernel(f"kernel [{n % 3}", 10 * n, 10 * n + 5, n) for 
 
 
 def test_cut_off(tmp_path: Path) -> None:
-    """Wherever a file is cut off in its kernels, all whole ones before the cut are read."""
+    """Wherever a file is cut off in its kernels, all intact ones before the cut are read."""
     text = text_of(MANY)
     begin = text.index(b'"kernel_dispatch"')
     ends = [found.start() for found in re.finditer(rb'"stream_id": \{"handle": 0\}\}', text[begin:])]
@@ -49,7 +50,7 @@ def test_cut_off(tmp_path: Path) -> None:
 
 
 def test_cut_anywhere(tmp_path: Path) -> None:
-    """A file that is cut off anywhere is a trace or an error that says so."""
+    """A file that is cut off anywhere gives a trace or an error that says so."""
     text = text_of(STEP)
     for cut in range(0, len(text), 41):
         try:
@@ -59,7 +60,7 @@ def test_cut_anywhere(tmp_path: Path) -> None:
 
 
 def test_cut_gzip(tmp_path: Path) -> None:
-    """Of a gzip file that is cut off, what unpacks is read."""
+    """Of a gzip file that is cut off, the data that unpacks is read."""
     packed = gzip.compress(text_of(MANY), 1)
     path = tmp_path / "cut.json.gz"
     path.write_bytes(packed[: len(packed) * 9 // 10])
@@ -70,7 +71,7 @@ def test_cut_gzip(tmp_path: Path) -> None:
 
 
 def test_damage_inside(tmp_path: Path) -> None:
-    """What comes before a place that is no JSON is read."""
+    """Records before text that is not JSON are read."""
     text = text_of(MANY)
     place = text.index(b'"start_timestamp": 200,')
     trace = read_text(tmp_path, text[:place] + b"\x00" + text[place:])
@@ -79,7 +80,7 @@ def test_damage_inside(tmp_path: Path) -> None:
 
 
 def test_invalid_utf8(tmp_path: Path) -> None:
-    """A name that is no UTF-8 is read with the signs that stand for what is not."""
+    """A name that is not UTF-8 is read with replacement characters."""
     trace = read_text(tmp_path, text_of(STEP).replace(b'"gemm', b'"ge\xffmm'))
     assert "ge\ufffdmm" in trace.gpu.text("name")
     assert trace.lost
@@ -109,14 +110,14 @@ FIRST = ("buffer_records", "kernel_dispatch", 0)
     ],
 )
 def test_bad_record(tmp_path: Path, path: tuple[Any, ...], value: Any) -> None:
-    """A record that makes no sense is counted and the others are read."""
+    """An invalid record is counted as lost, and the others are read."""
     trace = read_text(tmp_path, change(as_json([STEP]), path, value))
     assert trace.kernels.text("name") == ["before", "allreduce"]
     assert (trace.lost.events, len(trace.lost.reasons)) == (1, 1)
 
 
 def test_large_integers(tmp_path: Path) -> None:
-    """An id beyond 64 bits costs no more than itself."""
+    """An id beyond 64 bits does not affect other fields."""
     content = as_json([STEP])
     trace = read_text(tmp_path, change(content, (*FIRST, "correlation_id", "internal"), 1 << 80))
     assert trace.gpu.correlation[trace.gpu.start_ns == 1000].tolist() == [-1]
@@ -124,7 +125,7 @@ def test_large_integers(tmp_path: Path) -> None:
 
 
 def test_missing_ids(tmp_path: Path) -> None:
-    """A record without ids has none."""
+    """A record without ids is read."""
     content = as_json([STEP])
     for record in content["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"]:
         del (
@@ -139,12 +140,21 @@ def test_missing_ids(tmp_path: Path) -> None:
     assert not trace.lost
 
 
+def test_json_of_an_old_version(tmp_path: Path) -> None:
+    """JSON of rocprofv3 before 1.0, which does not number GPUs, raises an error that names the version."""
+    content = as_json([STEP])
+    for agent in content["rocprofiler-sdk-tool"][0]["agents"]:
+        del agent["logical_node_type_id"]
+    with pytest.raises(TraceError, match=r"rocprofv3 before 1\.0"):
+        read_text(tmp_path, json.dumps(content).encode())
+
+
 @pytest.mark.parametrize(
     "section",
     ["metadata", "agents", "counters", "strings", "kernel_symbols", "callback_records", "buffer_records"],
 )
 def test_missing_sections(tmp_path: Path, section: str) -> None:
-    """Without a section, all that does not depend on it is read."""
+    """Without a section, everything that does not depend on it is read."""
     content = as_json([STEP])
     del content["rocprofiler-sdk-tool"][0][section]
     trace = read_text(tmp_path, json.dumps(content).encode())
@@ -164,27 +174,27 @@ def test_one_process_without_list(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         (b"", "empty"),
-        (b"hello", "no JSON"),
+        (b"hello", "not JSON"),
         (b"[]", "not what rocprofv3 writes"),
         (b"{}", "rocprofiler-sdk-tool"),
         (b'{"traceEvents": []}', "rocprofiler-sdk-tool"),
         (b'{"rocprofiler-sdk-tool": 5}', "Expected"),
         (b'{"rocprofiler-sdk-tool": [{"agents": null}]}', "agents"),
         (b'{"rocprofiler-sdk-tool": ' + b"[" * 100_000, "not what rocprofv3 writes"),
-        (b'{"rocprofiler-sdk-tool": [{"metadata": ' + b'{"a":' * 100_000, "no JSON"),
+        (b'{"rocprofiler-sdk-tool": [{"metadata": ' + b'{"a":' * 100_000, "not JSON"),
         (b"\x1f\x8b\x08 but no gzip", "gzip"),
         (json.dumps({"rocprofiler-sdk-tool": [{}] * 40_000}).encode(), "32,767 processes"),
     ],
 )
 def test_not_a_trace(tmp_path: Path, text: bytes, reason: str) -> None:
-    """What is no file of rocprofv3 is an error that says why."""
+    """A file that is not from rocprofv3 is an error that says why."""
     with pytest.raises(TraceError, match=reason) as caught:
         read_text(tmp_path, text)
     assert "\n" not in str(caught.value)
 
 
 def test_no_file(tmp_path: Path) -> None:
-    """A missing file is the operating system's error."""
+    """A missing file is an OSError."""
     for read_file in (read_rocprof, read_rocpd):
         with pytest.raises(FileNotFoundError):
             read_file(tmp_path / "none")
@@ -194,7 +204,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:
-    """Reading a database leaves it and its folder as they were, also one in write-ahead mode."""
+    """Reading a database, even in write-ahead mode, changes neither it nor its folder."""
     path = write_rocpd(tmp_path / "results.db", [STEP])
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -206,7 +216,7 @@ def test_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_write_ahead_log(tmp_path: Path) -> None:
-    """What lies in a write-ahead log beside the database is not read, and the trace says so."""
+    """A write-ahead log beside the database is not read, and the trace says so."""
     path = write_rocpd(tmp_path / "results.db", [STEP])
     (tmp_path / "results.db-wal").write_bytes(b"pages")
     assert list(read_rocpd(path).lost.reasons) == ["results.db-wal beside it is not read"]
@@ -214,7 +224,7 @@ def test_write_ahead_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["with space.db", "with#sign?.db", "100%25.db"])
 def test_names(tmp_path: Path, name: str) -> None:
-    """Any name of a file will do."""
+    """Any file name works."""
     assert len(read_rocpd(write_rocpd(tmp_path / name, [STEP])).gpu) == 5
 
 
@@ -228,12 +238,12 @@ def alter(folder: Path, *statements: str) -> Path:
 
 def test_missing_views(tmp_path: Path) -> None:
     """A database without the views is an error that names them."""
-    with pytest.raises(TraceError, match="no view kernels, regions"):
+    with pytest.raises(TraceError, match="lacks the view kernels, regions"):
         read_rocpd(alter(tmp_path, "DROP VIEW kernels", "DROP VIEW regions"))
 
 
 def test_optional_views(tmp_path: Path) -> None:
-    """Views that not every version has may be missing."""
+    """Optional views may be missing."""
     drops = [f"DROP VIEW {view}" for view in ("samples", "memory_allocations", "counters_collection")]
     trace = read_rocpd(alter(tmp_path, *drops))
     assert len(trace.gpu) == 5
@@ -241,7 +251,7 @@ def test_optional_views(tmp_path: Path) -> None:
 
 
 def test_view_of_nothing(tmp_path: Path) -> None:
-    """A view whose tables are gone costs no more than itself."""
+    """A view whose tables are missing does not affect others."""
     trace = read_rocpd(alter(tmp_path, "DROP TABLE rocpd_kernel_dispatch_0"))
     assert trace.gpu.text("category") == ["memcpy", "memcpy"]
     assert any(reason.startswith("kernels:") for reason in trace.lost.reasons)
@@ -249,14 +259,14 @@ def test_view_of_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", ["'soon'", "NULL", "-5", "3000000", "1.5", "x'00'"])
 def test_bad_times(tmp_path: Path, start: str) -> None:
-    """A row whose times make no sense is counted and the others are read."""
+    """A row with invalid times is counted as lost, and the others are read."""
     trace = read_rocpd(alter(tmp_path, f"UPDATE rocpd_kernel_dispatch_0 SET [start] = {start} WHERE id = 1"))
     assert trace.kernels.text("name") == ["before", "allreduce"]
     assert trace.lost.events == 1
 
 
 def test_bad_values(tmp_path: Path) -> None:
-    """Values of another type are not known, or read as the text that they are."""
+    """Values of another type are unknown, or read as text."""
     trace = read_rocpd(
         alter(
             tmp_path,
@@ -273,7 +283,7 @@ def test_bad_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"SQLite", b"SQLite format 3\0" + b"\7" * 4000, b'{"a": 1}'])
 def test_not_a_database(tmp_path: Path, text: bytes) -> None:
-    """What is no database is an error."""
+    """A file that is not a database is an error."""
     path = tmp_path / "results.db"
     path.write_bytes(text)
     with pytest.raises(TraceError, match="database"):
@@ -281,7 +291,7 @@ def test_not_a_database(tmp_path: Path, text: bytes) -> None:
 
 
 def test_truncated_database(tmp_path: Path) -> None:
-    """A database that is cut off is a trace that says so, or an error."""
+    """A database that is cut off gives a trace that says so, or an error."""
     data = write_rocpd(tmp_path / "whole.db", [STEP]).read_bytes()
     path = tmp_path / "cut.db"
     for size in range(0, len(data), 4096):
@@ -314,7 +324,7 @@ def try_all(read_file: Callable[[Path], Trace], path: Path, data: bytes) -> None
     header=st.sampled_from([b"", b"\x1f\x8b\x08", b'{"rocprofiler-sdk-tool":[', b"["]),
 )
 def test_any_bytes(tmp_path: Path, data: bytes, header: bytes) -> None:
-    """Any bytes are a trace or a TraceError."""
+    """Any bytes give a trace or a TraceError."""
     try_all(read_rocprof, tmp_path / "any.json", header + data)
     try_all(read_rocpd, tmp_path / "any.db", b"SQLite format 3\0" + data)
 
@@ -322,7 +332,7 @@ def test_any_bytes(tmp_path: Path, data: bytes, header: bytes) -> None:
 @fuzz
 @given(seed=st.integers(), changes=st.integers(1, 20))
 def test_mutated_text(tmp_path: Path, seed: int, changes: int) -> None:
-    """JSON with bytes changed, removed and doubled is a trace or a TraceError."""
+    """JSON with changed, removed and doubled bytes gives a trace or a TraceError."""
     source, data = random.Random(seed), bytearray(text_of(STEP))
     for _ in range(changes):
         place, size = source.randrange(len(data)), source.randrange(30)
@@ -355,7 +365,7 @@ VALUES = st.sampled_from(
 @fuzz
 @given(data=st.data())
 def test_mutated_values(tmp_path: Path, data: st.DataObject) -> None:
-    """JSON with values of any other type and size is a trace or a TraceError."""
+    """JSON with values of any type and size gives a trace or a TraceError."""
     content: Any = as_json([STEP])
     for _ in range(data.draw(st.integers(1, 6))):
         place = content["rocprofiler-sdk-tool"]
@@ -365,7 +375,7 @@ def test_mutated_values(tmp_path: Path, data: st.DataObject) -> None:
                 break
             key = data.draw(st.sampled_from(keys))
             if not isinstance(place[key], (dict, list)) or data.draw(st.integers(0, 9)) == 0:
-                place[key] = data.draw(VALUES)
+                place[key] = copy.deepcopy(data.draw(VALUES))  # later changes must not alter the strategy
                 break
             place = place[key]
     try_all(read_rocprof, tmp_path / "mutated.json", json.dumps(content).encode())
@@ -374,7 +384,7 @@ def test_mutated_values(tmp_path: Path, data: st.DataObject) -> None:
 @fuzz
 @given(seed=st.integers(), changes=st.integers(1, 40))
 def test_mutated_database(tmp_path: Path, seed: int, changes: int) -> None:
-    """A database with bytes changed is a trace or a TraceError."""
+    """A database with changed bytes gives a trace or a TraceError."""
     whole = tmp_path / "whole.db"
     if not whole.exists():
         write_rocpd(whole, [STEP])

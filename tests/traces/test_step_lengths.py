@@ -1,4 +1,4 @@
-"""How long steps take on the CPU and on the GPU: against loops whose times are known, and real traces."""
+"""Lengths of steps on the CPU and on the GPU, in loops with known times and in real traces."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrument.diagnosis.metrics import metrics_of
-from instrument.traces.queue_waits import queue_waits
 from instrument.traces.read import read_trace
-from instrument.traces.step_lengths import Lengths, joined
+from instrument.traces.step_lengths import StepLengths, merge_step_lengths
 from instrument.traces.step_work import step_lengths
 from instrument.traces.summary import merge, summarize
 from instrument.traces.trace import Trace
@@ -23,14 +21,14 @@ US = 1_000
 MS = 1_000_000
 
 
-def of(trace: Trace) -> Lengths:
+def of(trace: Trace) -> StepLengths:
     lengths = step_lengths(trace)
     assert lengths is not None
     return lengths
 
 
 def run_ahead(steps: int = 10, first: int = 3) -> Loop:
-    """A loop whose steps launch 8 matmuls of 1.25 ms in 1 ms, and never wait."""
+    """A loop whose steps launch 8 matmuls of 1.25 ms in 1 ms, and never synchronize."""
     loop = Loop()
     for number in range(first, first + steps):
         with loop.step(number):
@@ -40,7 +38,7 @@ def run_ahead(steps: int = 10, first: int = 3) -> Loop:
 
 
 def test_a_loop_that_runs_ahead(tmp_path: Path) -> None:
-    """Its steps take ten times as long on the GPU as on the CPU, which is further ahead with each."""
+    """Steps take ten times as long on the GPU as on the CPU, which runs further ahead with each."""
     lengths = of(run_ahead().trace(tmp_path))
     assert {step.cpu_ns for step in lengths.steps} == {1 * MS}
     assert {step.gpu_ns for step in lengths.steps} == {10 * MS}
@@ -56,7 +54,7 @@ def test_a_loop_that_runs_ahead(tmp_path: Path) -> None:
 
 
 def test_when_the_work_ran(tmp_path: Path) -> None:
-    """First start and last end are times of the trace; the work of the second step runs after that one's end."""
+    """First start and last end are times of the trace; work of the second step runs after its end on the CPU."""
     trace = run_ahead(2).trace(tmp_path)
     first, second = of(trace).steps
     base = BASE_US * US - trace.epoch_ns
@@ -65,7 +63,7 @@ def test_when_the_work_ran(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
-    """The GPU waits for each launch, and is done before the step is."""
+    """The GPU waits for each launch, and is done before the step ends."""
     loop = Loop()
     for number in range(5):
         with loop.step(number):
@@ -79,14 +77,14 @@ def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
     assert (lengths.bound, lengths.runs_ahead) == ("cpu", False)
     assert (lengths.step_ns, lengths.clock) == (4 * MS, "cpu")
     # The oracle counts from the first kernel on, the sums from the end of the first step's work.
-    assert lengths.pace.gpu_waits_ns == (starved - 7 * 450) * US
-    assert lengths.pace.cpu_waits_ns == 0
+    assert lengths.totals.gpu_waits_ns == (starved - 7 * 450) * US
+    assert lengths.totals.cpu_waits_ns == 0
 
 
 @pytest.mark.parametrize(("prepares_us", "bound"), [(100, "gpu"), (4_000, "both")])
 @pytest.mark.parametrize("call", ["cudaDeviceSynchronize", "cudaStreamSynchronize", "hipDeviceSynchronize"])
 def test_a_loop_that_synchronizes(tmp_path: Path, call: str, prepares_us: int, bound: str) -> None:
-    """The wall time between waits is that of a step; while the CPU prepares the next one the GPU idles."""
+    """The wall time between synchronizations is the length of a step; the GPU idles while the CPU prepares."""
     loop = Loop()
     for number in range(6):
         with loop.step(number):
@@ -99,13 +97,13 @@ def test_a_loop_that_synchronizes(tmp_path: Path, call: str, prepares_us: int, b
     assert (lengths.bound, lengths.runs_ahead) == (bound, False)
     assert (lengths.step_ns, lengths.clock) == (wall_ns, "synchronizations")
     assert lengths.gpu_step_ns == wall_ns
-    assert lengths.pace.synchronized_steps == 5
-    waited = lengths.pace.cpu_waits_ns / lengths.pace.cpu_ns
+    assert lengths.totals.synchronized_steps == 5
+    waited = lengths.totals.cpu_waits_ns / lengths.totals.cpu_ns
     assert waited == pytest.approx(9_005 / (10_006 + prepares_us))
 
 
 def test_waits_in_the_middle_of_steps(tmp_path: Path) -> None:
-    """Waits at the same place measure whole steps, wherever that is."""
+    """Synchronizations at one place of the step measure whole steps, whatever the place."""
     loop = Loop()
     for number in range(6):
         with loop.step(number):
@@ -119,7 +117,7 @@ def test_waits_in_the_middle_of_steps(tmp_path: Path) -> None:
 
 
 def test_waits_at_different_places_measure_nothing(tmp_path: Path) -> None:
-    """The time from the begin of one step to the end of the next is that of no step."""
+    """The time from the start of one step to the end of the next is not a step."""
     loop = Loop()
     for number in range(2):
         with loop.step(number):
@@ -133,7 +131,7 @@ def test_waits_at_different_places_measure_nothing(tmp_path: Path) -> None:
 
 
 def test_a_wait_that_leaves_work_measures_nothing(tmp_path: Path) -> None:
-    """A call that returns while the GPU is busy with earlier launches, as of another stream, is no such wait."""
+    """A call that returns while the GPU is busy with earlier launches, as of another stream, does not count."""
     loop = Loop()
     for number in range(4):
         with loop.step(number):
@@ -145,7 +143,7 @@ def test_a_wait_that_leaves_work_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_whose_waits_count(tmp_path: Path) -> None:
-    """Those of the thread of the backward pass hold up the loop, those of a thread that pins memory do not."""
+    """Synchronizations on the backward thread hold up the loop, those on a memory-pinning thread do not."""
     counted = {}
     threads = (
         (2, "autograd::engine::evaluate_function: MmBackward0"),
@@ -170,124 +168,8 @@ def test_whose_waits_count(tmp_path: Path) -> None:
     assert (counted[2].clock, counted[3].clock) == ("synchronizations", "cpu")
 
 
-def held_ns(loop: Loop, trace: Trace) -> int:
-    """How long launches waited for the queue, from the end of the first step to that of the last."""
-    ends = (trace.steps.end_ns - (BASE_US * US - trace.epoch_ns)).tolist()
-    return sum(max(min(end * US, ends[-1]) - max(start * US, ends[0]), 0) for start, end in loop.held)
-
-
-def waits_us(trace: Trace) -> list[tuple[float, float]]:
-    """From when to when launches waited for the queue, on the clock of the loop."""
-    found, base_ns = queue_waits(trace), BASE_US * US - trace.epoch_ns
-    starts, ends = (found.start_ns - base_ns) / US, (found.end_ns - base_ns) / US
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))
-
-
-def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
-    """A launch returns once the GPU is done with another one: the CPU waits for it, without a synchronization."""
-    loop = Loop(queue=300)
-    for number in range(6):
-        with loop.step(number):
-            for _ in range(200):
-                loop.launch(100)
-    trace = loop.trace(tmp_path)
-    lengths = of(trace)
-    assert (lengths.bound, lengths.gpu_step_ns) == ("gpu", 20 * MS)
-    assert lengths.pace.cpu_waits_ns == lengths.pace.queue_waits_ns == held_ns(loop, trace)
-    assert lengths.pace.cpu_waits_ns > 0.6 * lengths.pace.cpu_ns
-
-
-def test_the_cpu_waits_in_its_own_time(tmp_path: Path) -> None:
-    """A CPU that is ahead by more than half of the recording waits for nearly all of its time there."""
-    loop = Loop(queue=300)
-    for number in range(4):
-        with loop.step(number):
-            for _ in range(300 if not number else 100):
-                loop.launch(100)
-    lengths = of(loop.trace(tmp_path))
-    pace = lengths.pace
-    assert pace.cpu_ns == sum(step.cpu_ns for step in lengths.steps[1:])
-    assert 0.85 * pace.cpu_ns < pace.cpu_waits_ns <= pace.cpu_ns
-    numbers = metrics_of(loop.trace(tmp_path), "auto", lengths)
-    assert numbers["loop"]["cpu_waits_share"] == pace.cpu_waits_ns / pace.cpu_ns
-
-
-def test_a_loop_that_starves_and_fills_the_queue_by_turns(tmp_path: Path) -> None:
-    """The CPU does not bound it alone: in a part of each step it waits for the GPU."""
-    loop = Loop(queue=300)
-    for number in range(4):
-        with loop.step(number):
-            loop.work(60_000)
-            for _ in range(600):
-                loop.launch(100)
-    trace = loop.trace(tmp_path)
-    lengths = of(trace)
-    assert lengths.bound == "both"
-    assert lengths.pace.gpu_waits_ns > 0.2 * lengths.pace.gpu_ns
-    assert lengths.pace.queue_waits_ns == held_ns(loop, trace) > 0.2 * lengths.pace.cpu_ns
-
-
-@pytest.mark.parametrize("before", [5, 300])
-def test_launches_that_are_long_for_another_reason(tmp_path: Path, before: int) -> None:
-    """To load a kernel's code takes time, too: little is queued, or the work starts before the call returns."""
-    loop = Loop()
-    for number in range(3):
-        with loop.step(number):
-            for _ in range(before):
-                loop.launch(100)
-            loop.launch(50_000, cost=(400, 40_000)[before == 300])
-            loop.synchronize()
-    lengths = of(loop.trace(tmp_path))
-    assert lengths.pace.cpu_waits_ns > 0
-    assert lengths.pace.queue_waits_ns == 0
-
-
-def test_graphs_do_not_fill_the_queue_by_their_kernels(tmp_path: Path) -> None:
-    """The launch of a graph takes one place, however many kernels it has, and longer than that of a kernel."""
-    loop = Loop()
-    for number in range(5):
-        with loop.step(number):
-            loop.work(5_000)
-            for _ in range(20):
-                loop.launch(10, cost=5)
-            for _ in range(2):
-                loop.launch(600, call="cudaGraphLaunch", cost=60, kernels=300)
-    trace = loop.trace(tmp_path)
-    assert len(queue_waits(trace).start_ns) == 0
-    assert of(trace).pace.queue_waits_ns == 0
-
-
-def test_a_queue_that_is_full_of_graphs(tmp_path: Path) -> None:
-    """Their launches wait as those of kernels do, each beyond what it takes by itself."""
-    loop = Loop(queue=300)
-    for _ in range(400):
-        loop.launch(20, cost=5)
-        loop.launch(600, call="cudaGraphLaunch", cost=60, kernels=3)
-    trace = loop.trace(tmp_path)
-    graphs = [(start, end) for start, end in loop.held if end - start > 3 * 60]
-    assert len(graphs) > 200
-    assert [(start, end) for start, end in waits_us(trace) if end - start > 3 * 60] == graphs
-
-
-def test_a_queue_that_was_full_before_the_recording(tmp_path: Path) -> None:
-    """What was launched before counts among what is queued."""
-    loop = Loop(queue=300)
-    for _ in range(400):
-        loop.launch(100)
-    loop.held.clear()
-    loop.events = [event for event in loop.events if event["cat"] == "kernel"]
-    for _ in range(20):
-        loop.launch(100)
-    assert len(loop.held) == 20
-    loop.synchronize()
-    for _ in range(20):
-        loop.launch(100)
-    trace = loop.trace(tmp_path)
-    assert waits_us(trace) == loop.held
-
-
 def test_one_step(tmp_path: Path) -> None:
-    """It has its lengths, and says nothing of the loop."""
+    """A single step has lengths, but does not show what bounds the loop."""
     lengths = of(run_ahead(1).trace(tmp_path))
     (step,) = lengths.steps
     assert (step.cpu_ns, step.gpu_ns, step.gpu_period_ns) == (1 * MS, 10 * MS, None)
@@ -297,7 +179,7 @@ def test_one_step(tmp_path: Path) -> None:
 
 
 def test_no_gpu(tmp_path: Path) -> None:
-    """Without GPU work there is nothing to compare, though the profiler waits at the end of a recording."""
+    """Without GPU work there are no lengths, though the profiler synchronizes at the end."""
     loop = Loop()
     with loop.step(0):
         loop.work(1_000)
@@ -307,7 +189,7 @@ def test_no_gpu(tmp_path: Path) -> None:
 
 
 def test_no_steps(tmp_path: Path) -> None:
-    """A trace that marks no steps has no lengths of them."""
+    """A trace without marked steps has no lengths."""
     loop = Loop()
     loop.launch(10)
     assert step_lengths(loop.trace(tmp_path)) is None
@@ -315,7 +197,7 @@ def test_no_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recorded", [0, 1])
 def test_graphs_without_their_kernels(tmp_path: Path, recorded: int) -> None:
-    """The GPU lengths are not known, but waits for the whole device measure the steps."""
+    """GPU lengths are unknown, but synchronizations with the whole device measure the steps."""
     loop = Loop()
     for number in range(5):
         with loop.step(number):
@@ -331,7 +213,7 @@ def test_graphs_without_their_kernels(tmp_path: Path, recorded: int) -> None:
 
 
 def test_only_device_waits_without_the_kernels(tmp_path: Path) -> None:
-    """What a wait for a stream left on the others is not known where kernels are missing."""
+    """If kernels are missing, a synchronization with one stream does not measure steps."""
     loop = Loop()
     for number in range(3):
         with loop.step(number):
@@ -341,7 +223,7 @@ def test_only_device_waits_without_the_kernels(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_ends_before_the_gpu(tmp_path: Path) -> None:
-    """The last step, whose kernels are missing, has no length on the GPU; the others have theirs."""
+    """The last step, whose kernels are missing, has no length on the GPU; the others do."""
     loop = run_ahead(5)
     kernels = [event for event in loop.events if event["cat"] == "kernel"]
     for event in kernels[-6:]:
@@ -352,7 +234,7 @@ def test_a_recording_that_ends_before_the_gpu(tmp_path: Path) -> None:
 
 
 def test_a_graph_among_other_launches(tmp_path: Path) -> None:
-    """A single graph without its kernels may be most of a step; the periods around that are not known either."""
+    """One graph without its kernels makes the length of a step unknown, and the periods around it."""
     loop = Loop()
     for number in range(5):
         with loop.step(number):
@@ -367,7 +249,7 @@ def test_a_graph_among_other_launches(tmp_path: Path) -> None:
 
 
 def test_work_of_unknown_origin(tmp_path: Path) -> None:
-    """Where much of what the GPU did between them is not the steps', what bounds the loop is not said."""
+    """If the GPU did much work of unknown origin, what bounds the loop is unknown."""
     loop = Loop()
     for number in range(4):
         with loop.step(number):
@@ -382,7 +264,7 @@ def test_work_of_unknown_origin(tmp_path: Path) -> None:
 
 
 def test_what_runs_before_the_steps(tmp_path: Path) -> None:
-    """Work of before the window, which the GPU does first, neither hides the rest nor counts as the steps'."""
+    """Work from before the window neither hides the work of the steps nor counts toward them."""
     loop = run_ahead(3)
     for event in loop.events:
         if event["cat"] == "kernel":
@@ -396,7 +278,7 @@ def test_what_runs_before_the_steps(tmp_path: Path) -> None:
 
 
 def test_a_step_that_launches_nothing(tmp_path: Path) -> None:
-    """It has no GPU length, and counts in the mean."""
+    """A step without GPU work has no GPU length, and counts toward the mean."""
     loop = Loop()
     for number in range(5):
         with loop.step(number):
@@ -407,7 +289,7 @@ def test_a_step_that_launches_nothing(tmp_path: Path) -> None:
                     loop.launch(1_250)
     lengths = of(loop.trace(tmp_path))
     assert [step.gpu_ns is None for step in lengths.steps] == [False, False, True, False, False]
-    assert (lengths.pace.steps, lengths.pace.gpu_ns) == (4, 30 * MS)
+    assert (lengths.totals.steps, lengths.totals.gpu_ns) == (4, 30 * MS)
 
 
 def test_steps_that_do_not_follow_each_other(tmp_path: Path) -> None:
@@ -419,11 +301,11 @@ def test_steps_that_do_not_follow_each_other(tmp_path: Path) -> None:
             loop.launch(10_000)
     lengths = of(loop.trace(tmp_path))
     assert [step.gpu_period_ns is None for step in lengths.steps] == [True, False, False, True, False]
-    assert (lengths.pace.steps, lengths.pace.gpu_ns) == (3, 30 * MS)
+    assert (lengths.totals.steps, lengths.totals.gpu_ns) == (3, 30 * MS)
 
 
 def test_processes_have_their_own_gpus(tmp_path: Path) -> None:
-    """A process whose GPU never idles does not hide that another one's does."""
+    """A process with a busy GPU does not hide that another process has an idle one."""
     busy, idle = Loop(process=1, device=0), Loop(process=2, device=1)
     for number in range(4):
         with busy.step(number):
@@ -433,12 +315,12 @@ def test_processes_have_their_own_gpus(tmp_path: Path) -> None:
             for _ in range(4):
                 idle.launch(50, cost=1_000)
     starved = idle.starved - 3 * 950
-    pace = of(busy.trace(tmp_path, idle)).pace
-    assert (pace.steps, pace.gpu_waits_ns) == (6, starved * US)
+    totals = of(busy.trace(tmp_path, idle)).totals
+    assert (totals.steps, totals.gpu_waits_ns) == (6, starved * US)
 
 
 def test_windows_add_up(tmp_path: Path) -> None:
-    """Of several windows the sums add up; one without GPU work keeps its steps."""
+    """Totals of several windows add up; a window without GPU work keeps its steps."""
     one = summarize(run_ahead(4).trace(tmp_path))
     without = Loop()
     with without.step(7):
@@ -448,9 +330,9 @@ def test_windows_add_up(tmp_path: Path) -> None:
     assert one.lengths is not None
     assert len(both.lengths.steps) == both.steps == 9
     assert both.lengths.steps[4].cpu_ns == 5 * US
-    assert both.lengths.pace == one.lengths.pace + one.lengths.pace
+    assert both.lengths.totals == one.lengths.totals + one.lengths.totals
     assert both.lengths.gpu_step_ns == 10 * MS
-    assert joined([(None, (1, 2))]) is None
+    assert merge_step_lengths([(None, (1, 2))]) is None
 
 
 Step = list[tuple[int, int, bool]]
@@ -464,7 +346,7 @@ STEPS = st.lists(
 @settings(max_examples=150)
 @given(STEPS)
 def test_periods_add_up_to_the_span(steps: list[Step]) -> None:
-    """The first length and the periods make the time from the first start to the last end of the steps' work."""
+    """The first length and the periods add up to the time from first start to last end of the steps' work."""
     loop, at_first = Loop(), None
     for number, launches in enumerate(steps):
         with loop.step(number):
@@ -489,18 +371,18 @@ def test_periods_add_up_to_the_span(steps: list[Step]) -> None:
     assert first.gpu_ns is not None
     assert first.gpu_first_ns is not None
     assert first.gpu_ns + sum(periods) == max(ends) - first.gpu_first_ns
-    assert lengths.pace.gpu_ns == sum(periods)
-    if lengths.pace.gpu_ns:
-        assert lengths.pace.gpu_waits_ns == starved * US
-        assert lengths.pace.gpu_waits_ns + lengths.pace.busy_ns <= lengths.pace.gpu_ns
-        assert lengths.pace.cpu_waits_ns <= lengths.pace.cpu_ns
-        assert lengths.pace.known_ns == lengths.pace.busy_ns
+    assert lengths.totals.gpu_ns == sum(periods)
+    if lengths.totals.gpu_ns:
+        assert lengths.totals.gpu_waits_ns == starved * US
+        assert lengths.totals.gpu_waits_ns + lengths.totals.busy_ns <= lengths.totals.gpu_ns
+        assert lengths.totals.cpu_waits_ns <= lengths.totals.cpu_ns
+        assert lengths.totals.known_ns == lengths.totals.busy_ns
 
 
 # Real traces
 
 
-def real(name: str) -> Lengths:
+def real(name: str) -> StepLengths:
     trace = read_trace(shared(name))
     assert isinstance(trace, Trace)
     return of(trace)
@@ -515,19 +397,19 @@ def test_real_loop_that_runs_ahead() -> None:
     assert lengths.step_ns == 95_591_571
     assert lengths.run_ahead_ns is not None
     assert 89 * MS < lengths.run_ahead_ns[0] < lengths.run_ahead_ns[1] < 90 * MS
-    assert 0.64 < lengths.pace.cpu_waits_ns / lengths.pace.cpu_ns < 0.65
-    assert lengths.pace.queue_waits_ns == lengths.pace.cpu_waits_ns
+    assert 0.64 < lengths.totals.cpu_waits_ns / lengths.totals.cpu_ns < 0.65
+    assert lengths.totals.queue_waits_ns == lengths.totals.cpu_waits_ns
 
 
 def test_real_loop_that_runs_ahead_of_work_from_before() -> None:
-    """On MI300X a third of the GPU time is of steps before the window; it hides nothing of those in it."""
+    """On MI300X a third of the GPU time comes from steps before the window, and hides nothing of the others."""
     lengths = real("tl_mi300_resnet_actckpt.json.gz")
     assert (lengths.bound, lengths.step_ns) == ("gpu", 18_768_629.5)
     assert [(step.run_ahead_ns or 0) // MS for step in lengths.steps] == [32, 35, 37]
 
 
 def test_real_loop_with_overlapping_steps() -> None:
-    """Copies for a step run while the step before it still computes: a period is shorter than a step's span."""
+    """Memcpys for a step run while the step before it computes: a period is shorter than a step."""
     lengths = real("pairs/hta_test_v100.json.gz")
     assert lengths.bound == "gpu"
     assert lengths.step_ns == 117_573_800
@@ -543,14 +425,14 @@ def test_real_loop_with_overlapping_steps() -> None:
     ],
 )
 def test_real_loops_that_the_cpu_bounds(name: str, step_ms: float) -> None:
-    """A data loader without workers, and one with: the GPU waits; waits of each step give the wall time."""
+    """Data loaders with and without workers: the GPU waits, and synchronizations give the wall time."""
     lengths = real(name)
     assert (lengths.bound, lengths.clock) == ("cpu", "synchronizations")
     assert round((lengths.step_ns or 0) / MS, 1) == step_ms
 
 
 def test_real_loop_that_synchronizes() -> None:
-    """Blocking copies in each step: neither side is ahead."""
+    """Blocking memcpys in each step: neither side is ahead."""
     lengths = real("hta_tracediff_control.json.gz")
     assert (lengths.bound, lengths.clock) == ("both", "synchronizations")
     assert round((lengths.step_ns or 0) / MS) == 77
@@ -558,7 +440,7 @@ def test_real_loop_that_synchronizes() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek_train_h800.json.gz", "param_dlrm_8rank_r1.json.gz"])
 def test_real_single_steps(name: str) -> None:
-    """One step says nothing of the loop."""
+    """One step does not show what bounds the loop."""
     assert real(name).bound is None
 
 
@@ -566,7 +448,7 @@ def test_real_single_steps(name: str) -> None:
 
 
 def test_a_loop_that_communication_bounds(tmp_path: Path) -> None:
-    """Its exposed part is a share of the steps on the GPU; what runs beside a computation is hidden."""
+    """Exposed communication is a share of the steps on the GPU; communication during compute is hidden."""
     loop = run_ahead(5)
     kernels = [event for event in loop.events if event["cat"] == "kernel"]
     for place, event in enumerate(kernels):
@@ -576,14 +458,14 @@ def test_a_loop_that_communication_bounds(tmp_path: Path) -> None:
     loop.events.append(kernels[-4] | {"name": "gemm", "dur": 625, "tid": 8, "args": args})
     trace = loop.trace(tmp_path)
     lengths = of(trace)
-    assert (lengths.bound, lengths.pace.exposed_comm_ns) == ("gpu", 4 * 7_500 * US - 625 * US)
+    assert (lengths.bound, lengths.totals.exposed_comm_ns) == ("gpu", 4 * 7_500 * US - 625 * US)
     everything = step_lengths(trace, ".")
     assert everything is not None
-    assert everything.pace.exposed_comm_ns == everything.pace.gpu_ns == 40 * MS
+    assert everything.totals.exposed_comm_ns == everything.totals.gpu_ns == 40 * MS
 
 
 def test_how_busy_the_gpu_is_in_a_step(tmp_path: Path) -> None:
-    """The span from first start to last end holds idle time."""
+    """The time from first start to last end includes idle time."""
     loop = Loop()
     for number in range(3):
         with loop.step(number):
@@ -594,7 +476,7 @@ def test_how_busy_the_gpu_is_in_a_step(tmp_path: Path) -> None:
 
 
 def test_how_busy_several_gpus_are(tmp_path: Path) -> None:
-    """Of GPUs that work by turns the mean is given: their shares are neither added up nor joined."""
+    """GPUs that take turns have their mean reported: shares are neither summed nor merged."""
     loop = Loop()
     for number in range(3):
         with loop.step(number):

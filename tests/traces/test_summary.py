@@ -1,4 +1,4 @@
-"""Where the time went: against traces that torch records here, and one with GPU work written by hand."""
+"""Summaries of traces that torch records here, and of one with GPU work written by hand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def paths(summary: Summary) -> list[str]:
 
 
 def union_ns(ranges: list[tuple[int, int]]) -> int:
-    """The length that the ranges (start, end) cover, overlaps once."""
+    """The time that the ranges cover, with overlaps counted once."""
     return len({ns for start, end in ranges for ns in range(start, end)})
 
 
@@ -74,7 +74,7 @@ def test_regions_of_a_gpu_trace() -> None:
 
 
 def test_totals_of_a_gpu_trace() -> None:
-    """Work that nothing of the window launched is counted as such, GPU annotations not at all."""
+    """Work that was not launched in the window is counted separately, GPU annotations not at all."""
     summary = summarize(GPU_TRACE)
     assert (summary.steps, summary.step_ns) == (2, 2_000_500)
     assert (summary.step_numbers, summary.step_times_ns) == ((5, 6), (1_000_000, 1_000_500))
@@ -83,7 +83,7 @@ def test_totals_of_a_gpu_trace() -> None:
 
 
 def test_operators_of_a_gpu_trace() -> None:
-    """Operators have their own time and the GPU work of the innermost one, the longest first."""
+    """Operators have their self time and the GPU work that they launched, the longest first."""
     expected = (
         OperatorStat("MmBackward0", 1, 110_000, 0, 1),
         OperatorStat("aten::mm", 3, 100_000, 50_125 + 100_500 + 20_000 + 30_500, 2),
@@ -95,14 +95,14 @@ def test_operators_of_a_gpu_trace() -> None:
 
 
 def test_a_thread_with_its_own_region_keeps_its_launches(tmp_path: Path) -> None:
-    """Only where no region is open do launches of other threads go to the thread of the steps."""
+    """Launches of other threads belong to the thread of the steps only if no region is open on their own."""
     events = [region("ProfilerStep#0", 0, 100), region("backward", 0, 100), region("comm", 10, 20, thread=2)]
     trace = write(tmp_path, events + launched(1, 15, 7, thread=2) + launched(2, 40, 9, thread=2))
     assert {s.path[0]: s.gpu_ns for s in summarize(trace).regions} == {"backward": 9_000, "comm": 7_000}
 
 
 def test_categories_of_2021(tmp_path: Path) -> None:
-    """The categories began with capitals, and a step was an operator."""
+    """In 2021, categories began with capitals, and steps were operators."""
     events = [
         region("ProfilerStep#0", 0, 100, cat="Operator"),
         region("aten::mm", 10, 20, cat="Operator") | {"args": {"external id": 4}},
@@ -152,7 +152,7 @@ def test_recorded_nesting(tmp_path: Path) -> None:
 
 
 def test_recorded_optimizer(tmp_path: Path) -> None:
-    """What torch itself annotates is a region like any other."""
+    """Torch's own annotations are regions."""
     weight = torch.ones(4, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("update"):
@@ -199,7 +199,7 @@ def test_nothing_is_lost(
     launches: list[tuple[int, int, int]],
     steps: bool,
 ) -> None:
-    """However ranges interleave, times add up, each moment is some region's own, and steps hold what starts."""
+    """For any ranges, self times add up to the covered time, and steps contain the ranges that start in them."""
     events = [region("ab"[i % 2], start, dur, thread) for i, (thread, start, dur) in enumerate(ranges)]
     events += [region("ProfilerStep#1", 0, 50)] * steps
     for correlation, (thread, at, dur) in enumerate(launches, start=1):
@@ -228,7 +228,7 @@ def test_nothing_is_lost(
 def test_nested_self_times_make_the_whole(
     tmp_path_factory: pytest.TempPathFactory, brackets: list[tuple[bool, int]]
 ) -> None:
-    """Where ranges nest, the self times of all are the time that any was open."""
+    """The self times of nested ranges add up to the time during which any is open."""
     clock, open_, closed = 0, [], []
     for opens, wait in [*brackets, *[(False, 1)] * len(brackets)]:
         clock += wait
@@ -244,7 +244,7 @@ def test_nested_self_times_make_the_whole(
 
 
 def test_interleaved_tasks_are_siblings(tmp_path: Path) -> None:
-    """Ranges of two asyncio tasks overlap inside the loop's; their common time is covered once."""
+    """Ranges of two asyncio tasks overlap inside the loop's range; their common time is covered once."""
     trace = write(tmp_path, [region("loop", 0, 100), region("a", 10, 50), region("b", 30, 60)])
     expected = {"loop": 20_000, "loop/a": 50_000, "loop/b": 60_000}
     summary = summarize(trace)
@@ -256,7 +256,7 @@ def test_interleaved_tasks_are_siblings(tmp_path: Path) -> None:
 
 
 def test_times_since_1970_are_exact(tmp_path: Path) -> None:
-    """Microseconds with decimals that a float cannot hold come out to the nanosecond."""
+    """Microseconds with more decimals than a float holds are exact to the nanosecond."""
     text = json.dumps({"traceEvents": [region("a", 803, 0), region("b", 937, 0.125)]})
     for decimals in ("803", "937"):
         text = text.replace(f'"ts": {decimals}', f'"ts": {BASE_US}.{decimals}')
@@ -269,7 +269,7 @@ def test_times_since_1970_are_exact(tmp_path: Path) -> None:
 
 
 def test_merge_adds_up() -> None:
-    """Two windows of the same shape make one with double numbers."""
+    """Two equal windows add up to one with doubled numbers."""
     once = summarize(GPU_TRACE)
     twice = merge([once, once])
     assert merge([once]) == once
@@ -281,7 +281,7 @@ def test_merge_adds_up() -> None:
 
 
 def test_merge_keeps_the_tree_in_order(tmp_path: Path) -> None:
-    """A region that only a later window has comes right after its parent's others, and counts no GPU time."""
+    """A region that only a later window has follows its siblings, and has no GPU time."""
     first = summarize(write(tmp_path, [region("a", 0, 10), region("x", 1, 2), region("b", 20, 10)]))
     second = summarize(write(tmp_path, [region("c", 0, 10), region("a", 20, 10), region("y", 21, 2)]))
     assert paths(merge([first, second])) == ["a", "a/x", "a/y", "b", "c"]
@@ -303,9 +303,9 @@ def test_merge_of_nothing() -> None:
     [
         (b"", "empty"),
         (b'{"traceEvents": [{"ph": "X", "na', "ends in an event"),
-        (b'{"traceEvents": [{"name": "{"device": "cpu"}"}]}', "no JSON"),
+        (b'{"traceEvents": [{"name": "{"device": "cpu"}"}]}', "not JSON"),
         (b'{"rocprofiler-sdk-tool": []}', "traceEvents"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "soon"}]}', "no JSON"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "soon"}]}', "not JSON"),
         (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-12], "cut off"),
         (b"\x1f\x8bnot gzip at all", "method"),
     ],
@@ -323,25 +323,25 @@ def test_damaged_files(tmp_path: Path, data: bytes, reason: str) -> None:
 
 
 def test_a_missing_file_is_no_damaged_one(tmp_path: Path) -> None:
-    """What the system says about the file is not dressed up."""
+    """A missing file is an OSError."""
     with pytest.raises(FileNotFoundError):
         summarize(tmp_path / "missing.json")
 
 
 def test_a_bare_list_of_events(tmp_path: Path) -> None:
-    """The format allows a file without the object around the events."""
+    """A bare array of events is read."""
     path = tmp_path / "trace.json"
     path.write_text(json.dumps([region("a", 0, 10)]))
     assert paths(summarize(path)) == ["a"]
 
 
 def test_an_empty_trace(tmp_path: Path) -> None:
-    """A window in which nothing happened is no error."""
+    """An empty window is valid."""
     assert merge([]) == summarize(write(tmp_path, []))
 
 
 def test_a_step_that_never_ran_is_none(tmp_path: Path) -> None:
-    """A last step in which no operator ran does not count: a loop that ends announces one more."""
+    """A last step without operators does not count: a loop that ends has announced one more."""
     events = [region("ProfilerStep#4", 0, 10), region("aten::mm", 2, 5, cat="cpu_op")]
     whole = summarize(write(tmp_path, events))
     assert summarize(write(tmp_path, [*events, region("ProfilerStep#5", 10, 1)])) == whole
@@ -349,7 +349,7 @@ def test_a_step_that_never_ran_is_none(tmp_path: Path) -> None:
 
 
 def test_the_trace_says_which_steps_were_run(tmp_path: Path) -> None:
-    """What follows the last step, in a range that the loop announced before it ended, is outside of the steps."""
+    """Events after the last step, in a range that the loop announced before it ended, are outside of the steps."""
     steps = [region(f"ProfilerStep#{number}", 10 * number, 10) for number in range(1, 5)]
     work = [region("aten::mm", start, 4, cat="cpu_op") for start in (11, 21, 31, 42, 46)]
     path = tmp_path / "trace.json"
@@ -361,21 +361,21 @@ def test_the_trace_says_which_steps_were_run(tmp_path: Path) -> None:
 
 
 def test_work_of_other_processes_is_not_of_the_steps(tmp_path: Path) -> None:
-    """Steps hold what their own process does, however the times of another one fall."""
+    """Steps contain the events of their own process, whatever other processes do."""
     other = region("load", 12, 4) | {"pid": 2}
     events = [region("ProfilerStep#1", 10, 10), region("forward", 11, 5), region("aten::mm", 12, 2, cat="cpu_op")]
     assert paths(summarize(write(tmp_path, [*events, other]))) == ["forward"]
 
 
 def node(number: int, start_us: float, thread: object = 1, kind: str = "AddmmBackward0") -> list[Event]:
-    """An autograd node as torch records it, with the number that it got in the forward."""
+    """An autograd node as torch records it, with its number from the forward."""
     engine = region(f"autograd::engine::evaluate_function: {kind}", start_us, 1, thread, "cpu_op")
     args = {"Sequence number": number, "Fwd thread id": 1}
     return [engine, region(kind, start_us, 1, thread, "cpu_op") | {"args": args}]
 
 
 def addmm(number: int, start_us: float, thread: object = 1) -> Event:
-    """An operator of a forward, with the number of the autograd node that it makes."""
+    """An operator of a forward, with the number of the autograd node that it creates."""
     return region("aten::addmm", start_us, 1, thread, "cpu_op") | {"args": {"Sequence number": number}}
 
 
@@ -398,7 +398,7 @@ LACKS_G = ["G (backward)", "G (backward)/Linear (backward)"]
 def test_a_backward_that_a_step_lacks(
     tmp_path: Path, first_step: list[Event], partial: list[str], thread: int
 ) -> None:
-    """It is partial where autograd nodes of its kind run in no region, and their forward ran before the window."""
+    """A region is partial if nodes of its kind run outside of regions, and their forward ran before the window."""
     events = [region(f"ProfilerStep#{number}", 10 * number, 10) for number in range(1, 4)]
     events += [addmm(number, start) for number, start in ((10, 11), (20, 21), (30, 31))]
     for number, start in ((10, 15), (20, 25), (30, 35)):
@@ -414,7 +414,7 @@ def test_a_backward_that_a_step_lacks(
 
 
 def test_what_is_outside_the_steps(tmp_path: Path) -> None:
-    """A recording of a whole program says of its steps what was in them, and nothing of the rest."""
+    """The summary of a whole program covers its steps only."""
     steps = [region("ProfilerStep#3", 100, 100), region("ProfilerStep#9", 300, 100)]
     regions = [region("forward", start, 20) for start in (0, 110, 210, 310, 410)]
     work = [item for number, start in enumerate((5, 115, 215), 1) for item in launched(number, start, 7)]
@@ -460,7 +460,7 @@ STEP = [region("ProfilerStep#4", 10, 90), region("aten::mm", 20, 60, cat="cpu_op
 def test_work_whose_launch_is_not_in_the_trace(
     tmp_path: Path, more: list[Event], before: int, by_time: int, total: int
 ) -> None:
-    """What was launched before the recording is in no step; of what tells nothing, the time is taken."""
+    """Work launched before the recording is in no step; work without a launch is in the step in which it runs."""
     summary = summarize(write(tmp_path, [*STEP, *on_stream(launched(50, 30, 7)), *more]))
     assert (summary.before_gpu_ns, summary.by_time_gpu_ns) == (before * 1000, by_time * 1000)
     assert summary.gpu_total_ns == total * 1000
@@ -470,14 +470,14 @@ def test_work_whose_launch_is_not_in_the_trace(
 
 
 def test_a_trace_without_links(tmp_path: Path) -> None:
-    """Where no call is noted, work is in the step in which it runs."""
+    """Without recorded calls, work belongs to the step in which it runs."""
     summary = summarize(write(tmp_path, [*STEP, kernel(12, 9, 1), kernel(60, 5, 2), kernel(120, 4, 3)]))
     assert (summary.before_gpu_ns, summary.by_time_gpu_ns) == (0, 14_000)
     assert (summary.gpu_total_ns, summary.outside_gpu_ns) == (14_000, 4_000)
 
 
 def test_the_kernels_of_a_graph_have_its_launch(tmp_path: Path) -> None:
-    """One call launches them all, and counts where it was made."""
+    """One call launches all kernels of a graph, and they count where it was made."""
     launch, first = on_stream(launched(50, 30, 7))
     launch["name"] = "cudaGraphLaunch"
     summary = summarize(write(tmp_path, [*STEP, launch, first, *(kernel(at, 5, 50) for at in (45, 52, 130))]))
@@ -485,7 +485,7 @@ def test_the_kernels_of_a_graph_have_its_launch(tmp_path: Path) -> None:
 
 
 def test_without_steps_all_work_counts(tmp_path: Path) -> None:
-    """A recording without steps is what its GPU did, whenever that was launched."""
+    """Without steps, all GPU work counts, whenever it was launched."""
     summary = summarize(write(tmp_path, [STEP[1], *on_stream(launched(50, 30, 7)), kernel(12, 9, 1)]))
     assert (summary.gpu_total_ns, summary.outside_gpu_ns, summary.before_gpu_ns) == (16_000, 0, 9_000)
 

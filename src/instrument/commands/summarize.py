@@ -12,13 +12,13 @@ from rich.console import Console
 
 from ..diagnosis.metrics import metrics
 from ..errors import TraceError
-from ..report.console import line
-from ..report.terminal import render_files
-from ..report.trace_report import render_set, render_windows
+from ..report.console import print_line
+from ..report.summary import print_files
+from ..report.trace_report import print_trace_set, print_windows
 from ..traces.add_lanes import add_gpu_lanes, check_out, check_source
-from ..traces.communication import Collectives, compiled
+from ..traces.communication import Collectives, compile_collectives
 from ..traces.ranks import TraceSet
-from ..traces.read import read_file, read_trace
+from ..traces.read import read_any, read_file
 from ..traces.timing import Timing
 from ..traces.trace import Trace
 from ..units import counted
@@ -59,7 +59,7 @@ def summarize(
     all windows of the last run are summed up.
     """
     try:
-        pattern = compiled(collectives)
+        pattern = compile_collectives(collectives)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--collectives") from None
     if lanes is not None:
@@ -67,7 +67,7 @@ def summarize(
     console, failed, numbers = Console(), False, []
     for path in traces:
         try:
-            trace = read_trace(last_window(path))
+            trace = read_any(last_window(path))
         except (TraceError, OSError) as error:
             say(sentence(error))
             failed = True
@@ -82,7 +82,7 @@ def summarize(
             numbers.append(_numbers(trace, pattern))
             continue
         if len(traces) > 1:
-            line(console, path, bold=True, space=True)
+            print_line(console, path, bold=True, space=True)
         failed = not _print(trace, path, run, pattern, console) or failed
     if numbers:
         typer.echo(json.dumps(numbers if len(traces) > 1 else numbers[0], indent=2))
@@ -147,18 +147,18 @@ def _print(
 ) -> bool:
     """Print what there is to say of a trace, a set, or a run; return whether all of it could be read."""
     first = next(iter(trace.values())) if isinstance(trace, TraceSet) else trace
-    last: Windows = [(first, Timing.of(entry_of(first.path)))]
+    last: Windows = [(first, Timing.from_manifest(entry_of(first.path)))]
     files, folder, unread = [first.path], first.path.parent, list[Path]()
     if not isinstance(trace, TraceSet):
-        render_windows(last, collectives, console=console)
+        print_windows(last, collectives, console=console)
     elif run is None or len(run.windows) < 2:
-        render_set(trace, collectives, windows=last, hidden=run.hidden if run else (), console=console)
+        print_trace_set(trace, collectives, windows=last, hidden=run.hidden if run else (), console=console)
     else:
         files, folder = [file for file, _ in run.windows], run.folder
         windows = _read(run, first, unread)
-        render_set(trace, collectives, windows=windows, title=run.title, hidden=run.hidden, console=console)
+        print_trace_set(trace, collectives, windows=windows, title=run.title, hidden=run.hidden, console=console)
     if first.format == "kineto" and path != "-":
-        render_files(files, folder, console=console)
+        print_files(files, folder, console=console)
     return not unread
 
 
@@ -169,7 +169,7 @@ def _read(run: Recorded, held: Trace, unread: list[Path]) -> Windows:
     """
     for file, entry in run.windows:
         try:
-            yield held if file == held.path else read_file(file), Timing.of(entry)
+            yield held if file == held.path else read_file(file), Timing.from_manifest(entry)
         except (TraceError, OSError) as error:
             say(sentence(error))
             unread.append(file)

@@ -14,7 +14,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-from ..report.console import line
+from ..report.console import print_line
 from ..stepping.function_calls import check
 from ..syncs.allowlist import Known
 from ..syncs.report import SyncReport, render
@@ -22,7 +22,7 @@ from ..syncs.sarif import to_sarif
 from ..syncs.serialize import as_dict
 from ..syncs.stopped import Stopped
 from ..traces.ranks import TraceSet
-from ..traces.read import read_trace
+from ..traces.read import read_any
 from .budgets import budgets
 from .errors import say, unusable
 from .parsing import Command
@@ -198,7 +198,7 @@ def _look(
         raise ValueError(f"{option} is for scripts, and {target} is a trace")
     from ..syncs.audit import audit_syncs
 
-    trace = read_trace(target)
+    trace = read_any(target)
     if not isinstance(trace, TraceSet):
         yield target, audit_syncs(trace)
         return
@@ -240,7 +240,7 @@ def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
     console = Console(file=out)
     for number, (target, report) in enumerate(reports):
         if len(reports) > 1:
-            line(console, target, bold=True, space=bool(number))
+            print_line(console, target, bold=True, space=bool(number))
         render(report, console=console)
 
 

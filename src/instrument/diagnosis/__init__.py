@@ -1,1 +1,1 @@
-"""What a trace means: numbers first, exact and each with its definition."""
+"""Metrics of traces: exact numbers, each with its definition, window and coverage."""

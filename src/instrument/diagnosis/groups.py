@@ -1,4 +1,4 @@
-"""Totals of events by group, where an event may belong to many groups: a kernel to each region around it."""
+"""Totals of events by group; an event may belong to many groups, as a kernel does to each region around it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 from ..traces.table import Array
 
-_PAIRS = 1 << 21  # of an event and a group that are looked at together: about 150 MB
+_PAIRS = 1 << 21  # of event and group that are processed at once: about 150 MB
 
 
 @dataclass(frozen=True)
 class Totals:
-    """One number a group, in ns but for `count`; of a group without events, all are 0.
+    """One number per group, 0 for a group without events; in ns except for `count`.
 
     Attributes:
-        count: its events.
-        sum: their durations, added up.
-        busy: the time that at least one of them covers.
+        count: the number of events.
+        sum: the sum of their durations.
+        busy: the time that at least one event covers.
         extent: from the first start to the last end.
     """
 
@@ -29,8 +29,8 @@ class Totals:
     extent: Array
 
 
-class Events:
-    """Events that can be added up by group.
+class GroupedEvents:
+    """Events whose durations can be added up by group.
 
     Args:
         start_ns: in ascending order.
@@ -44,12 +44,12 @@ class Events:
         self._rank[order] = np.arange(len(order))
 
     def totals(self, pairs: Iterable[tuple[Array, Array]], count: int) -> Totals:
-        """Add up by group.
+        """Return the totals of each group.
 
         Args:
-            pairs: events, and the group of each, below ``count``: an event may come with many groups; with the
-                same one twice, it counts once. Of several parts, each has only later events than those before.
-            count: of groups.
+            pairs: numbers of events and of their groups, in parts; each part has only later events than the parts
+                before it. A pair that occurs twice counts once.
+            count: the number of groups.
         """
         result = Totals(*(np.zeros(count, np.int64) for _ in range(4)))
         begin, reached = np.zeros(count, np.int64), np.full(count, np.iinfo(np.int64).min)
@@ -60,8 +60,8 @@ class Events:
         return result
 
     def _add(self, result: Totals, begin: Array, reached: Array, rows: Array, groups: Array) -> None:
-        # One number a pair sorts by group, then by start. The latest end so far within a group is a running
-        # maximum of ranks, each group's above those of the one before; times themselves could overflow.
+        # One number per pair sorts by group, then by start. The latest end so far within a group is a running
+        # maximum of ranks, offset by group; the times themselves could overflow.
         size = len(self._start)
         pairs = np.sort(groups.astype(np.int64) * size + rows)
         group, row = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], size)
@@ -80,8 +80,11 @@ class Events:
         result.busy[found] += np.add.reduceat(np.maximum(reach - np.maximum(start, before), 0), first)
 
 
-def upward(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield, level by level, which of ``rows`` still have an ancestor there (themselves at first), and it."""
+def ancestor_levels(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield, level by level, the indexes of ``rows`` that have an ancestor at that level, and the ancestors.
+
+    The first level is the rows themselves.
+    """
     which = np.flatnonzero(rows >= 0)
     above = rows[which]
     while len(which):
@@ -90,25 +93,25 @@ def upward(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
         which, above = which[above >= 0], above[above >= 0]
 
 
-def inclusive(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield each event with what holds it, and with what holds that, as pairs of numbers, some at a time."""
-    depth = sum(1 for _ in upward(np.unique(rows, return_index=True)[0], parents))
+def ancestor_pairs(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield pairs of each event and each of its ancestors, some at a time."""
+    depth = sum(1 for _ in ancestor_levels(np.unique(rows, return_index=True)[0], parents))
     step = max(_PAIRS // max(depth, 1), 1)
     for begin in range(0, len(rows), step):
-        levels = list(upward(rows[begin : begin + step], parents))
+        levels = list(ancestor_levels(rows[begin : begin + step], parents))
         if levels:
             yield np.concatenate([which for which, _ in levels]) + begin, np.concatenate([on for _, on in levels])
 
 
-def distinct(codes: Array) -> tuple[Array, Array]:
-    """Return the distinct ones of numbers from 0, and for each number its place among them."""
+def unique_codes(codes: Array) -> tuple[Array, Array]:
+    """Return the distinct values of non-negative integers, and the index of each value among them."""
     used = np.zeros(int(codes.max(initial=-1)) + 1, bool)
     used[codes] = True
     return np.flatnonzero(used), (np.cumsum(used) - 1)[codes]
 
 
-def sums(values: Array, groups: Array, count: int) -> Array:
-    """Add up integers by group, exactly."""
+def sum_by_group(values: Array, groups: Array, count: int) -> Array:
+    """Return the exact sum of the integers of each group."""
     result = np.zeros(count, np.int64)
     np.add.at(result, groups, values)
     return result

@@ -1,4 +1,4 @@
-"""Why the GPU waited: for the host, for its own launch, or for something else."""
+"""Causes of idle time on the GPU: waiting for the host, launch latency, or something else."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 from ..traces.table import Array, Table
-from .groups import sums
+from .groups import sum_by_group
 
 SHORT_NS = 30_000
-"""A shorter gap is what it takes to start the next kernel; HTA's default."""
+"""Shorter gaps are launch latency; HTA's default."""
 
 UNKNOWN = np.iinfo(np.int64).min
-"""When work was launched whose launch is not in the trace."""
+"""The launch time of work whose launch is not in the trace."""
 
 
 def launched_at(gpu: Table, runtime: Table) -> Array:
-    """Return when the host began to launch each piece of work, in ns, or `UNKNOWN`."""
+    """Return when the host began to launch each kernel, memcpy and memset, in ns, or `UNKNOWN`."""
     times = np.full(len(gpu), UNKNOWN)
     known = gpu.launch >= 0
     times[known] = runtime.start_ns[gpu.launch[known]]
@@ -25,16 +25,16 @@ def launched_at(gpu: Table, runtime: Table) -> Array:
 
 
 def in_order(gpu: Table) -> Array:
-    """Return the rows by start; where starts are equal, as in the file."""
+    """Return the rows in order of start; equal starts stay in the order of the file."""
     return np.lexsort((gpu.event, gpu.start_ns))
 
 
 def idle_streams(gpu: Table, launched_ns: Array, order: Array) -> dict[str, dict[str, int]]:
-    """Return for each stream how long it waited, by cause, between pieces of work in order of their start.
+    """Return for each stream the gaps between successive work, by cause.
 
-    The rules are those of HTA's ``get_idle_time_breakdown``, in ns instead of whole us: ``host_wait`` if the
-    work was launched after the work before it had ended, else ``kernel_wait`` if the gap is shorter than
-    `SHORT_NS`, else ``other``. Where work overlaps within a stream the gap is negative and is added as such.
+    The rules of HTA's ``get_idle_time_breakdown``, in ns instead of whole us: ``host_wait`` if the work was
+    launched after the work before it ended, else ``kernel_wait`` if the gap is shorter than `SHORT_NS`, else
+    ``other``. Work that overlaps within a stream has a negative gap, which is added as such.
     """
     order = order[np.lexsort((gpu.stream[order], gpu.device[order]))]
     device, stream, end_ns = gpu.device[order], gpu.stream[order], gpu.end_ns[order]
@@ -46,7 +46,9 @@ def idle_streams(gpu: Table, launched_ns: Array, order: Array) -> dict[str, dict
     gap, host = gpu.start_ns[order[after]] - before, launched_ns[order[after]] > before
     short = gap < SHORT_NS
     classes = {"host_wait": host, "kernel_wait": ~host & short, "other": ~host & ~short}
-    columns = {name: sums(gap[rows], of[after[rows]], len(first)).tolist() for name, rows in classes.items()}
+    columns = {
+        name: sum_by_group(gap[rows], of[after[rows]], len(first)).tolist() for name, rows in classes.items()
+    }
     columns["n"] = np.bincount(of, minlength=len(first)).tolist()
     rows = zip(device[first].tolist(), stream[first].tolist(), *columns.values(), strict=True)
     return {
@@ -60,10 +62,10 @@ def _known(number: int) -> int | None:
 
 
 def gaps(gpu: Table, launched_ns: Array, order: Array) -> dict[str, Any]:
-    """Return the times at which no stream of any device was busy, by what the work that ended them waited for.
+    """Return the gaps during which no stream of any device was busy, by the cause of the delay of the next work.
 
-    ``host_wait`` if it was launched after the gap began, else ``launch_latency`` if the gap is shorter than
-    `SHORT_NS`, else ``other``; ``unknown`` if its launch is not in the trace. Work without duration ends a gap.
+    ``host_wait`` if that work was launched after the gap began, else ``launch_latency`` if the gap is shorter than
+    `SHORT_NS`, else ``other``; ``unknown`` if its launch is not in the trace. Work of zero duration ends a gap.
     """
     start, reach = gpu.start_ns[order], np.maximum.accumulate(gpu.end_ns[order])
     after = np.flatnonzero(start[1:] > reach[:-1]) + 1

@@ -1,4 +1,4 @@
-"""What it costs the host to launch work, how far it runs ahead, and where it waits."""
+"""Launches: their delay, their cost on the CPU and the length of the queue; and calls that synchronize."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..traces.intervals import length, union
+from ..traces.intervals import merge_overlaps, total_ns
 from ..traces.table import KERNEL, Array, Table
 from .activity import ratio
 
@@ -15,7 +15,7 @@ _SYNC = re.compile("Synchronize")
 
 
 def delays(gpu: Table, runtime: Table) -> dict[str, int | None]:
-    """Return how long kernels take to start, from the begin of the call that launches them."""
+    """Return the time from the start of the launching call to the start of the kernel."""
     kernels = gpu.category == KERNEL
     matched = kernels & (gpu.launch >= 0)
     waits = np.sort(gpu.start_ns[matched] - runtime.start_ns[gpu.launch[matched]])
@@ -29,7 +29,7 @@ def delays(gpu: Table, runtime: Table) -> dict[str, int | None]:
 
 
 def calls(gpu: Table, runtime: Table) -> dict[str, Any]:
-    """Return how many calls launched work, and how long they took."""
+    """Return the number and the durations of the calls that launched work."""
     launching = np.zeros(len(runtime), bool)
     launching[gpu.launch[gpu.launch >= 0]] = True
     durations = np.sort(runtime.duration_ns[launching])
@@ -43,7 +43,7 @@ def calls(gpu: Table, runtime: Table) -> dict[str, Any]:
 
 
 def queue(gpu: Table, launched_ns: Array) -> dict[str, float | int | None]:
-    """Return how much work was launched and not yet finished: the most, and the mean over time."""
+    """Return how much work was launched and not yet finished: the maximum, and the mean over time."""
     rows = (gpu.launch >= 0) & (launched_ns <= gpu.end_ns)
     begin, end = np.sort(launched_ns[rows]), np.sort(gpu.end_ns[rows])
     if not len(begin):
@@ -53,7 +53,7 @@ def queue(gpu: Table, launched_ns: Array) -> dict[str, float | int | None]:
 
 
 def syncs(runtime: Table) -> dict[str, int]:
-    """Return how often the host called a function that waits for the GPU, and how long any thread waited."""
+    """Return the number of calls that synchronize, and the time during which any thread was in one."""
     rows = runtime.matching("name", _SYNC)
-    waited = union(runtime.start_ns[rows], runtime.end_ns[rows])
-    return {"sync_calls": int(rows.sum()), "sync_union_ns": length(waited)}
+    waited = merge_overlaps(runtime.start_ns[rows], runtime.end_ns[rows])
+    return {"sync_calls": int(rows.sum()), "sync_union_ns": total_ns(waited)}

@@ -1,4 +1,4 @@
-"""Products of matrices: their shapes, what they compute and move, and how fast."""
+"""Matmuls: their shapes, floating-point operations, bytes and throughput."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..traces.table import Array, Table
 from .activity import ratio
-from .groups import Events, inclusive, sums, upward
+from .groups import GroupedEvents, ancestor_levels, ancestor_pairs, sum_by_group
 
 _INPUTS: dict[str, tuple[int, int, int | None]] = {
     "aten::mm": (0, 1, None),
@@ -25,10 +25,10 @@ _INPUTS: dict[str, tuple[int, int, int | None]] = {
     "aten::matmul": (0, 1, None),
     "aten::linear": (0, 1, 2),
 }
-"""Which inputs are the factors, and which is added."""
+"""The positions of both factors, and of the input that is added to the result."""
 
 _OTHER_RESULT = {"aten::_scaled_mm", "aten::_int_mm"}
-"""Their result has another type than the factors, which the trace does not say."""
+"""Operators whose result has another type than the factors; the trace does not say which."""
 
 _SIZES = {
     "float": 4,
@@ -50,11 +50,11 @@ _SIZES = {
     "c10::Float8_e4m3fnuz": 1,
     "c10::Float8_e5m2fnuz": 1,
 }
-"""Bytes an element, by the names that torch.profiler writes."""
+"""Bytes per element by type, as torch.profiler names the types."""
 
 
-class Product(NamedTuple):
-    """``batch`` products of an m x k by a k x n matrix; `bytes` is None where a type is not known."""
+class Matmul(NamedTuple):
+    """A batch of matmuls of an m x k by a k x n matrix; `bytes` is None if a type is unknown."""
 
     name: str
     batch: int
@@ -66,63 +66,63 @@ class Product(NamedTuple):
     bytes: int | None
 
 
-def matmul_table(operators: Table, gpu: Table, work: Events) -> list[dict[str, Any]]:
-    """Return the products of matrices by operator, shapes and type, the longest on the GPU first.
+def matmul_table(operators: Table, gpu: Table, work: GroupedEvents) -> list[dict[str, Any]]:
+    """Return the matmuls by operator, shapes and type, the longest on the GPU first.
 
-    ``flops`` is of one call, 2*m*n*k for each matrix of the batch; ``bytes`` counts each input and the result
-    once. ``gpu_ns`` adds up the work under the operator, in ``gpu_calls`` of the ``calls``, and
-    ``flops_per_s`` is what those achieved. An operator that calls another of them is left out.
+    ``flops`` is 2*m*n*k for each matrix of the batch in one call; ``bytes`` counts each input and the result once.
+    ``gpu_ns`` adds up the GPU work under ``gpu_calls`` of the ``calls``, and ``flops_per_s`` is their throughput.
+    An operator that calls another matmul is excluded.
     """
-    rows, products, which = _products(operators)
+    rows, matmuls, which = _matmuls(operators)
     number = np.full(len(operators), -1)
     number[rows] = np.arange(len(rows))
-    pairs = ((launched, number[above]) for launched, above in inclusive(gpu.operator, operators.parent))
+    pairs = ((launched, number[above]) for launched, above in ancestor_pairs(gpu.operator, operators.parent))
     done = work.totals(((launched[of >= 0], of[of >= 0]) for launched, of in pairs), len(rows))
-    calls = sums(np.ones_like(which), which, len(products)).tolist()
-    gpu_calls = sums(done.count > 0, which, len(products)).tolist()
-    gpu_ns = sums(done.sum, which, len(products)).tolist()
+    calls = sum_by_group(np.ones_like(which), which, len(matmuls)).tolist()
+    gpu_calls = sum_by_group(done.count > 0, which, len(matmuls)).tolist()
+    gpu_ns = sum_by_group(done.sum, which, len(matmuls)).tolist()
     found = [
-        product._asdict()
+        matmul._asdict()
         | {
             "calls": calls[place],
             "gpu_calls": gpu_calls[place],
             "gpu_ns": gpu_ns[place],
-            "flops_per_s": ratio(product.flops * gpu_calls[place] * 1e9, gpu_ns[place]),
+            "flops_per_s": ratio(matmul.flops * gpu_calls[place] * 1e9, gpu_ns[place]),
         }
-        for place, product in enumerate(products)
+        for place, matmul in enumerate(matmuls)
     ]
     return sorted(found, key=lambda row: -row["gpu_ns"])
 
 
-def _products(operators: Table) -> tuple[Array, list[Product], Array]:
-    """The rows of the calls, what is computed, and which of that by each call; each text is read once."""
-    rows, words = _innermost(operators), operators.words
+def _matmuls(operators: Table) -> tuple[Array, list[Matmul], Array]:
+    """Return the rows of the calls, the distinct matmuls, and the index of the matmul of each call."""
+    rows, strings = _innermost(operators), operators.strings
     keys = np.stack((operators.name[rows], operators.shapes[rows], operators.types[rows]), axis=1)
     texts, which = np.unique(keys, axis=0, return_inverse=True)
-    numbers: dict[Product, int] = {}
+    numbers: dict[Matmul, int] = {}
     of_text = np.full(len(texts), -1)
     for place, (name, shapes, types) in enumerate(texts.tolist()):
-        product = _product(words[name], words[shapes], words[types])
-        if product is not None:
-            of_text[place] = numbers.setdefault(product, len(numbers))
+        matmul = _matmul(strings[name], strings[shapes], strings[types])
+        if matmul is not None:
+            of_text[place] = numbers.setdefault(matmul, len(numbers))
     of_row = of_text[which.reshape(-1)]
     known = of_row >= 0
     return rows[known], list(numbers), of_row[known]
 
 
 def _innermost(operators: Table) -> Array:
-    """The products that call no other: the library's own, whatever they were called through."""
-    names = np.array([word in _INPUTS for word in operators.words], bool)
-    product = names[operators.name]
-    rows = np.flatnonzero(product)
+    """Return the rows of matmuls that call no other matmul."""
+    names = np.array([word in _INPUTS for word in operators.strings], bool)
+    matmul = names[operators.name]
+    rows = np.flatnonzero(matmul)
     calls_another = np.zeros(len(operators), bool)
-    for _, above in upward(operators.parent[rows], operators.parent):
+    for _, above in ancestor_levels(operators.parent[rows], operators.parent):
         calls_another[above] = True
     return rows[~calls_another[rows]]
 
 
-def _product(name: str, shapes: str, types: str) -> Product | None:
-    """What the call computes; None where the trace does not say, or says what cannot be."""
+def _matmul(name: str, shapes: str, types: str) -> Matmul | None:
+    """Return what a call computes; None if the trace does not say, or its shapes do not fit."""
     try:
         dims, kinds = json.loads(shapes), json.loads(types or "[]")
         one, two, added = _INPUTS[name]
@@ -142,4 +142,4 @@ def _product(name: str, shapes: str, types: str) -> Product | None:
     moved = None
     if left and right and name not in _OTHER_RESULT:
         moved = prod(first) * left + prod(second) * right + (extra + batch * m * n) * left
-    return Product(name, batch, m, n, k, kind_of[0], 2 * batch * m * n * k, moved)
+    return Matmul(name, batch, m, n, k, kind_of[0], 2 * batch * m * n * k, moved)

@@ -1,4 +1,4 @@
-"""The numbers of a trace, exact to the nanosecond, each with its definition, window and coverage."""
+"""The metrics of a trace, exact to the nanosecond, each with its definition, window and coverage."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ..traces.communication import Collectives, communicates
-from ..traces.step_lengths import Lengths
+from ..traces.communication import Collectives, communication_mask
+from ..traces.step_lengths import StepLengths
 from ..traces.step_work import step_lengths
 from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Trace
 from . import idle, launches, steps
-from .activity import activity, counts, ratio, span, split
+from .activity import activity, counts, per_gpu, ratio, span, split
 from .collectives import collective_table
 from .definitions import DEFINITIONS, WINDOWS, Basis, Window
-from .gpus import per_gpu
-from .groups import Events
+from .groups import GroupedEvents
 from .matmul import matmul_table
 from .occupancy import blocks_per_sm, occupancy, of_device, sm_efficiency
 from .tables import kernel_table, module_table, operator_table, region_table
@@ -27,15 +26,15 @@ from .tensor_cores import on_matrix_units
 
 @dataclass(frozen=True)
 class About:
-    """What a number is.
+    """The meaning of a metric.
 
     Attributes:
-        definition: in words.
-        unit: of the number, or of those inside; "1" is a ratio, "table" a list of rows.
-        window: when what it counts happened, in words.
-        window_ns: the same as first and last time; None where the trace has no such time.
-        coverage: of how much of the GPU time the trace says what the number needs, from 0 to 1; None without
-            work on the GPU.
+        definition: how the metric is computed, in a sentence.
+        unit: of the metric, or of the numbers inside; "1" is a ratio, "table" a list of rows.
+        window: the time that the metric covers, in words.
+        window_ns: the start and end of that time in ns; None if the trace has no such time.
+        coverage: the share of GPU time, from 0 to 1, for which the trace has what the metric needs; None without
+            GPU work.
     """
 
     definition: str
@@ -46,7 +45,12 @@ class About:
 
 
 class Metrics(dict[str, Any]):
-    """Numbers by name, fit for JSON: integers, floats, None where there is nothing to divide by, lists, dicts."""
+    """The metrics of a trace by name, ready for JSON.
+
+    Names end in their unit: ``_ns`` are integer nanoseconds, ``_pct`` percent. Values are integers, floats, lists
+    and dicts; None stands for a value that cannot be computed, such as a ratio to a time of 0. `about` gives the
+    definition, unit, window and coverage of each metric.
+    """
 
     def __init__(
         self,
@@ -59,39 +63,43 @@ class Metrics(dict[str, Any]):
         self._coverage = coverage
 
     def about(self, key: str) -> About:
-        """Return what the number means.
+        """Return the definition, unit, window and coverage of a metric.
+
+        Args:
+            key: the name of the metric.
 
         Raises:
-            KeyError: if there is none of that name.
+            KeyError: no metric has this name.
         """
         text, unit, window, basis = DEFINITIONS[key]
         return About(text, unit, WINDOWS[window], self._windows[window], self._coverage[basis])
 
 
 def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
-    """Return all numbers of a trace; `Metrics.about` says what each means.
+    """Return all metrics of a trace; `Metrics.about` says what each means.
 
-    ``compute_ns + exposed_comm_ns + exposed_memcpy_ns + idle_ns == span_ns``, always.
+    ``compute_ns + exposed_comm_ns + exposed_memcpy_ns + idle_ns`` always equals ``span_ns``.
 
     Args:
-        trace: any trace.
-        collectives: which kernels communicate: "auto" knows the libraries in `communication.FAMILIES` and asks the
-            trace; else a regular expression that is found in their names.
+        trace: the trace of one process.
+        collectives: which kernels communicate: a regular expression that is searched in their names, ignoring
+            case; or "auto", for the kernels of `communication.FAMILIES` and those that the trace marks as
+            collectives.
 
     Raises:
-        TypeError: if ``trace`` is not one trace.
-        ValueError: if ``collectives`` is no regular expression.
+        TypeError: ``trace`` is not one trace.
+        ValueError: ``collectives`` is not a regular expression.
     """
     if not isinstance(trace, Trace):
         raise TypeError(f'"trace" must be one Trace, such as traces[0] of a TraceSet: {trace!r:.200}')
     return metrics_of(trace, collectives, step_lengths(trace, collectives))
 
 
-def metrics_of(trace: Trace, collectives: Collectives, lengths: Lengths | None) -> Metrics:
-    """Return what `metrics` does, of a trace whose step lengths are known already."""
+def metrics_of(trace: Trace, collectives: Collectives, lengths: StepLengths | None) -> Metrics:
+    """Return the metrics of a trace whose step lengths are already known."""
     gpu, runtime = trace.gpu, trace.runtime
-    communicate = communicates(gpu, collectives)
-    work = Events(gpu.start_ns, gpu.end_ns)
+    communicate = communication_mask(gpu, collectives)
+    work = GroupedEvents(gpu.start_ns, gpu.end_ns)
     done, (start, end) = activity(gpu, communicate), span(gpu)
     launched, order = idle.launched_at(gpu, runtime), idle.in_order(gpu)
     blocks = blocks_per_sm(gpu, runtime, trace.devices)
@@ -127,7 +135,9 @@ def metrics_of(trace: Trace, collectives: Collectives, lengths: Lengths | None) 
     return Metrics(numbers, windows, coverage)
 
 
-def _windows(trace: Trace, launched_ns: Array, lengths: Lengths | None) -> dict[Window, tuple[int, int] | None]:
+def _windows(
+    trace: Trace, launched_ns: Array, lengths: StepLengths | None
+) -> dict[Window, tuple[int, int] | None]:
     gpu = span(trace.gpu) if trace.gpu else None
     known = launched_ns[trace.gpu.launch >= 0]
     tables = [table for table in vars(trace).values() if isinstance(table, Table) and table]
@@ -146,7 +156,9 @@ def _windows(trace: Trace, launched_ns: Array, lengths: Lengths | None) -> dict[
     }
 
 
-def _coverage(trace: Trace, blocks: Array, limits: Array, lengths: Lengths | None) -> dict[Basis, float | None]:
+def _coverage(
+    trace: Trace, blocks: Array, limits: Array, lengths: StepLengths | None
+) -> dict[Basis, float | None]:
     gpu = trace.gpu
     kernels = gpu.category == KERNEL
     sized = ~np.isnan(blocks)
@@ -162,7 +174,7 @@ def _coverage(trace: Trace, blocks: Array, limits: Array, lengths: Lengths | Non
         "region": of(gpu.region >= 0, every),
         "module": of(gpu.module >= 0, every),
         "step": of(gpu.step >= 0, every),
-        "loop": ratio(lengths.pace.known_ns, lengths.pace.busy_ns) if lengths else None,
+        "loop": ratio(lengths.totals.known_ns, lengths.totals.busy_ns) if lengths else None,
         "blocks": of(sized, kernels),
         "occupancy": of(~np.isnan(gpu.occupancy_percent), kernels),
         "threads": of(sized & (gpu.block_threads > 0) & (limits > 0), kernels),

@@ -1,4 +1,4 @@
-"""How full the GPU was while it worked: estimates from the size of each kernel's grid."""
+"""Occupancy and SM efficiency, estimated from the grids of the kernels."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ..traces.intervals import length, union
-from ..traces.lanes import Lanes
+from ..traces.intervals import merge_overlaps, total_ns
+from ..traces.lanes import LaneAxis
 from ..traces.table import KERNEL, Array, Table
 from ..traces.trace import Device
 from .activity import ratio
 
 _BY_THREADS = re.compile(r"^hip(?:Ext|Hcc)ModuleLaunchKernel$")
-"""Functions that take the number of threads, not of blocks; traces repeat what they are given."""
+"""Functions that take the number of threads instead of blocks; traces record that number as the grid."""
 
 
 def blocks_per_sm(gpu: Table, runtime: Table, devices: Sequence[Device]) -> Array:
-    """Return the blocks of each kernel for each multiprocessor: as the file says, or grid by multiprocessors.
+    """Return the blocks per multiprocessor of each kernel, as the file says or as grid / multiprocessors.
 
-    Where neither is known, NaN.
+    NaN if neither is known.
     """
     sms = of_device(gpu, {device.id: device.sms for device in devices})
     known = (gpu.blocks >= 0) & (sms > 0)
@@ -33,13 +33,13 @@ def blocks_per_sm(gpu: Table, runtime: Table, devices: Sequence[Device]) -> Arra
 
 
 def of_device(gpu: Table, values: Mapping[int, int]) -> Array:
-    """Return the value of the device of each row; 0 where it is not known.
+    """Return the value of the device of each row; 0 if it is not known.
 
-    ROCm counts the CPUs among the devices that work runs on, and not among those it lists: if all that are
-    listed have one value, so have the others.
+    ROCm numbers CPUs and GPUs together where it records work, but lists the GPUs alone: if all listed devices
+    have the same value, the other devices get it as well.
     """
-    common = set(values.values())
-    result = np.full(len(gpu), common.pop() if len(common) == 1 else 0)
+    distinct = set(values.values())
+    result = np.full(len(gpu), distinct.pop() if len(distinct) == 1 else 0)
     devices = np.array(sorted(values), np.int64)
     at = np.minimum(np.searchsorted(devices, gpu.device), len(devices) - 1)
     listed = devices[at] == gpu.device if len(devices) else np.zeros(len(gpu), bool)
@@ -48,22 +48,22 @@ def of_device(gpu: Table, values: Mapping[int, int]) -> Array:
 
 
 def sm_efficiency(gpu: Table, blocks: Array, span_ns: int) -> dict[str, float | None]:
-    """Return the share of multiprocessors in use, over the span and over the time that kernels ran.
+    """Return the share of multiprocessors in use, over the span and over the time during which kernels ran.
 
-    As torch_tb_profiler estimates it: the integral over time of min(1, blocks per multiprocessor of all
-    kernels that run); the mean over the devices that have any.
+    The estimate of torch_tb_profiler: the integral over time of min(1, blocks per multiprocessor of all running
+    kernels), as the mean over the devices that ran kernels.
     """
     rows = np.flatnonzero((gpu.category == KERNEL) & (blocks > 0))
     device, which = np.unique(gpu.device[rows], return_inverse=True)
     start, end = gpu.start_ns[rows], gpu.end_ns[rows]
     used = sum(_integrals(which, len(device), start, end, blocks[rows]))
-    lanes = Lanes(len(device), start, end)
-    ran = length(union(lanes.places(which, start), lanes.places(which, end)))
+    lanes = LaneAxis(len(device), start, end)
+    ran = total_ns(merge_overlaps(lanes.positions(which, start), lanes.positions(which, end)))
     return {"sm_eff_span": ratio(used, len(device) * span_ns), "sm_eff_kernel_time": ratio(used, ran)}
 
 
 def _integrals(device: Array, count: int, start_ns: Array, end_ns: Array, blocks: Array) -> Iterator[float]:
-    """For each device min(1, blocks of all that run) over time, in ns; in fixed point, so that sums go to 0."""
+    """Yield the integral of min(1, blocks of all running kernels) in ns for each device, in exact fixed point."""
     kernels = np.bincount(device, minlength=count)
     one = np.exp2(61 - np.frexp(kernels)[1])[device]
     level = (np.minimum(blocks, 1.0) * one).astype(np.int64)
@@ -77,11 +77,11 @@ def _integrals(device: Array, count: int, start_ns: Array, end_ns: Array, blocks
 
 
 def occupancy(gpu: Table, blocks: Array, threads: Array) -> dict[str, float | int | None]:
-    """Return the share of threads that multiprocessors could hold and kernels had, weighted by duration.
+    """Return the occupancy of kernels in percent, weighted by duration.
 
-    ``occ_*`` are percent, as the file says for each kernel: min(blocks that fit, blocks there are) * threads
-    a block / threads that a multiprocessor holds. Which blocks fit depends on registers and shared memory; files
-    from AMD GPUs do not say. ``occ_limit_weighted`` assumes that all fit: no kernel can have more.
+    ``occ_*`` are the estimates in the file: min(blocks that fit, blocks of the kernel) * threads per block /
+    threads that a multiprocessor holds. How many blocks fit depends on registers and shared memory; files from AMD
+    GPUs lack these estimates. ``occ_limit_weighted`` assumes that all blocks fit, and so is an upper bound.
     """
     kernels = gpu.category == KERNEL
     has = kernels & ~np.isnan(gpu.occupancy_percent)

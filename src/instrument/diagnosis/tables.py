@@ -1,4 +1,4 @@
-"""Who used the GPU: by kernel, by operator, by region and by module."""
+"""GPU time by kernel, operator, region and module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ..traces.table import KERNEL, Array, Table
 from .activity import ratio
-from .groups import Events, distinct, inclusive, sums
+from .groups import GroupedEvents, ancestor_pairs, sum_by_group, unique_codes
 
 Rows = list[dict[str, Any]]
 
@@ -17,7 +17,7 @@ _MODULE = re.compile(r"^nn\.Module: ")
 
 
 def kernel_table(gpu: Table) -> Rows:
-    """Return the kernels by name: how many, how long, and their share of the time of all, the longest first."""
+    """Return the number, durations and share of time of the kernels by name, the longest first."""
     kernels = gpu.category == KERNEL
     if not kernels.any():
         return []
@@ -38,27 +38,27 @@ def kernel_table(gpu: Table) -> Rows:
     return [row | {"share": ratio(row["sum_ns"], whole)} for row in rows]
 
 
-def operator_table(operators: Table, gpu: Table, work: Events) -> Rows:
+def operator_table(operators: Table, gpu: Table, work: GroupedEvents) -> Rows:
     """Return the operators by name: calls, CPU time without children, and work on the GPU.
 
-    ``gpu_self_ns`` adds up the work that calls launched themselves, ``gpu_ns`` also that of the operators they
-    called; ``gpu_busy_ns`` is the time that at least one piece of the latter covers. Work under an operator
-    that calls one of its own name counts once.
+    ``gpu_self_ns`` adds up the work that the calls launched themselves, ``gpu_ns`` includes the work of the
+    operators that they called, and ``gpu_busy_ns`` is the time during which any of that runs. Work under an
+    operator that calls an operator of the same name counts once.
     """
     if not operators:
         return []
     inside = np.flatnonzero(operators.parent >= 0)
-    children = Events(operators.start_ns[inside], operators.end_ns[inside]).totals(
+    children = GroupedEvents(operators.start_ns[inside], operators.end_ns[inside]).totals(
         [(np.arange(len(inside)), operators.parent[inside])], len(operators)
     )
-    names, of = distinct(operators.name)
+    names, of = unique_codes(operators.name)
     own = np.flatnonzero(gpu.operator >= 0)
     launched = work.totals([(own, of[gpu.operator[own]])], len(names))
-    pairs = inclusive(gpu.operator, operators.parent)
+    pairs = ancestor_pairs(gpu.operator, operators.parent)
     below = work.totals(((rows, of[above]) for rows, above in pairs), len(names))
     columns = {
         "calls": np.bincount(of, minlength=len(names)),
-        "cpu_self_ns": sums(operators.duration_ns - children.busy, of, len(names)),
+        "cpu_self_ns": sum_by_group(operators.duration_ns - children.busy, of, len(names)),
         "gpu_self_ns": launched.sum,
         "gpu_ns": below.sum,
         "gpu_busy_ns": below.busy,
@@ -66,17 +66,17 @@ def operator_table(operators: Table, gpu: Table, work: Events) -> Rows:
     return _rows(operators, names, columns, "gpu_self_ns")
 
 
-def region_table(regions: Table, gpu: Table, work: Events) -> Rows:
-    """Return the named regions, and the work on the GPU launched inside them.
+def region_table(regions: Table, gpu: Table, work: GroupedEvents) -> Rows:
+    """Return the named regions and the GPU work launched inside them.
 
-    ``gpu_ns`` adds up its durations, ``gpu_busy_ns`` is the time that at least one piece covers, and
-    ``gpu_projection_ns`` the time from the first start to the last end, of each call, added up.
+    ``gpu_ns`` adds up the durations of that work, ``gpu_busy_ns`` is the time during which any of it runs, and
+    ``gpu_projection_ns`` adds up, over the calls, the time from the first start to the last end.
     """
     return _nested(regions, work, gpu.region, regions.parent, np.ones(len(regions), bool))
 
 
-def module_table(frames: Table, gpu: Table, work: Events) -> Rows:
-    """Return the modules, as `region_table`; the trace has them if it was recorded with stacks."""
+def module_table(frames: Table, gpu: Table, work: GroupedEvents) -> Rows:
+    """Return the modules, with the columns of `region_table`; they need a trace recorded with stacks."""
     if not frames:
         return []
     is_module = frames.matching("name", _MODULE)
@@ -84,7 +84,7 @@ def module_table(frames: Table, gpu: Table, work: Events) -> Rows:
 
 
 def _module_above(parents: Array, is_module: Array) -> Array:
-    """The module that holds each module, or -1."""
+    """Return the module around each module, or -1."""
     result = np.full(len(parents), -1)
     modules = np.flatnonzero(is_module)
     rows = parents[modules]
@@ -95,30 +95,30 @@ def _module_above(parents: Array, is_module: Array) -> Array:
     return result
 
 
-def _nested(ranges: Table, work: Events, inner: Array, parents: Array, chosen: Array) -> Rows:
+def _nested(ranges: Table, work: GroupedEvents, inner: Array, parents: Array, chosen: Array) -> Rows:
     if not chosen.any():
         return []
-    names, of = distinct(ranges.name[chosen])
+    names, of = unique_codes(ranges.name[chosen])
     number = np.zeros(len(ranges), np.int64)
     number[chosen] = of
-    by_name = work.totals(((rows, number[above]) for rows, above in inclusive(inner, parents)), len(names))
-    by_call = work.totals(inclusive(inner, parents), len(ranges))
+    by_name = work.totals(((rows, number[above]) for rows, above in ancestor_pairs(inner, parents)), len(names))
+    by_call = work.totals(ancestor_pairs(inner, parents), len(ranges))
     columns = {
         "calls": np.bincount(of, minlength=len(names)),
-        "cpu_ns": sums(ranges.duration_ns[chosen], of, len(names)),
+        "cpu_ns": sum_by_group(ranges.duration_ns[chosen], of, len(names)),
         "gpu_count": by_name.count,
         "gpu_ns": by_name.sum,
         "gpu_busy_ns": by_name.busy,
-        "gpu_projection_ns": sums(by_call.extent[chosen], of, len(names)),
+        "gpu_projection_ns": sum_by_group(by_call.extent[chosen], of, len(names)),
     }
     return _rows(ranges, names, columns, "gpu_ns")
 
 
 def _rows(table: Table, names: Array, columns: dict[str, Array], by: str) -> Rows:
-    """One dict a name, the largest first."""
+    """Return one dict per name, the largest first."""
     order = np.argsort(-columns[by], kind="stable")
     values = zip(*(column[order].tolist() for column in columns.values()), strict=True)
     return [
-        {"name": table.words[name], **dict(zip(columns, row, strict=True))}
+        {"name": table.strings[name], **dict(zip(columns, row, strict=True))}
         for name, row in zip(names[order].tolist(), values, strict=True)
     ]

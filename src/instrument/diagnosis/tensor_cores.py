@@ -1,4 +1,4 @@
-"""Which kernels run on matrix units: NVIDIA's Tensor Cores, AMD's matrix cores."""
+"""Recognizes kernels that run on matrix units: NVIDIA's Tensor Cores, AMD's matrix cores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FAMILIES = {
     # s884, h1688, i8816, bf16_s16816, sm90's s64x128x16: the shape of one instruction, then the operation
     "shapes of instructions": r"[a-z](?:884|1688|8816|16816|16832|161616)(?:gemm|cudnn|fprop|dgrad|wgrad|_)"
     r"|tensor(?:8x8x4|16x8x8|16x8x16|16x8x32)",
-    # cuBLAS and cuDNN from Ampere on, but those that multiply on the ordinary units
+    # cuBLAS and cuDNN since Ampere, without the kernels that multiply on the ordinary units
     "xmma": r"xmma_(?!.*(?:simt|ffma|dfma))",
     "cuBLAS nvjet": r"nvjet_",
-    # not what prepares the backward pass, converts its result, or combines parts
+    # without kernels that prepare the backward pass, convert its result or combine parts
     "attention": r"flash_fwd_(?!splitkv_combine)|flash_bwd_(?!dot_do_o|convert)|compute_attn_ws"
     r"|FlashAttn(?:Fwd|Bwd)(?!P)|fmha_(?:fwd|bwd|v2)|fmha_cutlass\w*_(?:f16|bf16)"
     r"|cudnn_generated_fort_native_sdpa|Fmha\w*Kernel",
@@ -22,12 +22,12 @@ FAMILIES = {
     # Tensile's matrix instruction (MI16x16x16), MIOpen's gtc, composable kernel's xdl
     "AMD": r"Cijk_\w*_MI\d+x\d+|igemm_(?:fwd|bwd|wrw)_gtcx|xdlops|_xdl_|WmmaCshuffle",
 }
-"""Names of kernels on matrix units, as regular expressions. What torch_tb_profiler asks with its list of names."""
+"""Names of kernels that run on matrix units, as regular expressions."""
 
 _ANY = re.compile("|".join(FAMILIES.values()))
 
 
 def on_matrix_units(gpu: Table) -> Array:
-    """Return a mask of the kernels that run on matrix units, as far as names tell; Triton's seldom do."""
+    """Return a mask of the kernels whose names show that they run on matrix units; Triton's names seldom do."""
     mask: Array = (gpu.category == KERNEL) & gpu.matching("name", _ANY)
     return mask

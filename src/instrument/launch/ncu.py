@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ..config import NVTX_START_END
-from ..report.console import line
-from ..report.kernels import render_kernels
+from ..report.console import print_line
+from ..report.kernels import print_measured_kernels
 from ..traces.ncu import read_kernels
 from .installed import Tool, help_of
 from .reports import matching
@@ -61,9 +61,9 @@ class Ncu:
         try:
             kernels = [kernel for path in reports for kernel in read_kernels(path)]
         except ImportError as error:
-            line(console, f"instrument: {error}; or: ncu --import {reports[0]}")
+            print_line(console, f"instrument: {error}; or: ncu --import {reports[0]}")
             return
-        render_kernels(kernels, console=console)
+        print_measured_kernels(kernels, console=console)
 
 
 def _include(expression: str) -> tuple[str, str]:

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from ..config import settings
 from ..guard import guard
-from ..report.console import line
-from ..traces.find import rank_of
+from ..report.console import print_line
+from ..traces.trace_files import rank_from_name
 from ..windows.manifest import NAME, entries_of, size_of
 from .request import Request, Vendor
 
@@ -38,10 +38,10 @@ def tell(vendor: Vendor, request: Request, report: Path, manifest: int, code: in
     with guard.contained("looking for the report"):
         reports = vendor.reports(report)
         if reports:
-            _read(vendor, reports, rank_of(report), console)
+            _read(vendor, reports, rank_from_name(report), console)
         else:
             reason = why(request, list(entries_of(request.out, manifest)), code)
-            line(console, f"instrument: {vendor.title} left no report: {reason}")
+            print_line(console, f"instrument: {vendor.title} left no report: {reason}")
     with suppress(OSError, ValueError, AttributeError):  # closed, broken or missing
         sys.stderr.write(console.file.getvalue())  # type: ignore[attr-defined]
         sys.stderr.flush()
@@ -49,13 +49,13 @@ def tell(vendor: Vendor, request: Request, report: Path, manifest: int, code: in
 
 def _read(vendor: Vendor, reports: Sequence[Path], rank: int | None, console: Console) -> None:
     for path in reports:
-        line(console, f"instrument: {vendor.title} wrote {path}")
+        print_line(console, f"instrument: {vendor.title} wrote {path}")
     if not settings.summary or rank:  # of ranks that were each launched so, the first speaks
         return
     try:
         vendor.show(reports, console)
     except Exception as error:  # a report that is cut off, a tool that cannot export it: the run itself went well
-        line(console, f"instrument: the report is there, but {error}")
+        print_line(console, f"instrument: the report is there, but {error}")
 
 
 def why(request: Request, windows: Sequence[dict[str, Any]], code: int) -> str:

@@ -10,12 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..report.console import line
-from ..report.trace_report import render_set, render_windows
-from ..traces.find import rank_of
-from ..traces.ranks import TraceSet
-from ..traces.read import read_trace
-from ..traces.trace import Trace
+from ..report.console import print_line
+from ..report.trace_report import print_trace_set, print_windows
+from ..traces.read import read_file, read_traces
+from ..traces.trace_files import rank_from_name
 from ..units import counted
 
 _MOST = 10  # windows that are read: nsys exports each to a database first
@@ -36,24 +34,21 @@ def show_traces(reports: Sequence[Path], console: Console) -> None:
     """Print the windows of one process added up, or the last window of each rank side by side."""
     by_rank: dict[int | None, list[Path]] = defaultdict(list)
     for path in reports:
-        by_rank[rank_of(path)].append(path)
+        by_rank[rank_from_name(path)].append(path)
     if len(by_rank) > 1:
-        traces = read_trace([paths[-1] for paths in by_rank.values()])
-        if isinstance(traces, TraceSet):
-            render_set(traces, "auto", console=console)
+        traces = read_traces([paths[-1] for paths in by_rank.values()])
+        print_trace_set(traces, "auto", console=console)
         return
-    read = [read_trace(path) for path in reports[:_MOST]]
-    windows = [
-        trace for trace in read if isinstance(trace, Trace) and (trace.regions or trace.gpu or trace.runtime)
-    ]
+    read = [read_file(path) for path in reports[:_MOST]]
+    windows = [trace for trace in read if trace.regions or trace.gpu or trace.runtime]
     if not windows:
-        line(console, f"Nothing was recorded in {', '.join(map(str, reports))}")
+        print_line(console, f"Nothing was recorded in {', '.join(map(str, reports))}")
         return
-    render_windows([(trace, None) for trace in windows], "auto", console=console)
+    print_windows([(trace, None) for trace in windows], "auto", console=console)
     if len(reports) > _MOST:
-        line(
+        print_line(
             console, f"... and {counted(len(reports) - _MOST, 'more window')}: instrument summarize {reports[-1]}"
         )
     processes = {trace.threads[thread].process for trace in windows for thread in trace.steps.thread.tolist()}
     if len(processes) > 1:
-        line(console, f"The steps of {len(processes)} processes are in one report, and added up.")
+        print_line(console, f"The steps of {len(processes)} processes are in one report, and added up.")

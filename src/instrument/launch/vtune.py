@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..report.console import line
+from ..report.console import print_line
 from .installed import Tool, find
 from .request import Request
 
@@ -41,8 +41,8 @@ class Vtune:
             command = [tool.path, "-report", "summary", "-r", str(reports[0])]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
             for said in (done.stdout.rstrip() or done.stderr.rstrip()).splitlines():
-                line(console, said)
-        line(
+                print_line(console, said)
+        print_line(
             console,
             f"\nMore of it: vtune -report hotspots -group-by task -r {reports[0]}, or vtune-gui {reports[0]}",
         )

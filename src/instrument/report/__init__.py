@@ -1,5 +1,5 @@
-"""How a person sees it."""
+"""Terminal reports on traces."""
 
 from ..imports import import_rich
 
-import_rich()  # before the modules here import it
+import_rich()  # before the modules of this package import it

@@ -1,4 +1,4 @@
-"""Lines, tables and numbers for a person at a terminal."""
+"""Prints lines, wrapped sentences and tables at a terminal."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], console: Console) -> None:
-    """A table whose first column, indented names, takes no more than the width that the numbers leave."""
+    """Print a table whose first column holds indented names, cut to the width that the numbers leave.
+
+    Args:
+        columns: The headings; an empty one aligns its column to the left.
+        rows: The indentation of each name, the name, and the cells of the other columns.
+        console: Where to print.
+    """
     by_column = zip(columns[1:], *(cells for *_, cells in rows), strict=True)
     numbers = sum(max(map(cell_len, column)) + _GAP for column in by_column)
     room = max(console.width - numbers, _NAME)
     dots = "..." if console.options.ascii_only else "…"
     names = [" " * min(indent, room // 2) + name for indent, name, _ in rows]
-    names = _all_cut(list(map(printable, names)), room, dots)
-    # With its width given, rich leaves the numbers whole where the terminal is too narrow for them.
+    names = _cut_distinctly(list(map(printable, names)), room, dots)
+    # With an explicit width, rich does not cut the numbers on a narrow terminal.
     width = max(map(cell_len, [columns[0], *names])) + numbers
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), width=width)
     for index, column in enumerate(columns):
@@ -37,24 +43,24 @@ def print_table(columns: list[str], rows: list[tuple[int, str, list[str]]], cons
     console.print(table, crop=False, no_wrap=True, overflow="ignore")
 
 
-def line(console: Console, text: str, *, bold: bool = False, space: bool = False) -> None:
-    """Print a line of text as it is: no markup, no colours of rich's choice, paths in one piece.
+def print_line(console: Console, text: str, *, bold: bool = False, space: bool = False) -> None:
+    """Print one line of text verbatim: without markup, highlighting or wrapping.
 
-    With ``space`` there is an empty line before it.
+    With ``space``, an empty line comes first.
     """
     console.print("\n" * space, end="")
     console.print(Text(printable(text), style="bold" if bold else ""), soft_wrap=True)
 
 
-def sentence(console: Console, text: str) -> None:
-    """Print text as it is, on as many lines as it needs; no line parts a number from its unit."""
+def print_wrapped(console: Console, text: str) -> None:
+    """Print text verbatim, wrapped to the width of the console, but never between a number and its unit."""
     whole = _BEFORE_UNIT.sub(_NO_BREAK, printable(text))
     for part in textwrap.wrap(whole, console.width, break_long_words=False, break_on_hyphens=False):
         console.print(Text(part.replace(_NO_BREAK, " ")), soft_wrap=True)
 
 
-def _all_cut(names: list[str], width: int, dots: str) -> list[str]:
-    """Cut each name; those that look the same then show where they differ, in place of their ends."""
+def _cut_distinctly(names: list[str], width: int, dots: str) -> list[str]:
+    """Cut each name; names that would look the same show the place where they differ."""
     alike: dict[str, set[str]] = {}
     for name in names:
         alike.setdefault(_cut(name, width, dots), set()).add(name)
@@ -62,19 +68,19 @@ def _all_cut(names: list[str], width: int, dots: str) -> list[str]:
     for cut, several in alike.items():
         for name in several:
             others = several - {name}
-            same = max((_common(name, other) for other in others), default=0)
+            same = max((_common_prefix(name, other) for other in others), default=0)
             shown[name] = _cut_at(name, same, width, dots) if others else cut
     return [shown[name] for name in names]
 
 
-def _common(one: str, other: str) -> int:
-    """How many characters they begin with alike."""
+def _common_prefix(one: str, other: str) -> int:
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _cut(name: str, width: int, dots: str) -> str:
-    """The name without its middle where it is too long: both ends tell more."""
+    """Cut out the middle of a long name: its ends say more."""
     if cell_len(name) <= width:
         return name
     room = width - len(dots)
@@ -83,7 +89,7 @@ def _cut(name: str, width: int, dots: str) -> str:
 
 
 def _cut_at(name: str, place: int, width: int, dots: str) -> str:
-    """The beginning of the name, and what is at ``place``, its last character that tells it from others."""
+    """Cut the name to its beginning and the part around ``place``, where it differs from others."""
     room = width - 2 * len(dots)
     head = set_cell_size(name, room // 3)
     begin = max(place + 1 - (room - room // 3) // 2, room // 3)

@@ -1,4 +1,4 @@
-"""Prints how the GPU spent its time, and on which kernels."""
+"""Prints how the GPUs spent their time, the longest kernels, and CUDA graph launches without details."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from ..diagnosis.metrics import Metrics
 from ..traces.trace import Trace
 from ..units import count, counted, duration, percent
-from .console import line, print_table, sentence
+from .console import print_line, print_table, print_wrapped
 
 _GRAPH = re.compile(r"^CUDA graph \d+$")
 _GRAPH_LAUNCH = re.compile("GraphLaunch")
@@ -20,19 +20,19 @@ _GPUS = 16
 _PARTS = (
     ("compute_ns", "compute"),
     ("exposed_comm_ns", "exposed communication"),
-    ("exposed_memcpy_ns", "exposed copies"),
+    ("exposed_memcpy_ns", "exposed memcpys"),
     ("idle_ns", "idle"),
 )
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """Graph launches that a trace does not resolve.
+    """Counts of graph launches whose kernels or operators the trace lacks.
 
     Attributes:
-        whole: Launches that nsys traced as a whole, without the kernels in them.
-        launches: Launches whose kernels are in no operator.
-        kernels: These.
+        whole: Launches that nsys traced as a whole, without their kernels.
+        launches: Launches whose kernels belong to no operator.
+        kernels: The kernels of those launches.
     """
 
     whole: int = 0
@@ -44,7 +44,7 @@ class Graphs:
         return Graphs(self.whole + other.whole, self.launches + other.launches, self.kernels + other.kernels)
 
 
-def launched_graphs(trace: Trace) -> Graphs:
+def count_graph_launches(trace: Trace) -> Graphs:
     """Count graph launches without kernels (Nsight Systems), and graph kernels without an operator (Kineto)."""
     if trace.format == "nsight systems":
         return Graphs(whole=int(trace.kernels.matching("name", _GRAPH).sum()))
@@ -54,33 +54,35 @@ def launched_graphs(trace: Trace) -> Graphs:
     return Graphs(launches=len(np.unique(alone)), kernels=len(alone))
 
 
-def render_graphs(graphs: Graphs, *, console: Console) -> None:
-    """Print what is missing of graphs, and how to record it."""
+def print_graph_launches(graphs: Graphs, *, console: Console) -> None:
+    """Print which details of graph launches are missing, and how to record them."""
     if graphs.whole:
-        line(console, "")
-        line(
-            console, f"Launches of CUDA graphs, traced as a whole: {count(graphs.whole)}. For the kernels in them:"
-        )
-        line(console, "  instrument run --profiler nsys --option=--cuda-graph-trace=node ...")
-    if graphs.kernels:
-        line(console, "")
-        kernels, launches = counted(graphs.kernels, "kernel"), counted(graphs.launches, "launch", "launches")
-        sentence(
+        print_line(console, "")
+        print_line(
             console,
-            f"{kernels} from {launches} of graphs are in no operator, as a graph runs its kernels without the "
-            "operators that were captured. They count in the region around the launch; for their operators, "
-            "record a run without graphs.",
+            f"CUDA graph launches traced as a whole: {count(graphs.whole)}. To record the kernels in them:",
+        )
+        print_line(console, "  instrument run --profiler nsys --option=--cuda-graph-trace=node ...")
+    if graphs.kernels:
+        print_line(console, "")
+        kernels = counted(graphs.kernels, "kernel")
+        launches = counted(graphs.launches, "graph launch", "graph launches")
+        print_wrapped(
+            console,
+            f"{kernels} from {launches} belong to no operator, because a graph runs its kernels without the "
+            "operators that were captured. They count toward the region around the launch. To see their "
+            "operators, record a run without CUDA graphs.",
         )
 
 
-def render_gpu(numbers: Metrics, *, console: Console) -> None:
-    """Print the parts of the time from the first start to the last end of GPU work, and the longest kernels.
+def print_gpu_time(numbers: Metrics, *, console: Console) -> None:
+    """Print how the time from the first start to the last end of GPU work was spent, and the longest kernels.
 
-    Nothing, for a trace without any.
+    A trace without GPU work prints nothing.
     """
     if not numbers["gpu_events"]:
         return
-    line(console, "")
+    print_line(console, "")
     gpus = sum(gpu["device"] >= 0 for gpu in numbers["per_gpu"])
     _render_parts(numbers, gpus, console)
     kernels = numbers["kernel_table"]
@@ -92,19 +94,19 @@ def render_gpu(numbers: Metrics, *, console: Console) -> None:
     if rows:
         print_table(["kernel" + f" (all {gpus} GPUs)" * (gpus > 1), "calls", "GPU", "% kernels"], rows, console)
     if len(kernels) > _KERNELS:
-        line(console, f"... and {counted(len(kernels) - _KERNELS, 'more kernel')}")
+        print_line(console, f"... and {counted(len(kernels) - _KERNELS, 'more kernel')}")
 
 
 def _render_parts(numbers: Metrics, gpus: int, console: Console) -> None:
-    """Print the parts in a sentence, or a table of the GPUs where there are several."""
+    """Print the shares in a sentence; of several GPUs, in a table."""
     whole = numbers["span_ns"]
-    span = f"{duration(whole)} from the first start to the last end of all"
+    span = f"{duration(whole)} from the first start to the last end of"
     shown = [(name, word) for name, word in _PARTS if name != "exposed_comm_ns" or numbers["comm_ns"]]
     if gpus < 2:
         parts = ", ".join(f"{word} {percent(numbers[name], whole)} %" for name, word in shown)
-        sentence(console, f"GPU, {span} its work: {parts}")
+        print_wrapped(console, f"GPU, {span} its work: {parts}")
         return
-    sentence(console, f"{gpus} GPUs, {span} their work:")
+    print_wrapped(console, f"{gpus} GPUs, {span} their work:")
     rows = [
         (0, "?" if gpu["device"] < 0 else str(gpu["device"]), [duration(gpu["work_ns"]), *shares])
         for gpu in numbers["per_gpu"][:_GPUS]
@@ -112,5 +114,5 @@ def _render_parts(numbers: Metrics, gpus: int, console: Console) -> None:
     ]
     print_table(["GPU", "work", *(f"{word} %" for _, word in shown)], rows, console)
     if (more := len(numbers["per_gpu"]) - _GPUS) > 0:
-        line(console, f"... and {counted(more, 'more GPU')}")
-    line(console, "")
+        print_line(console, f"... and {counted(more, 'more GPU')}")
+    print_line(console, "")

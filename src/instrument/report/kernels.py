@@ -1,4 +1,4 @@
-"""Prints how well kernels use the GPU, by the region that launched them."""
+"""Prints how well kernels use the GPU, grouped by the region that launched them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ..traces.ncu import MeasuredKernel
 from ..units import count, counted, duration
-from .console import line, print_table
+from .console import print_line, print_table
 
 _SHOWN = 30
 _COLUMNS = ("region / kernel", "calls", "GPU", "SM %", "memory %", "occupancy %")
@@ -20,21 +20,21 @@ _SHARES: tuple[Callable[[MeasuredKernel], float | None], ...] = (
 )
 
 
-def render_kernels(kernels: Sequence[MeasuredKernel], *, console: Console) -> None:
-    """Print a table of regions, the longest first, and the kernels in each; shares are weighted by duration."""
+def print_measured_kernels(kernels: Sequence[MeasuredKernel], *, console: Console) -> None:
+    """Print a table of the regions, longest first, and the kernels in each; shares are weighted by duration."""
     if not kernels:
-        line(console, "No kernel was measured.")
+        print_line(console, "No kernel was measured.")
         return
     total = sum(kernel.duration_ns for kernel in kernels)
     launches = counted(len(kernels), "launch", "launches")
-    line(console, f"How well kernels use the GPU: {launches}, {duration(total)} alone", bold=True)
+    print_line(console, f"How well kernels use the GPU: {launches}, {duration(total)} alone", bold=True)
     rows = []
     for region, inside in _grouped(kernels, lambda kernel: " > ".join(kernel.region) or "(in no region)"):
         rows.append((0, region, _cells(inside)))
         rows += [(2, name, _cells(same)) for name, same in _grouped(inside, lambda kernel: kernel.name)]
     print_table(list(_COLUMNS), rows[:_SHOWN], console)
     if len(rows) > _SHOWN:
-        line(console, f"... and {counted(len(rows) - _SHOWN, 'more line')}")
+        print_line(console, f"... and {counted(len(rows) - _SHOWN, 'more line')}")
 
 
 def _grouped(

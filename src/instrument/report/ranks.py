@@ -13,53 +13,55 @@ from ..traces.communication import Collectives
 from ..traces.ranks import TraceSet
 from ..traces.salvage import OTHER_TYPES
 from ..units import duration, percent
-from .console import line, print_table, sentence
+from .console import print_line, print_table, print_wrapped
 
-_MOST = 20  # ranks in one line
+_MOST = 20  # ranks on one line
 _FILES = 20
 _CLOCK = (
-    '"clock" is what to add to the times of a rank to have them on the clock of the lowest, by the ends of the '
-    'collectives that they share; "?": they share none.'
+    '"clock" is what to add to the times of a rank to get times on the clock of the lowest rank, by the ends of '
+    'the collectives that they share; "?" if they share none.'
 )
 _NUMBERS = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 
 
-def render_ranks(traces: TraceSet, collectives: Collectives, *, title: str = "", console: Console) -> None:
-    """Print which ranks there are, and how each spent the time of its GPU; then what is missing or not sure.
+def print_rank_table(traces: TraceSet, collectives: Collectives, *, title: str = "", console: Console) -> None:
+    """Print how each rank spent the time of its GPU, then what is missing or uncertain.
 
-    The four shares add up to the time from the first start to the last end of work on the GPU. Of a job with one
-    rank it prints the ``title`` alone, which is the file by default.
+    The four shares add up to the time from the first start to the last end of GPU work. For a job of one rank,
+    only the ``title`` is printed, by default the path of the file.
     """
     several = traces.world_size > 1
     folders = sorted({str(trace.path.parent) for trace in traces.values()})
     if several:
-        line(console, f"{len(traces)} of {traces.world_size} ranks, in {', '.join(folders[:3])}", bold=True)
+        print_line(console, f"{len(traces)} of {traces.world_size} ranks, in {', '.join(folders[:3])}", bold=True)
     else:
         paths = ", ".join(str(trace.path) for trace in traces.values())
-        line(console, title[:1].upper() + title[1:] or paths, bold=True)
+        print_line(console, title[:1].upper() + title[1:] or paths, bold=True)
     if several and any(trace.gpu for trace in traces.values()):
-        columns = ["rank", "GPU span", "compute %", "exposed comm %", "exposed copies %", "idle %", "clock"]
+        columns = ["rank", "GPU span", "compute %", "exposed comm %", "exposed memcpys %", "idle %", "clock"]
         rows = [
             (0, str(rank), _cells(metrics(trace, collectives), traces.clocks[rank]))
             for rank, trace in traces.items()
         ]
         print_table(columns, rows, console)
-        sentence(console, _CLOCK)
+        print_wrapped(console, _CLOCK)
     if traces.missing:
-        line(console, f"Missing: rank {_numbers(traces.missing)}")
+        print_line(console, f"Missing: rank {_numbers(traces.missing)}")
     if several and traces.guessed:
-        line(console, f"Neither file nor name tells the rank, so numbered by name: {_numbers(traces.guessed)}")
+        print_line(
+            console, f"Neither file nor name gives the rank, so numbered by name: {_numbers(traces.guessed)}"
+        )
     for path, reason in traces.failed.items():
-        line(console, f"Cannot read {path}: {reason}")
+        print_line(console, f"Cannot read {path}: {reason}")
     for path, held in islice(traces.left_out.items(), _FILES):
         why = f"{held}, another window" if held.startswith("rank ") and not held.endswith("another run") else held
-        line(console, f"Left out: {path} ({why if several else why.removeprefix('rank 0, ')})")
+        print_line(console, f"Left out: {path} ({why if several else why.removeprefix('rank 0, ')})")
     if (more := len(traces.left_out) - _FILES) > 0:
-        line(console, f"... and {more:,} more")
+        print_line(console, f"... and {more:,} more")
     for rank, trace in traces.items():
         if trace.lost:
-            damage = "Of another format" if trace.lost.reasons.keys() == {OTHER_TYPES} else "Damaged"
-            line(console, f"{damage}, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
+            damage = "Different format" if trace.lost.reasons.keys() == {OTHER_TYPES} else "Damaged"
+            print_line(console, f"{damage}, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
 
 
 def _numbers(ranks: Sequence[int]) -> str:

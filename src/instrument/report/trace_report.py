@@ -1,4 +1,4 @@
-"""Prints all that is said of one trace, whichever profiler wrote it."""
+"""Prints the whole report on a trace, on several windows of one process, or on the ranks of a job."""
 
 from __future__ import annotations
 
@@ -12,37 +12,35 @@ from ..traces.ranks import TraceSet
 from ..traces.summary import merge, summarize
 from ..traces.timing import Timing
 from ..traces.trace import Trace
-from .console import line
-from .gpu import Graphs, launched_graphs, render_gpu, render_graphs
-from .ranks import render_ranks
-from .terminal import render, render_lost
+from .console import print_line
+from .gpu import Graphs, count_graph_launches, print_gpu_time, print_graph_launches
+from .ranks import print_rank_table
+from .summary import print_losses, print_summary
 
 
-def render_trace(
-    trace: Trace, collectives: Collectives, *, timing: Timing | None = None, console: Console
-) -> None:
-    """Print where the time of one trace went: regions, operators, the GPU; then what could not be read.
+def print_trace(trace: Trace, collectives: Collectives, *, timing: Timing | None = None, console: Console) -> None:
+    """Print the steps, regions, operators and GPU time of one trace, then what could not be read.
 
     Args:
         trace: Any trace.
         collectives: Which kernels communicate.
-        timing: What the loop that recorded it knows of the run.
+        timing: The steps around the window, from the manifest.
         console: Where to print.
     """
-    render_windows([(trace, timing)], collectives, console=console)
+    print_windows([(trace, timing)], collectives, console=console)
 
 
-def render_windows(
+def print_windows(
     windows: Iterable[tuple[Trace, Timing | None]],
     collectives: Collectives,
     *,
     hidden: Sequence[str] = (),
     console: Console,
 ) -> None:
-    """Print several windows of one process as if they were one; the GPU's time is that of the last.
+    """Print the sum of several windows of one process; the GPU's time is from the last window.
 
     Args:
-        windows: The trace of each, one at least, with what the loop that recorded it knows of the run.
+        windows: The trace of each window, at least one, and its timing from the manifest.
         collectives: Which kernels communicate.
         hidden: Regions that were not recorded because they are inside compiled code.
         console: Where to print.
@@ -51,20 +49,20 @@ def render_windows(
     for trace, timing in windows:
         summaries.append(summarize(trace, timing, collectives))
         lost.append(trace.lost)
-        graphs += launched_graphs(trace)
+        graphs += count_graph_launches(trace)
     several = len(summaries) > 1
     summary = merge(summaries) if several else summaries[0]
-    render(summary, files=[], folder=trace.path.parent, hidden=hidden, console=console)
+    print_summary(summary, files=[], folder=trace.path.parent, hidden=hidden, console=console)
     numbers = metrics_of(trace, collectives, summaries[-1].lengths)
     if several and numbers["gpu_events"]:
-        line(console, f"The last of {len(summaries)} windows", bold=True, space=True)
-    render_gpu(numbers, console=console)
-    render_graphs(graphs, console=console)
+        print_line(console, f"The last of {len(summaries)} windows", bold=True, space=True)
+    print_gpu_time(numbers, console=console)
+    print_graph_launches(graphs, console=console)
     for one in lost:
-        render_lost(one, console=console)
+        print_losses(one, console=console)
 
 
-def render_set(
+def print_trace_set(
     traces: TraceSet,
     collectives: Collectives,
     *,
@@ -73,19 +71,19 @@ def render_set(
     hidden: Sequence[str] = (),
     console: Console,
 ) -> None:
-    """Print the ranks of a job side by side, then the lowest: its trace, or all of its ``windows`` if given.
+    """Print the ranks of a job side by side, then the lowest rank: its trace or, if given, its ``windows``.
 
     Args:
         traces: One window of each rank.
         collectives: Which kernels communicate.
-        windows: As `render_windows` takes them.
-        title: What the windows are; by default the trace of the rank.
-        hidden: As `render_windows` takes them.
+        windows: As in `print_windows`.
+        title: A name for the windows; by default the path of the trace.
+        hidden: As in `print_windows`.
         console: Where to print.
     """
     several = traces.world_size > 1
-    render_ranks(traces, collectives, title=title, console=console)
+    print_rank_table(traces, collectives, title=title, console=console)
     rank, trace = next(iter(traces.items()))
     heading = f"Rank {rank}{', ' * bool(title)}{title}" if several else ""
-    line(console, heading, bold=True, space=several)
-    render_windows(windows or [(trace, None)], collectives, hidden=hidden, console=console)
+    print_line(console, heading, bold=True, space=several)
+    print_windows(windows or [(trace, None)], collectives, hidden=hidden, console=console)

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..traces.read import read_trace
+from ..traces.read import read_any
+from ..traces.synchronizations import COPY, EXPLICIT, FREE, Synchronization, direction, find_synchronizations
 from ..traces.trace import Trace
-from ..traces.waits import COPY, EXPLICIT, FREE, Wait, direction, find
 from .comments import allowed_at
 from .context import Around, Program
 from .finding import Direction, Event, Finding
@@ -41,10 +41,10 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
         TypeError: ``trace`` is something else, or several traces.
         TraceError, OSError: the file cannot be read.
     """
-    recorded = read_trace(trace) if isinstance(trace, (str, os.PathLike)) else trace
+    recorded = read_any(trace) if isinstance(trace, (str, os.PathLike)) else trace
     if not isinstance(recorded, Trace):
         raise TypeError(f'"trace" must be one trace, or the path of its file: {trace!r:.200}')
-    waits = find(recorded)
+    waits = find_synchronizations(recorded)
     thread = np.array([wait.thread for wait in waits], np.int64)
     program = Program(recorded, thread, np.array([wait.start_ns for wait in waits], np.int64))
     around = [program.around(row) for row in range(len(waits))]
@@ -111,7 +111,7 @@ def unexplained(audit: SyncReport, live: SyncReport) -> list[Finding]:
     return result
 
 
-def _of_profiler(trace: Trace, waits: list[Wait], around: list[Around]) -> set[int]:
+def _of_profiler(trace: Trace, waits: list[Synchronization], around: list[Around]) -> set[int]:
     """The synchronisations that the profiler made: its stack says so, or nothing of the program is around them.
 
     torch.profiler ends with one. What follows the last step is the profiler's too; where no steps are marked,
@@ -140,7 +140,9 @@ def _of_profiler(trace: Trace, waits: list[Wait], around: list[Around]) -> set[i
     return told | before | set(after)
 
 
-def _together(waits: list[Wait], around: list[Around], program: Program, without: set[int]) -> Iterable[list[int]]:
+def _together(
+    waits: list[Synchronization], around: list[Around], program: Program, without: set[int]
+) -> Iterable[list[int]]:
     """The rows of each event: all of one operator, or of one copy outside of operators."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for row, (wait, here) in enumerate(zip(waits, around, strict=True)):
@@ -155,13 +157,13 @@ def _together(waits: list[Wait], around: list[Around], program: Program, without
     return groups.values()
 
 
-def _is_copy(wait: Wait, program: Program) -> bool:
+def _is_copy(wait: Synchronization, program: Program) -> bool:
     """Whether a wait outside of operators is, or at once follows, a copy outside of operators."""
     follows = wait.kind == COPY or "Stream" in wait.call
     return wait.adjacent and wait.copy >= 0 and follows and not program.launched_by_operator(wait.copy)
 
 
-def _event(trace: Trace, program: Program, waits: list[Wait], here: Around) -> Event:
+def _event(trace: Trace, program: Program, waits: list[Synchronization], here: Around) -> Event:
     if here.op is not None:
         copies = [wait.copy for wait in waits if wait.copy >= 0 and wait.copy_ns >= here.since_ns]
     else:

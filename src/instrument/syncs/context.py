@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..traces.autograd import node_of
+from ..traces.autograd import engine_node_name
 from ..traces.links import main_thread
-from ..traces.nest import Nest
-from ..traces.table import Array, Numbers, Table
+from ..traces.nest import NestedRanges
+from ..traces.table import Array, Interner, Table
 from ..traces.trace import Trace
 from .finding import Site
 from .stacks import Functions
@@ -87,7 +87,7 @@ class Program:
         ranges = [("operators", each, name) for each, name in operators]
         ranges += [("regions", each, name) for each, name in regions]
         public = [(kind, each, found[1]) for kind, each, name in ranges if (found := _OPERATOR.match(name))]
-        nodes = (node for _, _, name in ranges if (node := node_of(name)))
+        nodes = (node for _, _, name in ranges if (node := engine_node_name(name)))
         backward = next(nodes, None)
         if backward is not None and not regions:  # the thread of the steps waits for autograd's own thread
             regions = _chain(self._trace.regions, self._main_regions[row])
@@ -97,7 +97,9 @@ class Program:
             op, operator = _public(name), (kind, each)
             since = int(getattr(self._trace, kind).start_ns[each])
         step = self._steps[row]
-        named = tuple(name for _, name in reversed(regions) if not _OPERATOR.match(name) and not node_of(name))
+        named = tuple(
+            name for _, name in reversed(regions) if not _OPERATOR.match(name) and not engine_node_name(name)
+        )
         stack = [name for _, name in _chain(self._trace.frames, self._frames[row])]
         site, via, profiler = self._functions.place(stack)
         return Around(op, operator, since, backward, named, None if step < 0 else int(step), site, via, profiler)
@@ -124,23 +126,23 @@ def _chain(table: Table, row: int) -> list[tuple[int, str]]:
     """The row and those around it, innermost first, each with its name."""
     found, row = [], int(row)
     while row >= 0:
-        found.append((row, table.words[table.name[row]]))
+        found.append((row, table.strings[table.name[row]]))
         row = int(table.parent[row])
     return found
 
 
 def _open(table: Table, thread: Array, at_ns: Array) -> Array:
     """The innermost row that is open on each thread at each time, or -1."""
-    found = Nest(table.start_ns, table.end_ns, table.thread).at(at_ns, thread)
+    found = NestedRanges(table.start_ns, table.end_ns, table.thread).innermost_at(at_ns, thread)
     return np.where(thread >= 0, found, -1)
 
 
 def _steps(trace: Trace, thread: Array, at_ns: Array) -> Array:
     """The number of the step of the thread's process at each time, or -1."""
-    numbers: Numbers[object] = Numbers()
+    numbers: Interner[object] = Interner()
     process = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
     steps = trace.steps
-    found = Nest(steps.start_ns, steps.end_ns, process[steps.thread]).at(at_ns, process[thread])
+    found = NestedRanges(steps.start_ns, steps.end_ns, process[steps.thread]).innermost_at(at_ns, process[thread])
     held = (found >= 0) & (thread >= 0)
     result = np.full(len(thread), -1)
     result[held] = steps.number[found[held]]

@@ -41,7 +41,7 @@ class Functions:
         self._lines: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._paths: dict[str, str] = {}
         for code in np.unique(trace.frames.name).tolist():
-            if found := _FRAME.match(trace.words[code]):
+            if found := _FRAME.match(trace.strings[code]):
                 self._lines[found["file"], found["function"]].add(found["line"])
 
     def place(self, stack: list[str]) -> tuple[Site | None, Site | None, bool | None]:

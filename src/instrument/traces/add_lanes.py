@@ -1,4 +1,4 @@
-"""Writes a copy of a trace of torch.profiler with a lane more for each stream of a GPU: its regions."""
+"""Writes a copy of a torch.profiler trace with an additional lane of regions for each stream of a GPU."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from .chunks import Index
+from .chunks import EventIndex
 from .gpu_lanes import GpuLane, gpu_lanes
-from .text import blocks
-from .trace import Lost, Trace
+from .text import read_blocks
+from .trace import ReadLosses, Trace
 
 CATEGORY = "gpu_region"
-"""Of the events that are added."""
+"""The category of the added events."""
 
-_FIRST = 1_000_000_000  # thread of the lanes, which no stream is; threads of the system have lower ids
+_FIRST = 1_000_000_000  # the thread id of the first lane, above all streams and system threads
 
 
-class Added(NamedTuple):
-    """What was added to a copy.
+class AddedLanes(NamedTuple):
+    """The lanes that were added to a copy.
 
     Attributes:
-        spans: how many ranges.
-        streams: of how many streams.
-        left_out: how many more there are, which overlap too many others to be drawn.
+        spans: the number of ranges.
+        streams: the number of streams.
+        left_out: the number of ranges that were not added, because they overlap too many others.
     """
 
     spans: int
@@ -34,43 +34,43 @@ class Added(NamedTuple):
     left_out: int
 
 
-def add_gpu_lanes(trace: Trace, out: Path) -> Added:
+def add_gpu_lanes(trace: Trace, out: Path) -> AddedLanes:
     """Write a copy of the file of a trace with lanes of regions on the GPU, gzipped if ``out`` ends in ".gz".
 
-    All that is in the file, damage included, is copied as it is; the lanes come before the first event. A file
-    at ``out`` is replaced once the copy is complete.
+    The content of the file, including damage, is copied unchanged; the lanes come before the first event. An
+    existing file at ``out`` is replaced once the copy is complete.
 
     Args:
-        trace: as `read_trace` returned it; its file must not have changed.
-        out: the copy.
+        trace: the trace that `read_trace` returned; its file must not have changed.
+        out: the path of the copy.
 
     Raises:
-        ValueError: the trace is of another profiler or its file no longer there to be copied, ``out`` is that very
-            file or none that can be replaced, the trace has such lanes, or nothing to put on them.
-        OSError: the file cannot be read, or ``out`` not be written.
+        ValueError: the trace comes from another profiler, has such lanes already, or has no regions with GPU work;
+            its file is missing; or ``out`` is the same file or cannot be replaced.
+        OSError: the file cannot be read, or ``out`` cannot be written.
     """
     source = check_source(trace.path)
     check_out(source, out)
-    if trace.format != "kineto" or not isinstance(trace.look_up, Index):
+    if trace.format != "kineto" or not isinstance(trace.look_up, EventIndex):
         raise ValueError(
-            f"a trace of torch.profiler (.json, .json.gz) is accepted; {trace.path} is of {trace.format}"
+            f"TRACE must be a trace of torch.profiler (.json, .json.gz): {trace.path} is a {trace.format} file"
         )
     if (trace.others.category == _word(trace, CATEGORY)).any():
-        raise ValueError(f"{trace.path} has such lanes already")
+        raise ValueError(f"{trace.path} already has such lanes")
     lanes = gpu_lanes(trace)
     if not lanes:
-        raise ValueError(f"nothing on the GPU was launched in a region or a step of {trace.path}")
+        raise ValueError(f"no GPU work was launched in a region or a step of {trace.path}")
     taken = {(thread.process, thread.thread) for thread in trace.threads}
     _replace(source, out, trace.look_up.begin, _events(lanes, taken))
     spans = sum(len(row) for lane in lanes for row in lane.rows)
-    return Added(spans, len(lanes), sum(lane.left_out for lane in lanes))
+    return AddedLanes(spans, len(lanes), sum(lane.left_out for lane in lanes))
 
 
 def check_source(source: Path) -> Path:
     """Return ``source`` if it is a file.
 
     Raises:
-        ValueError: it is not.
+        ValueError: ``source`` is not a file.
     """
     if not source.is_file():
         raise ValueError(f"TRACE must be the file of one process: {source}")
@@ -78,23 +78,23 @@ def check_source(source: Path) -> Path:
 
 
 def check_out(source: Path, out: Path) -> None:
-    """Do nothing if a copy of ``source`` can be written to ``out``.
+    """Check that a copy of ``source`` can be written to ``out``.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: ``out`` is the source, not a file, or in a missing folder.
     """
     if out.exists() and (not out.is_file() or out.samefile(source)):
-        raise ValueError(f"{out} is {'the trace itself' if out.is_file() else 'no file that can be replaced'}")
+        raise ValueError(f"{out} is {'the trace itself' if out.is_file() else 'not a file that can be replaced'}")
     if not out.absolute().parent.is_dir():
         raise ValueError(f"the folder of OUT does not exist: {out.absolute().parent}")
 
 
 def _word(trace: Trace, word: str) -> int:
-    return trace.words.index(word) if word in trace.words else -1
+    return trace.strings.index(word) if word in trace.strings else -1
 
 
 def _events(lanes: Iterable[GpuLane], taken: set[tuple[int | str, int | str]]) -> Iterator[str]:
-    """The events of the lanes as JSON; each row is a thread of its GPU that is not ``taken``."""
+    """Yield the events of the lanes as JSON; each row gets a thread id of its GPU that is not ``taken``."""
     number = _FIRST
     for lane in lanes:
         for row, spans in enumerate(lane.rows):
@@ -104,7 +104,7 @@ def _events(lanes: Iterable[GpuLane], taken: set[tuple[int | str, int | str]]) -
             name = f"stream {lane.stream}: regions" + f" ({row + 1})" * (row > 0)
             since = _us(spans[0].start_ns)
             yield _event({"ph": "M", "name": "thread_name"} | place, since, {"name": name})
-            # Beside the stream, whose number is where it stands.
+            # Sorts the lane next to its stream.
             yield _event({"ph": "M", "name": "thread_sort_index"} | place, since, {"sort_index": lane.stream})
             for span in spans:
                 about = {"ph": "X", "cat": CATEGORY, "name": span.name} | place
@@ -119,17 +119,17 @@ def _event(about: Mapping[str, Any], times: str, args: Mapping[str, Any]) -> str
 
 
 def _us(ns: int) -> str:
-    """Exact, which a float of the time since 1970 is not."""
+    """Return microseconds as text, because a float of the time since 1970 is not exact."""
     return f"{'-' * (ns < 0)}{abs(ns) // 1000}.{abs(ns) % 1000:03}"
 
 
 def _replace(source: Path, out: Path, begin: int, events: Iterable[str]) -> None:
-    """Copy the text with events before that of which the text begins at ``begin``."""
+    """Copy the text, with the new events inserted at the offset ``begin``."""
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with source.open("rb") as read, _open(part, packed=out.suffix == ".gz") as write:
             place = 0
-            for block in blocks(source, read, Lost()):
+            for block in read_blocks(source, read, ReadLosses()):
                 before = begin - place
                 place += len(block)
                 if 0 <= before < len(block):

@@ -1,4 +1,4 @@
-"""How far the clocks of ranks are apart, by the collectives that they took part in together."""
+"""Finds the offsets between the clocks of ranks from their common collectives."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from math import sqrt
 
 import numpy as np
 
-from .lanes import by_lane
+from .lanes import group_rows
 from .table import KERNEL, Array
 from .trace import Trace
 
 _NAME = re.compile("nccl|rccl", re.IGNORECASE)
 _POINT_TO_POINT = re.compile("^(i?send|i?recv)")
-_RESOLUTION_NS = 1000  # of older traces; better agreement than that tells nothing
+_RESOLUTION_NS = 1000  # of older traces; smaller differences have no meaning
 _SHIFTS = sorted(range(-64, 65), key=abs)
-_FEWEST = 8  # pairs that a shift needs to be believed
+_FEWEST = 8  # pairs that a shift needs
 
 
 @dataclass(frozen=True)
 class Clock:
-    """How the clock of a rank compares with that of the lowest rank.
+    """The clock of a rank, compared with the clock of the lowest rank.
 
     Attributes:
-        offset_ns: what to add to times of this rank to have them on the clock of the lowest.
-        source: "collectives"; "epoch", where it has none in common with the others, so that the offset is what
-            the clocks of the machines say; "reference" for the lowest rank.
+        offset_ns: add this to times of the rank to get times on the clock of the lowest rank.
+        source: "collectives"; "epoch" if the rank shares no collectives with others, so that the offset comes from
+            the clocks of the machines; "reference" for the lowest rank.
         against: the rank that it was compared with.
-        collectives: how many were compared.
-        spread_ns: median absolute deviation of their ends from the offset.
+        collectives: the number of collectives that were compared.
+        spread_ns: the median absolute deviation of their ends from the offset.
     """
 
     offset_ns: int
@@ -42,7 +42,7 @@ class Clock:
 
 
 def collective_kernels(trace: Trace) -> Array:
-    """Return a mask over `trace.gpu`: kernels that the file or their name says to be collectives."""
+    """Return a mask of `Trace.gpu`: the kernels that are collectives, as the file or their name says."""
     gpu = trace.gpu
     named = (gpu.collective > 0) | gpu.matching("name", _NAME)
     mask: Array = (gpu.category == KERNEL) & named & ~gpu.matching("collective", _POINT_TO_POINT)
@@ -52,18 +52,21 @@ def collective_kernels(trace: Trace) -> Array:
 def align(
     traces: Mapping[int, Trace], collectives: Callable[[Trace], Array] = collective_kernels
 ) -> dict[int, Clock]:
-    """Compare the clocks of ranks, such that the collectives they have in common end together.
+    """Compare the clocks of ranks by the ends of their common collectives.
 
-    A collective ends on all its ranks within microseconds, however early each of them began to wait. The
-    offset between two ranks is the median of the differences of those ends. Collectives are the same if they have
-    the same place in the same process group, counted in each step where steps are marked, and the same name.
-    Where no steps are marked, one rank may have recorded up to 64 more than the other at the start: the places
-    are shifted to where the differences agree best. A rank that has none in common with the lowest is compared
-    with one that was.
+    A collective ends on all its ranks within microseconds, however early each rank began to wait. The offset
+    between two ranks is the median of the differences of those ends. Two collectives are the same if they have the
+    same name and the same position in the same process group, counted within each step if steps are marked.
+    Without marked steps, one rank may have recorded up to 64 more at the start: the positions are shifted to where
+    the differences agree best. A rank without common collectives with the lowest rank is compared with a rank that
+    has some.
 
     Args:
-        traces: by rank.
-        collectives: returns a mask over `trace.gpu`.
+        traces: the traces by rank.
+        collectives: returns a mask of `Trace.gpu`.
+
+    Returns:
+        The clock of each rank.
     """
     sequences = {rank: _sequences(trace, collectives(trace)) for rank, trace in traces.items()}
     clocks: dict[int, Clock] = {}
@@ -87,7 +90,7 @@ def align(
 
 @dataclass(frozen=True)
 class _Sequence:
-    """The collectives of one process group: the step each was launched in or -1, its name as a number, its end."""
+    """The collectives of one process group: the step of each launch or -1, the number of its name, its end."""
 
     step: Array
     name: Array
@@ -98,24 +101,24 @@ def _sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], _Sequence]:
     rows = trace.gpu.where(mask)
     name = np.where(rows.collective > 0, rows.collective, rows.name)
     used, inverse = np.unique(name, return_inverse=True)
-    name = np.array([zlib.crc32(trace.words[code].encode(errors="replace")) for code in used], np.int64)[inverse]
+    name = np.array([zlib.crc32(trace.strings[code].encode(errors="replace")) for code in used], np.int64)[inverse]
     step = np.where(rows.step >= 0, trace.steps.number[rows.step], -1) if trace.steps else rows.step
     members = _members(trace)
-    # A process group has a stream of its own; without names, those of both ranks are taken in order.
+    # Each process group has its own stream; groups without names are matched in order of their streams.
     streams = np.unique(rows.stream, return_inverse=True)[1]
     result = {}
     end_ns = rows.end_ns
-    for group, of_group in by_lane(rows.group):
-        text = trace.words[group]
-        parts = [(-1, of_group)] if group else [(n, of_group[part]) for n, part in by_lane(streams[of_group])]
-        for number, here in parts:
+    for group, of_group in group_rows(rows.group):
+        text = trace.strings[group]
+        parts = [(-1, of_group)] if group else [(n, of_group[part]) for n, part in group_rows(streams[of_group])]
+        for number, selected in parts:
             key = (text, members.get(text, "")) if group else ("", str(number))
-            result[key] = _Sequence(step[here], name[here], end_ns[here])
+            result[key] = _Sequence(step[selected], name[selected], end_ns[selected])
     return result
 
 
 def _members(trace: Trace) -> dict[str, str]:
-    """The ranks of each process group: several may have one name."""
+    """Return the ranks of each process group, because several groups may have the same name."""
     info = trace.metadata.get("distributedInfo")
     groups = info.get("pg_config") if isinstance(info, Mapping) else None
     known = [group for group in groups if isinstance(group, Mapping)] if isinstance(groups, list) else []
@@ -125,7 +128,7 @@ def _members(trace: Trace) -> dict[str, str]:
 def _compare(
     one: dict[tuple[str, str], _Sequence], other: dict[tuple[str, str], _Sequence]
 ) -> tuple[int, int, int] | None:
-    """The offset, its spread and the number of collectives of the group and shift that are surest."""
+    """Return the offset, its spread and the number of collectives of the most certain group and shift."""
     best = None
     for group in sorted(one.keys() & other.keys()):
         for shift, apart in _differences(one[group], other[group]):
@@ -133,7 +136,7 @@ def _compare(
                 continue
             offset = _median(apart)
             spread = _median(np.abs(apart - offset))
-            # As the standard error of a median goes. Evidence for a shift has to be much better than without.
+            # Like the standard error of a median; a shift needs much better evidence.
             error = (spread + _RESOLUTION_NS) / sqrt(len(apart)) * (4 if shift else 1)
             if best is None or error < best[0]:
                 best = error, (offset, spread, len(apart))
@@ -141,21 +144,21 @@ def _compare(
 
 
 def _differences(one: _Sequence, other: _Sequence) -> Iterator[tuple[int, Array]]:
-    """By how many places the second was shifted, and how much earlier each of its collectives ended."""
+    """Yield each shift of the second sequence, and how much earlier each of its collectives ended."""
     if (one.step >= 0).any() and (other.step >= 0).any():
-        _, here, there = np.intersect1d(
+        _, selected, other_selected = np.intersect1d(
             _places(one.step), _places(other.step), assume_unique=True, return_indices=True
         )
-        here, there = here[one.step[here] >= 0], there[one.step[here] >= 0]
-        yield 0, _apart(one, here, other, there)
+        selected, other_selected = selected[one.step[selected] >= 0], other_selected[one.step[selected] >= 0]
+        yield 0, _apart(one, selected, other, other_selected)
         return
     for shift in _SHIFTS:
-        here = np.arange(max(0, shift), max(0, min(len(one.step), len(other.step) + shift)))
-        yield shift, _apart(one, here, other, here - shift)
+        selected = np.arange(max(0, shift), max(0, min(len(one.step), len(other.step) + shift)))
+        yield shift, _apart(one, selected, other, selected - shift)
 
 
 def _places(step: Array) -> Array:
-    """A number for each row that holds the step and the place in it."""
+    """Return a number for each row, from its step and its position in the step."""
     order = np.argsort(step, kind="stable")
     ranked = step[order]
     places = np.empty(len(step), np.int64)
@@ -163,14 +166,14 @@ def _places(step: Array) -> Array:
     return places
 
 
-def _apart(one: _Sequence, here: Array, other: _Sequence, there: Array) -> Array:
-    same = one.name[here] == other.name[there]
-    apart: Array = one.end_ns[here[same]] - other.end_ns[there[same]]
+def _apart(one: _Sequence, selected: Array, other: _Sequence, other_selected: Array) -> Array:
+    same = one.name[selected] == other.name[other_selected]
+    apart: Array = one.end_ns[selected[same]] - other.end_ns[other_selected[same]]
     return apart
 
 
 def _median(values: Array) -> int:
-    """In integers: times since 1970 in ns are beyond those of a float."""
+    """Return the median as an integer: a float cannot represent ns since 1970."""
     ordered = np.sort(values)
     low, high = int(ordered[(len(ordered) - 1) // 2]), int(ordered[len(ordered) // 2])
     return low + (high - low) // 2

@@ -1,4 +1,4 @@
-"""Takes the text of a Kineto file apart: what is before the events, the events in pieces, what is after them."""
+"""Splits the text of a Kineto file into the part before the events, chunks of events, and the part after them."""
 
 from __future__ import annotations
 
@@ -15,49 +15,50 @@ import msgspec
 from msgspec import Raw
 
 from ..errors import TraceError
-from .salvage import BETWEEN, CLOSE, KEYS, first_event, whole_events
-from .text import BLOCK, blocks
-from .trace import Lost
+from .salvage import BETWEEN, CLOSE, KEYS, first_event, recover_events
+from .text import BLOCK, read_blocks
+from .trace import ReadLosses
 
 _EVENTS = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*\[(?=\s*(?:\]|\{\s*"' + KEYS + rb'"\s*:))|"traceEvents"\s*:\s*\[')
-_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # how the decoder says that the array has ended
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # the decoder's message at the end of the array
 _COMMA = b", \t\r\n"
-_LONGEST = 1 << 24  # of one event, and of what is before or after them: 16 MiB
+_LONGEST = 1 << 24  # bytes of one event, and of the parts before and after the events
 _NEAR = 1 << 16
 
 _Take = Callable[[bytes | bytearray], int]
 _split = msgspec.json.Decoder(list[Raw]).decode
 
 
-class Pieces:
-    """The text of a file, whose events are taken a piece of some of them at a time.
+class EventChunks:
+    """Passes the events of a file on in chunks.
 
     Args:
         path: the file, for errors.
-        texts: the text, in blocks.
-        take: takes the text of an array of events and returns how many; or raises ValueError or RecursionError.
-        lost: gets what cannot be read.
+        texts: the text of the file, in blocks.
+        take: takes the text of an array of events and returns their number, or raises ValueError or
+            RecursionError.
+        lost: records what cannot be read.
 
     Attributes:
         head: the text before the array of events.
-        tail: the text after it.
-        index: where each piece is.
+        tail: the text after the array of events.
+        index: the place of each chunk.
     """
 
-    def __init__(self, path: Path, texts: Iterator[bytes], take: _Take, lost: Lost) -> None:
+    def __init__(self, path: Path, texts: Iterator[bytes], take: _Take, lost: ReadLosses) -> None:
         self._path = path
         self._texts = texts
         self._take = take
         self._lost = lost
-        self._offset = 0  # of the text that is not taken yet
+        self._offset = 0  # of the text that was not taken yet
         self.head = self.tail = b""
-        self.index = Index(path)
+        self.index = EventIndex(path)
 
     def read(self) -> None:
-        """Take all events: of one array as a rule, of more where files were written one after the other.
+        """Take all events, of one array or of several, as where several traces were written to one file.
 
         Raises:
-            TraceError: if the file has no array of events.
+            TraceError: the file has no array of events.
         """
         self.head, rest = self._begin()
         if rest is None:
@@ -70,7 +71,7 @@ class Pieces:
                 self._lost.add("events after the end of their array")
 
     def _begin(self) -> tuple[bytes, bytes | None]:
-        """Read up to the array of events; return what is before, and what follows in the same block or None."""
+        """Read up to the array of events; return the text before it, and the text after its bracket or None."""
         text = b""
         for block in self._texts:
             searched, text = max(len(text) - _NEAR, 0), text + block
@@ -88,14 +89,14 @@ class Pieces:
         return text[:begin], text[begin:]
 
     def _array(self, rest: bytes) -> None:
-        """Take the events of one array, of whose text ``rest`` was read already."""
+        """Take the events of one array; ``rest`` is its text that was already read."""
         ended = last = False
         while not ended and not last:
-            block = b"".join(islice(self._texts, 1 + len(rest) // BLOCK))  # twice as much for an event without end
+            block = b"".join(islice(self._texts, 1 + len(rest) // BLOCK))  # reads more for a long event
             last = not block
             events = rest.lstrip(_COMMA)
             self._offset += len(rest) - len(events)
-            text = bytearray(b"[")  # what is decoded is built in place: each copy costs a tenth of decoding
+            text = bytearray(b"[")  # built in place: a copy costs a tenth of the time of decoding
             text += events
             text += block
             whole = last or len(text) > _LONGEST
@@ -104,33 +105,33 @@ class Pieces:
                 cut = len(text)
             rest = bytes(text[cut:])
             text[cut:] = b"]"
-            after, ended = self._piece(text, whole)
+            after, ended = self._take_chunk(text, whole)
             rest = after + rest
         self._texts = chain([rest], self._texts)
         if not ended:
             self._lost.add("the file is cut off: its array of events does not end")
 
-    def _piece(self, text: bytearray, whole: bool) -> tuple[bytes, bool]:
-        """Take the events; return what is left of the text, and whether that follows the end of the array."""
+    def _take_chunk(self, text: bytearray, whole: bool) -> tuple[bytes, bool]:
+        """Take the events; return the rest of the text, and whether the array ended before it."""
         try:
             self.index.add(self._take(text), self._offset, len(text) - 2)
             rest, ended = b"", False
         except (ValueError, RecursionError) as error:
-            rest, ended = self._odd_piece(bytes(text[1:-1]), whole, str(error))
+            rest, ended = self._take_odd_chunk(bytes(text[1:-1]), whole, str(error))
         self._offset += len(text) - 2 - len(rest)
         return rest, ended
 
-    def _odd_piece(self, piece: bytes, whole: bool, error: str) -> tuple[bytes, bool]:
-        """The array ends in the piece, or it is damaged."""
+    def _take_odd_chunk(self, chunk: bytes, whole: bool, error: str) -> tuple[bytes, bool]:
+        """Take the events of a chunk in which the array ends, or which is damaged."""
         trailing = _TRAILING.search(error)
-        array = piece[: int(trailing[1]) - 2].rstrip() if trailing else b""
-        if array.endswith(b"]") and CLOSE.match(piece, len(array) - 1):
+        array = chunk[: int(trailing[1]) - 2].rstrip() if trailing else b""
+        if array.endswith(b"]") and CLOSE.match(chunk, len(array) - 1):
             with suppress(ValueError, RecursionError):
                 self.index.add(self._take(b"[" + array), self._offset, len(array) - 1)
-                return piece[len(array) :], True
-        events, after, rest = whole_events(piece, self._lost, last=whole)
+                return chunk[len(array) :], True
+        events, after, rest = recover_events(chunk, self._lost, last=whole)
         taken = self._take(b"[" + b",".join(events) + b"]")
-        self.index.add(taken, self._offset, len(piece), damaged=True, whole=whole)
+        self.index.add(taken, self._offset, len(chunk), damaged=True, whole=whole)
         return (rest, False) if after is None else (after, True)
 
 
@@ -141,7 +142,7 @@ def _nothing(text: bytes) -> str:
 
 
 def _last_boundary(text: bytearray, known: int) -> int:
-    """Where the last event but one ends, as it seems; 1 if not beyond what is known."""
+    """Return where the last but one event seems to end; 1 if that is not beyond ``known``."""
     size = 1 << 13
     while True:
         start = max(len(text) - size, known - _NEAR, 0)
@@ -151,8 +152,8 @@ def _last_boundary(text: bytearray, known: int) -> int:
         size *= 16
 
 
-class _Part(NamedTuple):
-    """Some of the text: its first event, where it is, how to read it."""
+class _Chunk(NamedTuple):
+    """A chunk: the number of its first event, its place in the text, and how it was read."""
 
     first: int
     offset: int
@@ -161,41 +162,41 @@ class _Part(NamedTuple):
     whole: bool
 
 
-class Index:
-    """Where the events of a file are; called with the number of one, it reads its ``args`` again.
+class EventIndex:
+    """Finds events in the file again: called with the number of an event, returns its ``args``.
 
     Attributes:
-        events: how many there are.
+        events: the number of events.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._parts: list[_Part] = []
+        self._chunks: list[_Chunk] = []
         self._last: tuple[int, list[bytes]] = (-1, [])
         self.events = 0
 
     @property
     def begin(self) -> int:
-        """Where the text of the first event is, in bytes of the unpacked text; 0 without any."""
-        return self._parts[0].offset if self._parts else 0
+        """The offset of the first event in the unpacked text, in bytes; 0 without events."""
+        return self._chunks[0].offset if self._chunks else 0
 
     def add(self, events: int, offset: int, length: int, *, damaged: bool = False, whole: bool = False) -> None:
-        """So many events were taken from one more piece of text."""
+        """Record that ``events`` were taken from one more chunk of text."""
         if events:
-            self._parts.append(_Part(self.events, offset, length, damaged, whole))
+            self._chunks.append(_Chunk(self.events, offset, length, damaged, whole))
             self.events += events
 
     def __call__(self, event: int) -> dict[str, Any]:
         """Return the args of an event.
 
         Raises:
-            IndexError: if there is none of this number.
-            OSError: if the file cannot be read.
+            IndexError: no event has this number.
+            OSError: the file cannot be read.
         """
         if not 0 <= event < self.events:
             raise IndexError(f'"event" must be from 0 to {self.events - 1}: {event}')
-        number = bisect.bisect_right(self._parts, event, key=lambda part: part.first) - 1
-        part = self._parts[number]
+        number = bisect.bisect_right(self._chunks, event, key=lambda part: part.first) - 1
+        part = self._chunks[number]
         if self._last[0] != number:
             self._last = number, self._events(part)
         text = self._last[1][event - part.first].decode("utf-8", "replace")
@@ -208,18 +209,18 @@ class Index:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": (-1, [])}
 
-    def _events(self, part: _Part) -> list[bytes]:
+    def _events(self, part: _Chunk) -> list[bytes]:
         text = _text(self._path, part.offset, part.length)
         if part.damaged:
-            return whole_events(text, Lost(), last=part.whole)[0]
+            return recover_events(text, ReadLosses(), last=part.whole)[0]
         return [bytes(event) for event in _split(b"[" + text + b"]")]
 
 
 def _text(path: Path, offset: int, length: int) -> bytes:
-    """Some of the text of a file; of a gzip file all before it is unpacked on the way."""
+    """Read a part of the text of a file; a gzip file is unpacked up to there."""
     parts, place = [], 0
     with path.open("rb") as file:
-        for block in blocks(path, file, Lost()):
+        for block in read_blocks(path, file, ReadLosses()):
             parts.append(block[max(offset - place, 0) : max(offset + length - place, 0)])
             place += len(block)
             if place >= offset + length:

@@ -1,4 +1,4 @@
-"""Which kernels communicate between GPUs."""
+"""Recognizes kernels that communicate between GPUs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ FAMILIES = {
     "NCCL, RCCL": r"nccl|rccl",
     "NVSHMEM, rocSHMEM": r"nvshmem|roc_?shmem",
     "MSCCL, MSCCL++": r"msccl",
-    # dispatch, combine, notify and barrier; what only plans them computes
+    # dispatch, combine, notify and barrier; kernels that only plan these compute
     "DeepEP": r"(?:inter|intra)node(?:_ll)?(?:::|\d+)(?!get_)\w*(?:dispatch|combine|notify|barrier)",
     "MoRI": r"ep(?:dispatch|combine)(?:inter|intra)node",
-    # of vLLM, SGLang, TensorRT-LLM, FlashInfer, aiter and torch's symmetric memory; those of one warp or
-    # thread block are steps within a kernel
+    # of vLLM, SGLang, TensorRT-LLM, FlashInfer, aiter and torch's symmetric memory; operations of one warp or
+    # thread block are parts of other kernels
     "all-reduce and the like": r"(?<!warp)(?<!warp_)(?<!block)(?<!block_)(?<!index_)"
     r"(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)",
     "custom all-reduce": r"cross_device_(?:reduce|store|load)",
@@ -25,27 +25,27 @@ FAMILIES = {
 }
 """Names of kernels that communicate, as regular expressions that ignore case."""
 
-# What Inductor fuses is named after the operators around it; FSDP's copies only lay tensors out.
+# Inductor names fused kernels after the operators around them; FSDP's copies only rearrange tensors.
 _COMPUTES = re.compile(r"^triton_(?:poi|red|per|tem|for|mm)_|copy_(?:in|out)", re.IGNORECASE)
 _AUTO = re.compile("|".join(FAMILIES.values()), re.IGNORECASE)
 
 Collectives = str | re.Pattern[str]
-"""Which kernels communicate: "auto", or a regular expression that is found in their names."""
+"""Which kernels communicate: "auto", or a regular expression that is searched in their names."""
 
 
-def communicates(gpu: Table, collectives: Collectives = "auto") -> Array:
+def communication_mask(gpu: Table, collectives: Collectives = "auto") -> Array:
     """Return a mask of the kernels that communicate.
 
     Args:
-        gpu: the work on the GPU.
-        collectives: a regular expression that is found in the names of such kernels; text ignores case. "auto"
-            takes the kernels of `FAMILIES` and those that the trace says belong to a collective.
+        gpu: the GPU work.
+        collectives: a regular expression that is searched in the names of kernels; text ignores case. "auto"
+            selects the kernels of `FAMILIES` and those that the trace marks as collectives.
 
     Raises:
-        ValueError: if ``collectives`` is no regular expression.
+        ValueError: ``collectives`` is not a regular expression.
     """
     mask: Array
-    pattern = compiled(collectives)
+    pattern = compile_collectives(collectives)
     mask = _auto(gpu) if pattern == "auto" else gpu.matching("name", pattern)
     mask &= gpu.category == KERNEL
     return mask
@@ -57,11 +57,11 @@ def _auto(gpu: Table) -> Array:
     return named
 
 
-def compiled(collectives: Collectives) -> Collectives:
-    """Return "auto" as it is, and text as a regular expression that ignores case.
+def compile_collectives(collectives: Collectives) -> Collectives:
+    """Return "auto" or a compiled pattern unchanged, and other text as a pattern that ignores case.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: the text is not a regular expression.
     """
     if collectives == "auto" or (isinstance(collectives, re.Pattern) and isinstance(collectives.pattern, str)):
         return collectives

@@ -1,4 +1,4 @@
-"""Opens SQLite files that anybody may have written: read-only, with limits on size, rows and time."""
+"""Opens SQLite files from untrusted sources: read-only, with limits on size, rows and time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from ..errors import TraceError
 
-FAULTS = (sqlite3.Error, UnicodeError)
-"""What a damaged database raises; the second where the text of SQLite's own message is damaged."""
+DATABASE_ERRORS = (sqlite3.Error, UnicodeError)
+"""The errors that a damaged database raises; UnicodeError if the text of SQLite's message is damaged."""
 
 _MAGIC = b"SQLite format 3\0"
-_ROW_BYTES = 6  # no row takes less
+_ROW_BYTES = 6  # the size of the smallest row
 _SECONDS = 5.0  # of CPU time for a small file: real ones take milliseconds
-_BYTES_PER_SECOND = 1 << 20  # for a large one: many times slower than any that was measured
-_INSTRUCTIONS = 100_000  # of SQLite's virtual machine between two looks at the clock: about 1 ms
+_BYTES_PER_SECOND = 1 << 20  # for a large file; real ones are many times faster
+_INSTRUCTIONS = 100_000  # of SQLite's virtual machine between checks of the clock: about 1 ms
 _SMALL_ROWS, _SMALL_BYTES = 100_000, 1 << 26
 _LIMITS = {
     "SQLITE_LIMIT_LENGTH": 1 << 25,  # bytes of one row
@@ -42,31 +42,33 @@ _REFUSED = {sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_ATTACH}  # in views and gen
 
 
 def is_database(path: Path) -> bool:
-    """Tell whether the file begins as SQLite files do.
+    """Return whether the file begins like an SQLite database.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     with path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def most_rows(path: Path) -> int:
-    """Return how many rows a table, or a view that has one row for each of a table, can have at most."""
+def row_limit(path: Path) -> int:
+    """Return the number of rows that a table, or a view with one row per row of a table, can have."""
     return path.stat().st_size // _ROW_BYTES
 
 
-def most_text(path: Path) -> int:
-    """Return how many characters the different texts in the file can have together at most."""
+def text_limit(path: Path) -> int:
+    """Return the number of characters that the distinct strings in the file can have together."""
     return (1 << 26) + 4 * path.stat().st_size
 
 
-def small(connection: sqlite3.Connection, query: str, values: Sequence[int] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query that has few.
+def query_small(
+    connection: sqlite3.Connection, query: str, values: Sequence[int] = ()
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query with few rows.
 
     Raises:
-        sqlite3.Error: it fails, or has more than 100,000 rows or 64 MiB of text.
-        UnicodeError: it fails, and the reason is not UTF-8.
+        sqlite3.Error: the query fails, or has more than 100,000 rows or 64 MiB of text.
+        UnicodeError: the query fails, and the message is not UTF-8.
     """
     size = 0
     for count, row in enumerate(connection.execute(query, values), 1):
@@ -77,19 +79,19 @@ def small(connection: sqlite3.Connection, query: str, values: Sequence[int] = ()
 
 
 @contextmanager
-def connected(path: Path, database: Path | None = None, *, log: bool = True) -> Iterator[sqlite3.Connection]:
-    """Open a database for reading; texts that are not UTF-8 have U+FFFD in the place of what is not.
+def open_database(path: Path, database: Path | None = None, *, log: bool = True) -> Iterator[sqlite3.Connection]:
+    """Open a database for reading; bytes of text that are not UTF-8 become U+FFFD.
 
-    Recursive queries are refused; all statements together may take 5 s of CPU time, and 1 s more for each MiB of
-    the file.
+    Recursive queries are refused. All statements together may take 5 s of CPU time, plus 1 s per MiB of the file.
 
     Args:
         path: the file that errors name.
-        database: the file to open, if it is another.
-        log: whether to read a write-ahead log that lies beside it. Without one, no file is made and no lock taken.
+        database: the file to open, if it is another file.
+        log: whether to read a write-ahead log beside the file. Without a log, no file is created and no lock
+            taken.
 
     Raises:
-        TraceError: it is damaged, or takes too long.
+        TraceError: the database is damaged, or reading it takes too long.
     """
     database = database or path
     with_log = log and database.with_name(database.name + "-wal").exists()
@@ -97,7 +99,7 @@ def connected(path: Path, database: Path | None = None, *, log: bool = True) -> 
     end = time.thread_time() + seconds
     late = False
 
-    def look() -> bool:
+    def too_late() -> bool:
         nonlocal late
         late = late or time.thread_time() > end
         return late
@@ -106,13 +108,13 @@ def connected(path: Path, database: Path | None = None, *, log: bool = True) -> 
         uri = f"{database.absolute().as_uri()}?mode=ro{'' if with_log else '&immutable=1'}"
         with closing(sqlite3.connect(uri, uri=True)) as connection:
             _restrict(connection)
-            connection.set_progress_handler(look, _INSTRUCTIONS)
+            connection.set_progress_handler(too_late, _INSTRUCTIONS)
             yield connection
-    except FAULTS as error:
+    except DATABASE_ERRORS as error:
         if not late:
             raise TraceError(path, f"damaged database: {error}") from None
     if late:
-        raise TraceError(path, f"reading it takes more than {seconds:.0f} s, as no database of its size does")
+        raise TraceError(path, f"reading it takes more than {seconds:.0f} s, too long for its size")
 
 
 def _restrict(connection: sqlite3.Connection) -> None:

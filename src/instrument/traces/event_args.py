@@ -1,4 +1,4 @@
-"""What events of a Kineto file say in their ``args``, as columns."""
+"""Decodes the ``args`` of Kineto events into columns."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct, field
 
-from .table import KERNEL, MEMCPY, MEMSET, Array, Numbers, Words
+from .table import KERNEL, MEMCPY, MEMSET, Array, Interner, Strings
 
-_MOST = 1e9  # blocks of a kernel for each multiprocessor; more is no measurement
+_MOST = 1e9  # blocks per multiprocessor, or percent; larger values are errors
 _GPU = {"gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
 
 
 class HasArgs(Protocol):
-    """An event, as far as it matters here."""
+    """The fields of an event that this module reads."""
 
     name: str
     cat: str | None
@@ -45,7 +45,7 @@ class _GpuArgs(_Ids, gc=False):
     device: int = -1
     stream: int = -1
     bytes: int = -1
-    size: int = -1  # MTIA's word for it
+    size: int = -1  # MTIA's name
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
     registers: int = field(default=-1, name="registers per thread")
@@ -80,7 +80,7 @@ _DECODERS: dict[type[Struct], Callable[[bytes], Any]] = {
 
 
 def _read(kind: type[_Args], raws: Sequence[Raw]) -> list[_Args]:
-    """Decode the args of many events at once; if one of them is odd, each on its own."""
+    """Decode the args of many events at once or, if that fails, one by one."""
     try:
         found: list[_Args] = _DECODERS[kind](b"[" + b",".join(raws) + b"]")
         return found
@@ -89,7 +89,7 @@ def _read(kind: type[_Args], raws: Sequence[Raw]) -> list[_Args]:
 
 
 def _read_odd(kind: type[_Args], raw: Raw) -> _Args:
-    """What of the args is as it should be; the rest is taken for not there."""
+    """Decode the valid fields of the args; the others are taken as missing."""
     args = kind()
     try:
         content = json.loads(bytes(raw).decode("utf-8", "replace"))
@@ -113,7 +113,7 @@ def names(raws: Sequence[Raw]) -> list[str]:
 
 
 def values(raws: Sequence[Raw]) -> tuple[list[int], list[str], list[float]]:
-    """Return all numbers in the args of counters: the number of the event, the series and the value."""
+    """Return the numbers in the args of counters: the indexes of the events, the series and the values."""
     rows, series, numbers = [], [], []
     for row, raw in enumerate(raws):
         try:
@@ -129,7 +129,7 @@ def values(raws: Sequence[Raw]) -> tuple[list[int], list[str], list[float]]:
 
 
 def _column(args: Sequence[Struct], name: str) -> Array:
-    """Integers; what is beyond 64 bits is taken for not there."""
+    """Return integers; values beyond 64 bits are taken as missing."""
     get = attrgetter(name)
     try:
         return np.fromiter(map(get, args), np.int64, len(args))
@@ -137,12 +137,12 @@ def _column(args: Sequence[Struct], name: str) -> Array:
         return np.array([value if abs(value) < 2**63 else -1 for value in map(get, args)], np.int64)
 
 
-def _words(words: Words, args: Sequence[Struct], name: str) -> Array:
-    return np.fromiter(map(words.__getitem__, map(attrgetter(name), args)), np.int32, len(args))
+def _string_column(strings: Strings, args: Sequence[Struct], name: str) -> Array:
+    return np.fromiter(map(strings.__getitem__, map(attrgetter(name), args)), np.int32, len(args))
 
 
 def _correlation(args: Sequence[_Ids]) -> Array:
-    """That of CUPTI, whose 0 is none."""
+    """Return CUPTI's correlation ids, whose 0 means none."""
     found = _column(args, "correlation")
     return np.where(found == 0, -1, found)
 
@@ -152,44 +152,44 @@ def _external(args: Sequence[_Ids]) -> Array:
     return today if np.all(today >= 0) else np.where(today >= 0, today, _column(args, "external_2021"))
 
 
-def _operators(words: Words, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _operators(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_OperatorArgs, [event.args for event in events])
-    texts = {name: _texts(words, args, name) for name in ("shapes", "types")}
+    texts = {name: _texts(strings, args, name) for name in ("shapes", "types")}
     return {"external": _external(args), "sequence": _column(args, "sequence")} | texts
 
 
-def _texts(words: Words, args: Sequence[Struct], name: str) -> Array:
-    """JSON, word by word; the same few come again and again."""
-    numbers: Numbers[bytes] = Numbers()
+def _texts(strings: Strings, args: Sequence[Struct], name: str) -> Array:
+    """Return the numbers of JSON texts; most texts occur many times and are decoded once."""
+    numbers: Interner[bytes] = Interner()
     found = [numbers[text] for text in map(bytes, map(attrgetter(name), args))]
-    return np.array([words[text.decode("utf-8", "replace")] for text in numbers], np.int32)[found]
+    return np.array([strings[text.decode("utf-8", "replace")] for text in numbers], np.int32)[found]
 
 
-def _regions(_: Words, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _regions(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     return {"external": _external(_read(_Ids, [event.args for event in events]))}
 
 
-def _nothing(_: Words, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
+def _nothing(_: Strings, __: str, ___: Sequence[HasArgs]) -> dict[str, Array]:
     return {}
 
 
-def _categories(words: Words, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
-    found = (words[(event.cat or "").lower()] for event in events)
+def _categories(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    found = (strings[(event.cat or "").lower()] for event in events)
     return {"category": np.fromiter(found, np.int32, len(events))}
 
 
-def _category(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
-    return {"category": np.full(len(events), words[category], np.int32)}
+def _category(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+    return {"category": np.full(len(events), strings[category], np.int32)}
 
 
-def _calls(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _calls(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_Ids, [event.args for event in events])
     columns = {"correlation": _correlation(args), "external": _external(args)}
-    return columns | _category(words, category, events)
+    return columns | _category(strings, category, events)
 
 
 def _place(category: str, args: Sequence[_GpuArgs], events: Sequence[HasArgs]) -> dict[str, Array]:
-    """Device and stream; events of some categories do not say them but as their process and thread."""
+    """Return device and stream; some categories have them as process and thread."""
     if category in ("gpu_user_annotation", "mtia_ccp_events"):
         return {"device": _ids(event.pid for event in events), "stream": _ids(event.tid for event in events)}
     return {"device": _column(args, "device"), "stream": _column(args, "stream")}
@@ -199,19 +199,19 @@ def _ids(places: Iterable[Any]) -> Array:
     return np.array([place if isinstance(place, int) and abs(place) < 2**31 else -1 for place in places], np.int64)
 
 
-def _gpu_regions(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _gpu_regions(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
-    return _place(category, args, events) | {"external": _external(args)} | _category(words, category, events)
+    return _place(category, args, events) | {"external": _external(args)} | _category(strings, category, events)
 
 
-def _syncs(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _syncs(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
     return (
-        _place(category, args, events) | {"correlation": _correlation(args)} | _category(words, category, events)
+        _place(category, args, events) | {"correlation": _correlation(args)} | _category(strings, category, events)
     )
 
 
-def _gpu(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _gpu(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
     size = _column(args, "bytes")
     kind = np.full(len(events), _GPU.get(category, KERNEL), np.int32)
@@ -221,8 +221,8 @@ def _gpu(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Ar
         "correlation": _correlation(args),
         "external": _external(args),
         "bytes": np.where(size >= 0, size, _column(args, "size")),
-        "blocks": _products(args, "grid", 2**62),
-        "block_threads": _products(args, "block", 2**31),
+        "blocks": _volumes(args, "grid", 2**62),
+        "block_threads": _volumes(args, "block", 2**31),
     }
     for name in ("registers", "shared_bytes", "elements_in", "elements_out"):
         columns[name] = _column(args, name)
@@ -230,21 +230,21 @@ def _gpu(words: Words, category: str, events: Sequence[HasArgs]) -> dict[str, Ar
         values = np.fromiter(map(attrgetter(name), args), np.float64, len(args))
         columns[name] = np.where((values >= 0) & (values < _MOST), values, math.nan)
     for name in ("collective", "group", "dtype"):
-        columns[name] = _words(words, args, name)
+        columns[name] = _string_column(strings, args, name)
     return columns | _place(category, args, events)
 
 
-def _products(args: Sequence[_GpuArgs], name: str, limit: int) -> Array:
+def _volumes(args: Sequence[_GpuArgs], name: str, limit: int) -> Array:
     sizes = [math.prod(getattr(item, name)) if getattr(item, name) else -1 for item in args]
     return np.array([size if -1 <= size < limit else -1 for size in sizes], np.int64)
 
 
-def _memory(_: Words, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _memory(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
     args = _read(_MemoryArgs, [event.args for event in events])
     return {info.name: _column(args, info.name) for info in msgspec.structs.fields(_MemoryArgs)}
 
 
-READERS: dict[str, Callable[[Words, str, Sequence[HasArgs]], dict[str, Array]]] = {
+READERS: dict[str, Callable[[Strings, str, Sequence[HasArgs]], dict[str, Array]]] = {
     "operators": _operators,
     "regions": _regions,
     "frames": _nothing,
@@ -255,4 +255,4 @@ READERS: dict[str, Callable[[Words, str, Sequence[HasArgs]], dict[str, Array]]] 
     "memory": _memory,
     "others": _categories,
 }
-"""How to read the args of events that go into each table: from words, category and events to columns."""
+"""For each table, a function from strings, category and events to the columns in the args."""

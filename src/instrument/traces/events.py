@@ -1,4 +1,4 @@
-"""Events of a Kineto file, decoded many at a time into columns."""
+"""Decodes the events of a Kineto file into columns, many at a time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from msgspec import Raw, Struct
 
 from .autograd import OWN_NAME
 from .event_args import READERS, names, values
-from .lanes import by_lane
-from .table import Array, Numbers, TooLargeError, Words
+from .lanes import group_rows
+from .table import Array, Interner, Strings, TooLargeError
 
-# Where complete events of a category go. Some categories were named otherwise in 2021.
+# The tables of complete events by category. Some categories had other names in 2021.
 _TABLES = {
     "cpu_op": "operators",
     "operator": "operators",
@@ -49,87 +49,87 @@ _CATEGORIES = (
 )
 _TIMED = frozenset("XiIRC")
 _PHASES = frozenset("XiIRCMstf")
-_FLOWS = frozenset("stf")  # which arrows a viewer draws; ids in the args say the same
-_EXACT_US = float(2**41)  # up to here a float tells ns apart
-_LATEST_US = 2.3e15  # as ns, sums and differences fit into 64 bits
+_FLOWS = frozenset("stf")  # arrows of a viewer; ids in the args have the same information
+_EXACT_US = float(2**41)  # floats below are exact to the ns
+_LATEST_US = 2.3e15  # in ns, sums and differences fit into 64 bits
 _DECIMALS = re.compile(rb'"(?:ts|dur)"\s*:\s*-?\d+[.eE]')
 
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class Event(Struct, gc=False):
-    """What every event has; ``ts`` and ``dur`` are in us."""
+class TraceEvent(Struct, gc=False):
+    """The fields of all events; ``ts`` and ``dur`` are in us."""
 
     ph: str = ""
     cat: str | None = ""
     name: str = ""
-    pid: int | str | float | None = ""  # in the order in which Kineto writes them: that is decoded fastest
+    pid: int | str | float | None = ""  # in Kineto's order, which decodes fastest
     tid: int | str | float | None = ""
     ts: float = math.nan
     dur: float = 0.0
     args: Raw = Raw(b"{}")
 
     def in_time(self) -> bool:
-        """Tell whether it has a time, if it needs one, and its times fit into 64 bits of ns."""
+        """Return whether the event has a time, if its phase needs one, and its times fit into 64 bits of ns."""
         if math.isnan(self.ts):
             return self.ph not in _TIMED and abs(self.dur) < _LATEST_US
         return abs(self.ts) < _LATEST_US and abs(self.dur) < _LATEST_US
 
 
-class _Known(Event, gc=False):
-    """An event of a known phase and category: their words are not made anew for each, which saves a tenth."""
+class _KnownEvent(TraceEvent, gc=False):
+    """An event of a known phase and category, whose strings are shared: that saves a tenth of the time."""
 
     ph: Literal["", "X", "i", "s", "t", "f", "M", "C"] = ""
     cat: Literal[_CATEGORIES] | None = ""  # type: ignore[valid-type]
 
 
-class _Exact(Struct, gc=False):
+class _ExactTimes(Struct, gc=False):
     ts: Decimal = Decimal(0)
     dur: Decimal = Decimal(0)
 
 
-_decode_known = msgspec.json.Decoder(list[_Known]).decode
-_decode = msgspec.json.Decoder(list[Event]).decode
-_decode_exact = msgspec.json.Decoder(list[_Exact]).decode
+_decode_known = msgspec.json.Decoder(list[_KnownEvent]).decode
+_decode = msgspec.json.Decoder(list[TraceEvent]).decode
+_decode_exact = msgspec.json.Decoder(list[_ExactTimes]).decode
 
 
 class Collector:
-    """Takes the text of events and makes columns of them.
+    """Collects events into columns.
 
     Args:
-        most_events: how many it takes.
-        most_text: how many characters all words may have together.
+        event_limit: the number of events that are accepted.
+        text_limit: the number of characters that all strings may have together.
 
     Attributes:
-        words: numbers of words.
-        threads: numbers of pairs of process and thread.
-        thread_names: what some of these threads are called.
-        count: how many events were taken.
-        unread: how many of them are of phases that have no place in a trace, such as begins without durations.
+        strings: the numbers of strings.
+        threads: the numbers of pairs of process and thread.
+        thread_names: the names of threads, as far as known.
+        count: the number of events so far.
+        unread: the numbers of events by phase, for phases that a `Trace` has no table for.
     """
 
-    def __init__(self, most_events: int, most_text: int) -> None:
-        self.words = Words(most_text)
-        self._most = most_events
-        self.threads: Numbers[tuple[Any, Any]] = Numbers()
+    def __init__(self, event_limit: int, text_limit: int) -> None:
+        self.strings = Strings(text_limit)
+        self._most = event_limit
+        self.threads: Interner[tuple[Any, Any]] = Interner()
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.count = 0
         self.unread: dict[str, int] = {}
-        self._kinds: Numbers[tuple[str, str]] = Numbers()
-        self._origins: Numbers[tuple[Any, ...]] = Numbers()  # phase, category, process and thread
+        self._kinds: Interner[tuple[str, str]] = Interner()
+        self._origins: Interner[tuple[Any, ...]] = Interner()  # phase, category, process and thread
         self._kind_and_thread = np.empty((0, 2), np.int32)  # of each
         self._parts: dict[str, dict[str, list[Array]]] = defaultdict(lambda: defaultdict(list))
 
     def take(self, text: bytes | bytearray) -> int:
-        """Take an array of events in JSON, all or none, and return how many.
+        """Take all events of a JSON array, or none, and return their number.
 
         Raises:
-            ValueError: if it is not one.
-            RecursionError: if it is nested too deep.
-            TooLargeError: if there are too many by now.
+            ValueError: the text is not an array of events.
+            RecursionError: the text is nested too deep.
+            TooLargeError: the file has too many events.
         """
         try:
-            events: Sequence[Event] = _decode_known(text)
+            events: Sequence[TraceEvent] = _decode_known(text)
         except msgspec.ValidationError:
             events = _decode(text)
         if not events:
@@ -139,15 +139,15 @@ class Collector:
         common = {
             "start_ns": start_ns,
             "duration_ns": duration_ns,
-            "name": _numbers(self.words, events, "name"),
+            "name": _numbers(self.strings, events, "name"),
             "thread": threads,
             "event": np.arange(self.count, self.count + len(events)),
         }
         self.count += len(events)
         if self.count > self._most:
-            raise TooLargeError(f"it holds more than {self._most:,} events, as no trace of its size does")
+            raise TooLargeError(f"it holds more than {self._most:,} events, too many for its size")
         named = list(self._kinds)
-        for kind, rows in by_lane(kinds):
+        for kind, rows in group_rows(kinds):
             phase, category = named[kind]
             if phase not in _FLOWS:
                 part = {name: column[rows] for name, column in common.items()}
@@ -155,14 +155,14 @@ class Collector:
         return len(events)
 
     def columns(self) -> dict[str, dict[str, Array]]:
-        """Return the columns of each table; what was taken is gone then."""
+        """Return the columns of each table, and forget the events."""
         return {
             table: {column: np.concatenate(parts.pop(column)) for column in list(parts)}
             for table, parts in self._parts.items()
         }
 
-    def _origin(self, events: Sequence[Event]) -> tuple[Array, Array]:
-        """The numbers of the kind and of the thread of each event, by one look-up for both."""
+    def _origin(self, events: Sequence[TraceEvent]) -> tuple[Array, Array]:
+        """Return the numbers of the kind and of the thread of each event, by one lookup for both."""
         origins = _numbers(self._origins, events, "ph", "cat", "pid", "tid")
         if count := len(self._origins) - len(self._kind_and_thread):
             new = [*islice(reversed(self._origins), count)][::-1]
@@ -171,12 +171,12 @@ class Collector:
         both = self._kind_and_thread[origins]
         return both[:, 0], both[:, 1]
 
-    def _sort(self, phase: str, category: str, part: dict[str, Array], events: Sequence[Event]) -> None:
-        """Put events of one phase and category where they belong."""
+    def _sort(self, phase: str, category: str, part: dict[str, Array], events: Sequence[TraceEvent]) -> None:
+        """Add events of one phase and category to their tables."""
         if phase == "X":
             self._add(_TABLES.get(category, "others"), category, part, events)
         elif phase in ("i", "I", "R"):
-            memory = part["name"] == self.words["[memory]"]
+            memory = part["name"] == self.strings["[memory]"]
             for table, mask in (("memory", memory), ("others", ~memory)):
                 rows = np.flatnonzero(mask)
                 some = {name: column[rows] for name, column in part.items()}
@@ -189,43 +189,43 @@ class Collector:
             for event in events:
                 self.unread[event.ph] = self.unread.get(event.ph, 0) + 1
 
-    def _add(self, table: str, category: str, part: dict[str, Array], events: Sequence[Event]) -> None:
+    def _add(self, table: str, category: str, part: dict[str, Array], events: Sequence[TraceEvent]) -> None:
         if events:
-            for name, column in (part | READERS[table](self.words, category, events)).items():
+            for name, column in (part | READERS[table](self.strings, category, events)).items():
                 self._parts[table][name].append(column)
 
-    def _count(self, part: dict[str, Array], events: Sequence[Event]) -> None:
-        """A counter may have several series, each of which gets a row of its own."""
+    def _count(self, part: dict[str, Array], events: Sequence[TraceEvent]) -> None:
+        """Add counters: each of their series gets a row."""
         rows, series, numbers = values([event.args for event in events])
         table = self._parts["counters"]
         for name, column in part.items():
             table[name].append(column[rows])
         labels = [f"{events[row].name}: {word}" for row, word in zip(rows, series, strict=True)]
-        table["name"][-1] = np.array([self.words[label] for label in labels], np.int32)
+        table["name"][-1] = np.array([self.strings[label] for label in labels], np.int32)
         table["value"].append(np.array(numbers, np.float64))
 
-    def _name(self, events: Sequence[Event]) -> None:
+    def _name(self, events: Sequence[TraceEvent]) -> None:
         named = [event for event in events if event.name == "thread_name"]
         for event, name in zip(named, names([event.args for event in named]), strict=True):
             place = event.pid, event.tid
-            # Kineto may also give the name that the thread had before it had its own.
+            # Kineto may also write the name that the thread had before autograd named it.
             if not OWN_NAME.search(self.thread_names.get(place, "")):
                 self.thread_names[place] = name
 
 
 def _kind(phase: str, category: str | None) -> tuple[str, str]:
-    """What events are handled alike by; a file may have as many phases and categories as events."""
+    """Return the kind of an event: unknown phases and categories, of which a file may have many, become empty."""
     known = (category or "").lower()
     return phase if phase in _PHASES else "", known if phase == "X" and known in _TABLES else ""
 
 
-def _numbers(numbers: Numbers[Any], events: Sequence[Event], *fields: str) -> Array:
+def _numbers(numbers: Interner[Any], events: Sequence[TraceEvent], *fields: str) -> Array:
     keys: Iterable[Any] = map(attrgetter(*fields), events)
     return np.fromiter(map(numbers.__getitem__, keys), np.int32, len(events))
 
 
-def _times(events: Sequence[Event], text: bytes | bytearray) -> tuple[Array, Array]:
-    """Start and duration in ns."""
+def _times(events: Sequence[TraceEvent], text: bytes | bytearray) -> tuple[Array, Array]:
+    """Return starts and durations in ns."""
     start = np.fromiter(map(attrgetter("ts"), events), np.float64, len(events))
     duration = np.fromiter(map(attrgetter("dur"), events), np.float64, len(events))
     missing = np.isnan(start)
@@ -235,15 +235,15 @@ def _times(events: Sequence[Event], text: bytes | bytearray) -> tuple[Array, Arr
         start[missing] = 0
     latest = max(np.abs(start).max(), np.abs(duration).max())
     if not latest < _LATEST_US:
-        raise ValueError(f"{latest:g} is no time in microseconds")
+        raise ValueError(f"{latest:g} is not a time in microseconds")
     if latest >= _EXACT_US and _DECIMALS.search(text):
-        with suppress(ValueError, ArithmeticError):  # exponents that only floats can have
+        with suppress(ValueError, ArithmeticError):  # exponents too large for a Decimal
             return _exact_ns(text)
     return _ns(start), np.maximum(_ns(duration), 0)
 
 
 def _exact_ns(text: bytes | bytearray) -> tuple[Array, Array]:
-    """Of microseconds since 1970 with decimals: as floats they would be 125 ns off."""
+    """Decode microseconds since 1970 with decimals, where floats are off by up to 125 ns."""
     exact = _decode_exact(text)
     starts = [int((event.ts * 1000).to_integral_value()) for event in exact]
     durations = [max(int((event.dur * 1000).to_integral_value()), 0) for event in exact]

@@ -1,4 +1,4 @@
-"""Hands traces over to Arrow, pandas and Parquet."""
+"""Converts traces to Arrow, pandas and Parquet."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ if TYPE_CHECKING:
     import pyarrow
 
 _PIP = "pip install 'torch-instrument[traces]'"
-_ELSEWHERE = {*COLUMNS, "words", "threads", "look_up"}
+_ELSEWHERE = {*COLUMNS, "strings", "threads", "look_up"}
 
 
-class Whole(Protocol):
-    """A `Trace`; that module imports this one."""
+class ExportableTrace(Protocol):
+    """A `Trace`, whose module imports this one."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     threads: list[Any]
 
 
 @overload
-def to_arrow(source: Whole) -> dict[str, pyarrow.Table]: ...
+def to_arrow(source: ExportableTrace) -> dict[str, pyarrow.Table]: ...
 @overload
 def to_arrow(source: Table) -> pyarrow.Table: ...
-def to_arrow(source: Whole | Table) -> dict[str, pyarrow.Table] | pyarrow.Table:
-    """Return each table of a trace, or a single one, as Arrow.
+def to_arrow(source: ExportableTrace | Table) -> dict[str, pyarrow.Table] | pyarrow.Table:
+    """Return the tables of a trace by name, or a single table, as ``pyarrow.Table``.
 
-    Columns of `TEXT` become dictionaries, of the words in use. The tables of a trace have three kinds of columns
-    more: ``row``, which links such as ``gpu.region`` hold; and where there is a ``thread``, its ``process``,
-    ``thread_id`` and ``thread_name``, null where it is not known. What the trace says of itself is JSON in the
-    metadata of each schema, under the key ``instrument``.
+    Text columns become dictionary columns with the strings in use. The tables of a trace have more columns:
+    ``row``, to which links such as ``gpu.region`` refer; and in tables with a ``thread``, its ``process``,
+    ``thread_id`` and ``thread_name``, null if unknown. The metadata of each schema has the other attributes of the
+    trace as JSON, under the key ``instrument``.
 
     Raises:
         ImportError: pyarrow is not installed.
     """
     if isinstance(source, Table):
-        return _arrow(dict(source), source.words)
+        return _arrow(dict(source), source.strings)
     about = {b"instrument": _about(source)}
-    return {kind: _whole(source, kind).replace_schema_metadata(about) for kind in COLUMNS}
+    return {kind: _arrow_table(source, kind).replace_schema_metadata(about) for kind in COLUMNS}
 
 
 @overload
-def to_pandas(source: Whole) -> dict[str, pandas.DataFrame]: ...
+def to_pandas(source: ExportableTrace) -> dict[str, pandas.DataFrame]: ...
 @overload
 def to_pandas(source: Table) -> pandas.DataFrame: ...
-def to_pandas(source: Whole | Table) -> dict[str, pandas.DataFrame] | pandas.DataFrame:
-    """Return each table of a trace, or a single one, as data frames, with texts as categories.
+def to_pandas(source: ExportableTrace | Table) -> dict[str, pandas.DataFrame] | pandas.DataFrame:
+    """Return the tables of a trace by name, or a single table, as ``pandas.DataFrame``, with text as categories.
 
-    The columns are those of `to_arrow` but for ``row``, which is the index.
+    The columns are those of `to_arrow`, except ``row``, which is the index.
 
     Raises:
         ImportError: pandas or pyarrow is not installed.
@@ -71,23 +71,23 @@ def to_pandas(source: Whole | Table) -> dict[str, pandas.DataFrame] | pandas.Dat
     return {kind: rows.drop_columns("row").to_pandas() for kind, rows in to_arrow(source).items()}
 
 
-def to_parquet(trace: Whole, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write one Parquet file a table, as `to_arrow` makes them, and return their paths.
+def to_parquet(trace: ExportableTrace, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write one Parquet file per table, with the columns of `to_arrow`, and return their paths.
 
-    Files of that name are replaced, once all have been written; if that fails, none is.
+    Existing files are replaced once all tables are written; if writing fails, no file is replaced.
 
     Args:
-        trace: what to write.
-        folder: made if it is not there.
+        trace: the trace.
+        folder: the folder for the files, created if missing.
 
     Raises:
         ImportError: pyarrow is not installed.
         NotADirectoryError: ``folder`` is a file.
-        OSError: it cannot be written to.
+        OSError: the folder cannot be written to.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f'"folder" is a file: {folder}; one Parquet file a table goes into a folder')
+        raise NotADirectoryError(f'"folder" must be a folder: {str(folder)!r} is a file')
     tables = to_arrow(trace)
     import pyarrow.parquet
 
@@ -98,10 +98,10 @@ def to_parquet(trace: Whole, folder: str | os.PathLike[str]) -> list[Path]:
         return [Path(parts, f"{kind}.parquet").replace(folder / f"{kind}.parquet") for kind in tables]
 
 
-def _whole(trace: Whole, kind: str) -> pyarrow.Table:
+def _arrow_table(trace: ExportableTrace, kind: str) -> pyarrow.Table:
     rows: Table = getattr(trace, kind)
     columns: dict[str, Any] = {"row": np.arange(len(rows), dtype=np.int32)} | dict(rows)
-    result = _arrow(columns, rows.words)
+    result = _arrow(columns, rows.strings)
     if "thread" in rows:
         unknown = rows.thread < 0
         places = {
@@ -115,34 +115,34 @@ def _whole(trace: Whole, kind: str) -> pyarrow.Table:
     return result
 
 
-def _arrow(columns: dict[str, Array], words: list[str]) -> pyarrow.Table:
+def _arrow(columns: dict[str, Array], strings: list[str]) -> pyarrow.Table:
     try:
         import pyarrow
     except ImportError as error:
         raise ImportError(f"Arrow and Parquet need pyarrow: {_PIP}") from error
     return pyarrow.table(
         {
-            name: _dictionary(column, words) if name in TEXT else pyarrow.array(column)
+            name: _dictionary(column, strings) if name in TEXT else pyarrow.array(column)
             for name, column in columns.items()
         }
     )
 
 
-def _dictionary(codes: Array, words: list[str], unknown: Array | None = None) -> pyarrow.DictionaryArray:
-    """A column of words, of those that occur."""
+def _dictionary(codes: Array, strings: list[str], unknown: Array | None = None) -> pyarrow.DictionaryArray:
+    """Return a dictionary column of the strings in use."""
     import pyarrow
 
     used, numbers = np.unique(codes, return_inverse=True)
-    # JSON may escape half a surrogate pair, which no encoding has.
-    texts = [words[code].encode(errors="backslashreplace").decode() for code in used.tolist()]
+    # JSON may escape half a surrogate pair, which cannot be encoded.
+    texts = [strings[code].encode(errors="backslashreplace").decode() for code in used.tolist()]
     places = {text: place for place, text in enumerate(dict.fromkeys(texts))}  # threads share names
     indices = np.array([places[text] for text in texts], np.int32)[numbers]
     dictionary = pyarrow.array(list(places), pyarrow.string())
     return pyarrow.DictionaryArray.from_arrays(pyarrow.array(indices, mask=unknown), dictionary)
 
 
-def _about(trace: Whole) -> bytes:
-    """All that is not in a table, as JSON."""
+def _about(trace: ExportableTrace) -> bytes:
+    """Return all attributes that are not tables, as JSON."""
     about = {item.name: getattr(trace, item.name) for item in fields(trace) if item.name not in _ELSEWHERE}
     return json.dumps(about, default=_plain).encode()
 

@@ -1,4 +1,4 @@
-"""Where the work of each region ran on each stream of a GPU, in rows of ranges that nest, as viewers draw them."""
+"""Finds where the work of each region ran on each stream of a GPU, in rows of nested ranges for a viewer."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 from .table import Array, Table
 from .trace import Trace
 
-_DEEPEST = 100  # regions in each other that are shown
-_ROWS = 16  # of a stream
+_DEEPEST = 100  # levels of nested regions
+_ROWS = 16  # per stream
 
 
 class Span(NamedTuple):
-    """A region on a stream: from the first start to the last end of what was launched in it and runs there.
+    """A region on a stream: from the first start to the last end of the work that it launched there.
 
     Attributes:
-        name: of the region.
-        start_ns: of the first kernel, copy or fill.
-        end_ns: of the last.
-        operations: how many there are.
-        work_ns: their durations, added up.
+        name: the name of the region.
+        start_ns: the start of the first kernel, memcpy or memset.
+        end_ns: the end of the last one.
+        operations: the number of kernels, memcpys and memsets.
+        work_ns: the sum of their durations.
     """
 
     name: str
@@ -40,9 +40,9 @@ class GpuLane:
     Attributes:
         device: the GPU.
         stream: its stream.
-        rows: spans in order of their starts, of which those around others come first. One row has all of them,
-            unless some overlap and neither holds the other.
-        left_out: how many spans overlap those of all rows.
+        rows: the spans in order of their starts, outer spans first; more than one row only if spans overlap
+            without nesting.
+        left_out: the number of spans that overlap spans in all rows.
     """
 
     device: int
@@ -52,9 +52,9 @@ class GpuLane:
 
 
 def gpu_lanes(trace: Trace) -> list[GpuLane]:
-    """Return the lane of each stream on which work of a region or a step ran, by device and stream.
+    """Return a lane for each stream that ran work of a region or a step, in order of device and stream.
 
-    Work belongs to the region that `Trace.gpu` links it to, to the regions around that, also those on another
+    Work belongs to the region that `Trace.gpu` links it to, to the regions around that region, even on another
     thread, and to its step.
     """
     gpu = trace.gpu
@@ -75,11 +75,11 @@ def gpu_lanes(trace: Trace) -> list[GpuLane]:
     ]
 
 
-_Work = tuple[int, int, int, int]  # start, end, operations and their time
+_Work = tuple[int, int, int, int]  # start, end, operations, sum of durations
 
 
 def _launched(gpu: Table, link: Array, lane: Array, lanes: int) -> dict[int, dict[int, _Work]]:
-    """What was launched in each range itself, by its row and the lane."""
+    """Return the work that each range launched itself, by row and lane."""
     rows = np.flatnonzero(link >= 0)
     keys = link[rows].astype(np.int64) * lanes + lane[rows]
     order = np.argsort(keys, kind="stable")
@@ -100,9 +100,9 @@ def _launched(gpu: Table, link: Array, lane: Array, lanes: int) -> dict[int, dic
 
 
 def _spans(ranges: Table, parents: list[int], work: dict[int, dict[int, _Work]]) -> Iterator[tuple[int, Span]]:
-    """The lane and the span of each range on each of its lanes, with the work of ranges inside; parents first."""
+    """Yield the lane and span of each range on each lane, including the work of inner ranges; parents first."""
     depth = [0] * len(parents)
-    for row, parent in enumerate(parents):  # parents come before what they hold
+    for row, parent in enumerate(parents):  # parents come before their children
         depth[row] = depth[parent] + 1 if parent >= 0 else 0
     for row in reversed(range(len(parents))):
         if parents[row] >= 0 and row in work:
@@ -111,7 +111,7 @@ def _spans(ranges: Table, parents: list[int], work: dict[int, dict[int, _Work]])
                 around[lane] = _both(around[lane], inside) if lane in around else inside
     for row in sorted(work):
         if depth[row] < _DEEPEST:
-            name = ranges.words[ranges.name[row]]
+            name = ranges.strings[ranges.name[row]]
             yield from ((lane, Span(name, *found)) for lane, found in work[row].items())
 
 
@@ -120,9 +120,9 @@ def _both(one: _Work, other: _Work) -> _Work:
 
 
 def _in_rows(spans: list[Span]) -> tuple[list[list[Span]], int]:
-    """Put each span into the first row in which those that are open hold it; return how many have none, too."""
+    """Put each span into the first row where it nests; return the rows, and how many spans found none."""
     rows: list[list[Span]] = []
-    ends: list[list[int]] = []  # of the spans that are open in each row, innermost last
+    ends: list[list[int]] = []  # of the open spans in each row, innermost last
     left_out = 0
     for span in spans:
         for row, open_ in zip(rows, ends, strict=True):

@@ -1,4 +1,4 @@
-"""Unions, differences and lengths of sets of intervals of time, exact to the nanosecond."""
+"""Unions, overlaps and lengths of sets of time intervals, exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 from .table import Array
 
 Intervals = tuple[Array, Array]
-"""Starts and ends in ns; disjoint, ascending and none of them empty."""
+"""Starts and ends in ns: disjoint, not empty, in ascending order."""
 
 
-def union(start_ns: Array, end_ns: Array) -> Intervals:
-    """Return the time that at least one interval covers; any order, overlapping or empty."""
+def merge_overlaps(start_ns: Array, end_ns: Array) -> Intervals:
+    """Merge intervals, which may overlap, be empty and come in any order, into disjoint ones."""
     order = np.argsort(start_ns, kind="stable")
     start, reach = start_ns[order], np.maximum.accumulate(end_ns[order])
     if not len(start):
@@ -22,23 +22,23 @@ def union(start_ns: Array, end_ns: Array) -> Intervals:
     return begins[some], ends[some]
 
 
-def either(one: Intervals, other: Intervals) -> Intervals:
-    """Return the time that one or the other covers."""
-    return union(np.concatenate((one[0], other[0])), np.concatenate((one[1], other[1])))
+def union(one: Intervals, other: Intervals) -> Intervals:
+    """Return the union of two sets of intervals."""
+    return merge_overlaps(np.concatenate((one[0], other[0])), np.concatenate((one[1], other[1])))
 
 
-def length(intervals: Intervals) -> int:
-    """Return how long they are together, in ns."""
+def total_ns(intervals: Intervals) -> int:
+    """Return the sum of the lengths in ns."""
     return int(np.sum(intervals[1] - intervals[0]))
 
 
-def covered(intervals: Intervals, start_ns: Array, end_ns: Array) -> Array:
-    """Return how much of each of the given intervals the first ones cover, in ns."""
+def covered_ns(intervals: Intervals, start_ns: Array, end_ns: Array) -> Array:
+    """Return how much of each interval from ``start_ns`` to ``end_ns`` the set covers, in ns."""
     return _before(intervals, end_ns) - _before(intervals, start_ns)
 
 
 def _before(intervals: Intervals, times_ns: Array) -> Array:
-    """How much lies before each time."""
+    """Return the total length before each time."""
     starts, ends = intervals
     total = np.concatenate(([0], np.cumsum(ends - starts)))
     row = np.searchsorted(starts, times_ns, "right")
@@ -48,13 +48,13 @@ def _before(intervals: Intervals, times_ns: Array) -> Array:
     return total[row] - over
 
 
-def common(one: Intervals, other: Intervals) -> int:
-    """Return how long the time is that one and the other cover, in ns."""
-    return int(np.sum(covered(one, *other)))
+def overlap_ns(one: Intervals, other: Intervals) -> int:
+    """Return the length of the intersection of two sets of intervals, in ns."""
+    return int(np.sum(covered_ns(one, *other)))
 
 
 def clip(intervals: Intervals, start_ns: int, end_ns: int) -> Intervals:
-    """Return what lies between two times."""
+    """Return the parts of the intervals between two times."""
     starts, ends = np.maximum(intervals[0], start_ns), np.minimum(intervals[1], end_ns)
     some = ends > starts
     return starts[some], ends[some]

@@ -1,4 +1,4 @@
-"""Reads what torch.profiler writes, JSON of 2021 to today, of NVIDIA, AMD and MTIA devices or of a CPU alone."""
+"""Reads the JSON of torch.profiler since 2021, of NVIDIA, AMD and MTIA devices or of a CPU alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TraceError
-from .chunks import Pieces
+from .chunks import EventChunks
 from .events import Collector
 from .links import assemble
 from .salvage import metadata
-from .text import blocks, most_events, most_text
-from .trace import Device, Lost, Thread, Trace
+from .text import event_limit, read_blocks, text_limit
+from .trace import Device, ReadLosses, Thread, Trace
 
-_PHASES = 10  # that are named, of those that are not read
+_PHASES = 10  # phases that are listed by name
 
 
 def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None) -> Trace:
@@ -22,23 +22,23 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
 
     Args:
         path: a file that can be read more than once.
-        progress: told of each part that is read how many bytes of the file it has.
+        progress: called with the number of bytes of each part that is read.
 
     Raises:
-        TraceError: if nothing in it is an event.
-        OSError: if it cannot be opened.
+        TraceError: the file holds no event.
+        OSError: the file cannot be opened.
     """
-    lost, collector = Lost(), Collector(most_events(path), most_text(path))
+    lost, collector = ReadLosses(), Collector(event_limit(path), text_limit(path))
     with path.open("rb") as file:
-        pieces = Pieces(path, blocks(path, file, lost, progress), collector.take, lost)
-        pieces.read()
+        chunks = EventChunks(path, read_blocks(path, file, lost, progress), collector.take, lost)
+        chunks.read()
     about: dict[str, Any] = {}
-    if head := pieces.head.removeprefix(b"\xef\xbb\xbf").rstrip(b", \t\r\n"):
+    if head := chunks.head.removeprefix(b"\xef\xbb\xbf").rstrip(b", \t\r\n"):
         about |= metadata(head + b"}", lost)
-    if (tail := pieces.tail.strip(b", \t\r\n")) not in (b"", b"}"):
+    if (tail := chunks.tail.strip(b", \t\r\n")) not in (b"", b"}"):
         about |= metadata(b"{" + tail, lost)
     if not collector.count and lost:
-        raise TraceError(path, f"no event in it can be read: {'; '.join(lost.reasons)}")
+        raise TraceError(path, f"none of its events can be read: {'; '.join(lost.reasons)}")
     unread = list(collector.unread.items())
     for phase, count in unread[:_PHASES]:
         lost.add(f"events of phase {phase!r} are not read", events=count)
@@ -49,7 +49,7 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         path,
         "kineto",
         collector.columns(),
-        collector.words,
+        collector.strings,
         [Thread(*place, collector.thread_names.get(place, "")) for place in collector.threads],
         devices=_devices(about.get("deviceProperties")),
         metadata=about,
@@ -57,7 +57,7 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         rank=_integer(distributed.get("rank")),
         world_size=_integer(distributed.get("world_size")),
         epoch_ns=_integer(about.get("baseTimeNanoseconds")) or 0,
-        look_up=pieces.index,
+        look_up=chunks.index,
     )
 
 

@@ -1,4 +1,4 @@
-"""Puts the times of many lanes, such as threads or streams, on one line: one sort or search serves all of them."""
+"""Puts the times of many lanes, such as threads or streams, on one axis, so that one sort or search serves all."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .table import Array
 _LONGEST = 2**62
 
 
-class Lanes:
-    """A line on which the times of each lane follow those of the lane before it.
+class LaneAxis:
+    """An axis on which the times of each lane follow the times of the lane before it.
 
-    Without it, each lane would need a search of its own, and a file may have as many lanes as events.
+    A file may have as many lanes as events, and one search per lane would take quadratic time.
 
     Args:
         most: the largest number of a lane; the smallest is -1.
-        times_ns: all times that are to be told apart; others are only before, between or after them.
+        times_ns: the times that must stay distinct; other times are only ordered relative to these.
     """
 
     def __init__(self, most: int, *times_ns: Array) -> None:
@@ -31,8 +31,8 @@ class Lanes:
             self._low, self._high = 0, len(self._ranks) - 1
         self._width = self._high - self._low + 3
 
-    def places(self, lane: Array, times_ns: Array) -> Array:
-        """Return where on the line each time of each lane is."""
+    def positions(self, lane: Array, times_ns: Array) -> Array:
+        """Return the position of each time of each lane on the axis."""
         if self._ranks is not None:
             times_ns = np.searchsorted(self._ranks, times_ns, "right") - 1
         within = np.clip(times_ns, self._low - 1, self._high + 1) - (self._low - 1)
@@ -40,16 +40,24 @@ class Lanes:
         return places
 
 
-def by_lane(lane: Array) -> Iterator[tuple[int, Array]]:
-    """Yield each lane and its rows, in ascending order."""
+def group_rows(lane: Array) -> Iterator[tuple[int, Array]]:
+    """Yield each lane and the indexes of its rows, in ascending order."""
     order = np.argsort(lane, kind="stable")
     lanes, first = np.unique(lane[order], return_index=True)
     if len(lanes):
         yield from zip(lanes.tolist(), np.split(order, first[1:]), strict=True)
 
 
-def each_pair(first: Array, second: Array, change: Callable[[int, int], int]) -> Array:
-    """Change each pair of numbers into one, asking once for each different pair, in ascending order."""
+def map_unique(values: Array, change: Callable[[int], int]) -> Array:
+    """Map integers; ``change`` is called once for each distinct value, in ascending order."""
+    if not len(values):  # common in files of many processes, where `unique` would take half of the time
+        return np.empty(0, np.int64)
+    used, places = np.unique(values, return_inverse=True)
+    return np.fromiter(map(change, used.tolist()), np.int64, len(used))[places]
+
+
+def map_unique_pairs(first: Array, second: Array, change: Callable[[int, int], int]) -> Array:
+    """Map pairs of integers; ``change`` is called once for each distinct pair, in ascending order."""
     order = np.lexsort((second, first))
     one, two = first[order], second[order]
     new = np.ones(len(order), bool)

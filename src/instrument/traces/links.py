@@ -1,4 +1,4 @@
-"""Finds for each piece of GPU work what launched it: the call, the operator, the region, the module, the step."""
+"""Links GPU work to the call, operator, region, module and step that launched it, and assembles the trace."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..regions.region import OVERLAPPING
-from .autograd import Callers, autograd_nodes, autograd_threads
-from .nest import Nest
-from .plausible import plausible_devices, plausible_epoch_ns, plausible_rows
-from .table import COLUMNS, Array, Numbers, Table, Words, table
-from .trace import Coverage, Device, Lost, Thread, Trace
+from .autograd import BackwardCallers, autograd_nodes, autograd_threads
+from .nest import NestedRanges
+from .plausibility import plausible_devices, plausible_epoch_ns, plausible_rows
+from .table import COLUMNS, Array, Interner, Strings, Table, table
+from .trace import Coverage, Device, ReadLosses, Thread, Trace
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _RUN = re.compile(r"instrument_steps=(\d{1,18})-(\d{1,18})")
@@ -28,25 +28,25 @@ def assemble(
     path: Path,
     format: str,
     columns: dict[str, dict[str, Array]],
-    words: Words,
+    strings: Strings,
     threads: list[Thread],
     *,
     devices: list[Device],
     metadata: Mapping[str, Any],
-    lost: Lost,
+    lost: ReadLosses,
     rank: int | None = None,
     world_size: int | None = None,
     epoch_ns: int = 0,
     look_up: Callable[[int], dict[str, Any]] | None = None,
 ) -> Trace:
-    """Make a trace of what a reader found.
+    """Make a trace from the columns that a reader found.
 
     Args:
         path: the file.
         format: as in `Trace`; so are the rest from ``threads`` on.
-        columns: of each table, those of `COLUMNS` that the reader knows, in any order of events. It is emptied
-            on the way, to save memory. Steps are found among the regions unless given.
-        words: the numbers of words that the columns hold.
+        columns: the known columns of each table of `COLUMNS`, with events in any order. The dict is emptied, which
+            saves memory. Steps are found among the regions unless given.
+        strings: the numbers of the strings that the columns hold.
         threads: by the numbers that the columns hold.
         devices: as in `Trace`.
         metadata: as in `Trace`.
@@ -54,28 +54,28 @@ def assemble(
         rank: as in `Trace`.
         world_size: as in `Trace`.
         epoch_ns: as in `Trace`.
-        look_up: returns the args of the event of a number.
+        look_up: returns the args of the event with a number.
     """
-    texts = list(words)
+    texts = list(strings)
     tables: dict[str, Table] = {}
-    nests: dict[str, Nest] = {}
+    nests: dict[str, NestedRanges] = {}
     if "steps" not in columns:
-        _part_steps(columns, texts)
+        _split_off_steps(columns, texts)
     _drop_fillers(columns, texts)
     for kind in COLUMNS:
         tables[kind] = _sorted(kind, plausible_rows(kind, columns.pop(kind, _EMPTY.copy()), lost), texts)
         if "parent" in COLUMNS[kind]:
             rows = tables[kind]
-            nests[kind] = Nest(rows.start_ns, rows.end_ns, rows.thread)
+            nests[kind] = NestedRanges(rows.start_ns, rows.end_ns, rows.thread)
             rows.parent[:] = nests[kind].parents
     threads = list(threads)
-    unplaced = _link(tables, nests, threads, _run(metadata, texts))
+    unplaced = _link(tables, nests, threads, _recorded_steps(metadata, texts))
     coverage = {link: _coverage(tables["gpu"], link) for link in _LINKS}
     return Trace(
         path=path,
         format=format,
         **tables,
-        words=texts,
+        strings=texts,
         threads=threads,
         devices=plausible_devices(devices, lost),
         metadata=metadata,
@@ -97,8 +97,8 @@ def _sorted(kind: str, columns: dict[str, Array], texts: list[str]) -> Table:
     return table(kind, {name: columns.pop(name)[order] for name in list(columns)}, texts)
 
 
-def _part_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
-    """Move the steps out of the regions; in 2021 they were operators."""
+def _split_off_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
+    """Move the steps out of the regions, or out of the operators in traces of 2021."""
     numbers = {code: int(match[1]) for code, text in enumerate(texts) if (match := _STEP.fullmatch(text))}
     for kind in ("regions", "operators") if numbers else ():
         part = columns.get(kind)
@@ -113,7 +113,7 @@ def _part_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
 
 
 def _drop_fillers(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
-    """Remove ranges that are there for the GPU's lane alone, and are no region of the program's."""
+    """Remove ranges that exist only for the GPU's lane and are not regions of the program."""
     part = columns.get("regions")
     if part is not None and OVERLAPPING in texts:
         kept = part["name"] != texts.index(OVERLAPPING)
@@ -122,42 +122,49 @@ def _drop_fillers(columns: dict[str, dict[str, Array]], texts: list[str]) -> Non
 
 def _link(
     tables: dict[str, Table],
-    nests: dict[str, Nest],
+    nests: dict[str, NestedRanges],
     threads: list[Thread],
     run: list[tuple[int, int]],
 ) -> int:
-    """Fill the columns that hold rows of other tables; return `Trace.unplaced`."""
+    """Fill the columns that link to rows of other tables; return `Trace.unplaced`."""
     gpu, runtime, operators = (tables[kind] for kind in ("gpu", "runtime", "operators"))
-    numbers: Numbers[Any] = Numbers()
-    process_of = np.array([*(numbers[thread.process] for thread in threads), -1])  # the last is that of thread -1
+    numbers: Interner[Any] = Interner()
+    # The last element is for thread -1.
+    process_of = np.array([*(numbers[thread.process] for thread in threads), -1])
     gpu.launch[:] = _matching(gpu.correlation, runtime.correlation)
-    gpu.launch[np.isin(gpu.correlation, _of_several(runtime, process_of)) if len(numbers) > 1 else []] = -1
+    gpu.launch[
+        np.isin(gpu.correlation, _ambiguous_correlations(runtime, process_of)) if len(numbers) > 1 else []
+    ] = -1
     launched = gpu.launch >= 0
     thread, at = np.full(len(gpu), -1), np.zeros(len(gpu), np.int64)
     thread[launched] = runtime.thread[gpu.launch[launched]]
     at[launched] = runtime.start_ns[gpu.launch[launched]]
-    gpu.operator[:] = nests["operators"].at(at, thread)
+    gpu.operator[:] = nests["operators"].innermost_at(at, thread)
 
-    # Where both ids are equal the external id is a copy, as of 2022, and names no operator.
+    # In traces of 2022 the external id is a copy of the correlation id, and does not name an operator.
     external = np.where(~launched & (gpu.external != gpu.correlation), gpu.external, -1)
     named = _matching(external, operators.external)
     found = named >= 0
     gpu.operator[found] = named[found]
     thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
 
-    tables["steps"] = _begun(tables, at[thread >= 0], run)
-    gpu.region[:] = nests["regions"].at(at, thread)
+    tables["steps"] = _steps_that_ran(tables, at[thread >= 0], run)
+    gpu.region[:] = nests["regions"].innermost_at(at, thread)
     gpu.module[:] = _modules(tables["frames"], thread, at)
     return _link_processes(tables, nests["regions"], threads, (thread, at), process_of)
 
 
 def _link_processes(
-    tables: dict[str, Table], nest: Nest, threads: list[Thread], launches: tuple[Array, Array], process_of: Array
+    tables: dict[str, Table],
+    nest: NestedRanges,
+    threads: list[Thread],
+    launches: tuple[Array, Array],
+    process_of: Array,
 ) -> int:
-    """Link what is in no region of its own thread to the regions of another, and GPU work to steps.
+    """Link what lies outside the regions of its own thread to the regions of another, and GPU work to steps.
 
-    The regions and launches of autograd's threads are in those of the thread that waits for them, and launches of
-    other threads in those of the thread of the steps.
+    Regions and launches of autograd threads belong to the regions of the thread that waits for the backward pass,
+    launches of other threads to the regions of the thread of the steps.
     """
     gpu, steps, regions = tables["gpu"], tables["steps"], tables["regions"]
     nodes = autograd_nodes(tables["operators"])
@@ -171,34 +178,34 @@ def _link_processes(
     elsewhere = np.flatnonzero((process >= 0) & (gpu.region < 0) & (thread != around))
     unplaced = 0
     if autograd.any():
-        callers = Callers(regions, nodes, autograd, main, process_of)
+        callers = BackwardCallers(regions, nodes, autograd, main, process_of)
         unplaced = _adopt(regions, nest, callers, autograd)
         backward = elsewhere[autograd[thread[elsewhere]]]
-        around[backward] = callers.of(at[backward], thread[backward])[0]
+        around[backward] = callers.find(at[backward], thread[backward])[0]
     gpu.region[elsewhere] = _open(nest, at[elsewhere], around[elsewhere])
-    found = Nest(steps.start_ns, steps.end_ns, process_of[steps.thread]).at(at, process)
+    found = NestedRanges(steps.start_ns, steps.end_ns, process_of[steps.thread]).innermost_at(at, process)
     gpu.step[:] = np.where(process >= 0, found, -1)
     return unplaced
 
 
-def _adopt(regions: Table, nest: Nest, callers: Callers, autograd: Array) -> int:
-    """Give the outermost regions of autograd's threads their parents; return how many might have several."""
+def _adopt(regions: Table, nest: NestedRanges, callers: BackwardCallers, autograd: Array) -> int:
+    """Set the parents of the outermost regions of autograd threads; return how many have several candidates."""
     rows = np.flatnonzero(autograd[regions.thread] & (regions.parent < 0))
-    caller, unclear = callers.of(regions.start_ns[rows], regions.thread[rows])
+    caller, unclear = callers.find(regions.start_ns[rows], regions.thread[rows])
     parent = _open(nest, regions.start_ns[rows], caller)
-    while (later := parent > rows).any():  # of regions that start together, the longest is first in the table
+    while (later := parent > rows).any():  # of regions that start together, the longest comes first
         parent[later] = nest.parents[parent[later]]
     regions.parent[rows] = parent
     return int(unclear.sum())
 
 
-def _open(nest: Nest, times_ns: Array, threads: Array) -> Array:
-    """The innermost range that is open on each thread at each time; -1 for thread -1."""
-    return np.where(threads >= 0, nest.at(times_ns, threads), -1)
+def _open(nest: NestedRanges, times_ns: Array, threads: Array) -> Array:
+    """Return the innermost range that is open on each thread at each time; -1 for thread -1."""
+    return np.where(threads >= 0, nest.innermost_at(times_ns, threads), -1)
 
 
-def _of_several(runtime: Table, process_of: Array) -> Array:
-    """The correlations that calls of several processes have: there is no telling whose the work is."""
+def _ambiguous_correlations(runtime: Table, process_of: Array) -> Array:
+    """Return the correlation ids that several processes use: their work cannot be assigned to a process."""
     process, keys = process_of[runtime.thread], runtime.correlation
     order = np.lexsort((process, keys))
     process, keys = process[order], keys[order]
@@ -206,17 +213,17 @@ def _of_several(runtime: Table, process_of: Array) -> Array:
     return several
 
 
-def _run(metadata: Mapping[str, Any], texts: list[str]) -> list[tuple[int, int]]:
-    """The first and the last step of each window, as `instrument.profile` leaves it: metadata, or a mark."""
+def _recorded_steps(metadata: Mapping[str, Any], texts: list[str]) -> list[tuple[int, int]]:
+    """Return the first and last step of each window, which `instrument.profile` records as metadata or a mark."""
     said = [_RUN.fullmatch(text) for text in texts if text.startswith("instrument_steps=")]
     said.append(_RUN.fullmatch(f"instrument_steps={metadata.get('instrument_steps')}"))
     return [(int(match[1]), int(match[2])) for match in said if match]
 
 
-def _begun(tables: dict[str, Table], launches_ns: Array, run: list[tuple[int, int]]) -> Table:
-    """The steps without those that were not run: a loop that ends announces one more.
+def _steps_that_ran(tables: dict[str, Table], launches_ns: Array, run: list[tuple[int, int]]) -> Table:
+    """Return the steps that ran: a loop that ends has announced one more.
 
-    Where the trace does not say which were, a last one in which nothing starts was not.
+    If the trace does not record which steps ran, a last step in which nothing starts is dropped.
     """
     steps, work = tables["steps"], tables["operators"] or tables["regions"]
     if run:
@@ -230,7 +237,7 @@ def _begun(tables: dict[str, Table], launches_ns: Array, run: list[tuple[int, in
 
 
 def main_thread(trace: Trace) -> int:
-    """Return the thread of the steps; without any, the one that spent the most time in regions; or -1."""
+    """Return the thread of the steps; without steps, the thread that spent the most time in regions; or -1."""
     autograd = np.array([*(thread.autograd for thread in trace.threads), False])
     regions = trace.regions
     rows = trace.steps or regions.where(~autograd[regions.thread]) or regions
@@ -239,21 +246,21 @@ def main_thread(trace: Trace) -> int:
 
 
 def _main_threads(steps: Table, regions: Table, process_of: Array) -> Array:
-    """The `main_thread` of each process; the last element is -1, for no process."""
+    """Return the `main_thread` of each process; the last element is -1, for no process."""
     count = len(process_of) - 1
     process, times = process_of[:count], _spent(steps, count)
     main = np.full(int(process.max(initial=-1)) + 2, -1)
     stepping = np.zeros(len(main), bool)
     stepping[process[times >= 0]] = True
     times = np.where(stepping[process], times, _spent(regions, count))
-    order = np.lexsort((-np.arange(count), times, process))  # the last of each process, and of equals the first
+    order = np.lexsort((-np.arange(count), times, process))  # the longest of each process last
     order = order[times[order] >= 0]
     main[process[order]] = order
     return main
 
 
 def _spent(rows: Table, count: int) -> Array:
-    """The time that each of so many threads spent in the rows; -1 for one that has none."""
+    """Return the time that each of ``count`` threads spent in the rows; -1 for a thread without rows."""
     known = rows.thread >= 0
     threads = rows.thread[known]
     return np.where(
@@ -262,7 +269,7 @@ def _spent(rows: Table, count: int) -> Array:
 
 
 def _matching(wanted: Array, keys: Array) -> Array:
-    """The first row that has each wanted key, or -1; a key below 0 is none."""
+    """Return the first row with each wanted key, or -1; negative keys do not match."""
     rows = np.flatnonzero(keys >= 0)
     rows = rows[np.argsort(keys[rows], kind="stable")]
     places = np.searchsorted(keys[rows], wanted)
@@ -274,10 +281,10 @@ def _matching(wanted: Array, keys: Array) -> Array:
 
 
 def _modules(frames: Table, thread: Array, at: Array) -> Array:
-    """The innermost frame that is a module."""
+    """Return the innermost frame that is a module, at each time on each thread."""
     modules = np.flatnonzero(frames.matching("name", _MODULE))
     rows = frames.where(modules)
-    found = Nest(rows.start_ns, rows.end_ns, rows.thread).at(at, thread)
+    found = NestedRanges(rows.start_ns, rows.end_ns, rows.thread).innermost_at(at, thread)
     return np.where(found >= 0, modules[found] if len(modules) else -1, -1)
 
 

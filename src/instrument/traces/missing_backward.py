@@ -1,4 +1,4 @@
-"""Finds backward passes that have no region, since their forward ran before the modules had hooks."""
+"""Finds backward passes without a region, because their forward ran before the modules had hooks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .autograd import BACKWARD, node_of
+from .autograd import BACKWARD, engine_node_name
 from .links import main_thread
-from .nest import Nest
-from .step_content import Steps
+from .nest import NestedRanges
+from .step_content import StepIndex
 from .table import Array, Table
 from .trace import Trace
 
@@ -19,22 +19,22 @@ _LAST = np.iinfo(np.int64).max
 
 
 class MissingBackward:
-    """Says which backward regions lack calls in the steps of a trace.
+    """Detects backward regions that lack calls in the steps of a trace.
 
-    Torch numbers autograd nodes as the forward makes them. A node in no backward region, with a lower number than
-    the first forward region of a module has, may be of a forward of that module before it had hooks. Traces
-    without these numbers, as of other profilers than torch's, show no node as missing.
+    Torch numbers autograd nodes in the order in which the forward creates them. A node outside of backward regions
+    with a lower number than the first forward region of a module may come from a forward before the module had
+    hooks. In traces without these numbers, as of other profilers, no calls are detected as missing.
     """
 
-    def __init__(self, trace: Trace, steps: Steps) -> None:
-        self._words = trace.words
+    def __init__(self, trace: Trace, steps: StepIndex) -> None:
+        self._words = trace.strings
         self._main = main_thread(trace)
-        self._inside: dict[str, set[int]] = defaultdict(set)  # by backward region: the names of nodes in it
-        self._outside: dict[int, dict[int, list[int]]] = {}  # by step and name: the numbers of nodes in no region
+        self._inside: dict[str, set[int]] = defaultdict(set)  # by backward region: the names of its nodes
+        self._outside: dict[int, dict[int, list[int]]] = {}  # by step and name: nodes outside of regions
         nodes, forward = _autograd(trace)
-        within = steps.of(nodes.start_ns, nodes.thread)
+        within = steps.rows_at(nodes.start_ns, nodes.thread)
         outside = ~self._in_regions(nodes, trace.regions) & (within >= 0)
-        # Threads number their nodes apart: one that another thread made is not compared.
+        # Each thread numbers its nodes on its own: nodes of other threads are not compared.
         outside &= ~np.isin(nodes.sequence, forward.sequence[forward.thread != self._main])
         columns = (column[outside].tolist() for column in (within, nodes.name, nodes.sequence))
         for step, name, number in zip(*columns, strict=True):
@@ -42,10 +42,14 @@ class MissingBackward:
         self._first = self._first_numbers(forward.where(forward.thread == self._main), trace.regions)
 
     def lacks(self, region: str, calls: Mapping[int, int]) -> bool:
-        """Tell whether ``region`` lacks calls in a step, of which ``calls`` has the number in each.
+        """Return whether a region lacks calls in a step.
 
-        It does where nodes of its kind are missing in a step that has fewer of its calls than any other step
-        which has some. A kind that runs in no region later on, too, is not missing: functions have none.
+        That is so if nodes of its kind run outside of regions in a step that has fewer calls than every other
+        step. Kinds of nodes that run outside of regions later as well come from functions, and are not missing.
+
+        Args:
+            region: the name of the region.
+            calls: the number of its calls in each step.
         """
         if not region.endswith(BACKWARD):
             return False
@@ -62,10 +66,10 @@ class MissingBackward:
         return bool(others) and any(calls.get(step, 0) < min(others) for step in lacking)
 
     def _in_regions(self, nodes: Table, regions: Table) -> Array:
-        """Note the names of nodes in each backward region, and return a mask of the nodes that are in one."""
+        """Collect the names of the nodes in each backward region; return a mask of the nodes inside regions."""
         regions = regions.where(np.array([name.endswith(BACKWARD) for name in regions.text("name")], bool))
-        nest = Nest(regions.start_ns, regions.end_ns, regions.thread)
-        at = nest.at(nodes.start_ns, nodes.thread)
+        nest = NestedRanges(regions.start_ns, regions.end_ns, regions.thread)
+        at = nest.innermost_at(nodes.start_ns, nodes.thread)
         shown: Array = at >= 0
         rows = np.flatnonzero(shown)
         while len(rows):
@@ -77,7 +81,7 @@ class MissingBackward:
         return shown
 
     def _first_numbers(self, forward: Table, regions: Table) -> dict[str, int]:
-        """The lowest number of a node in the forwards of each backward region; under "", that of any forward."""
+        """Return the lowest node number of the forwards of each backward region and, under "", of all forwards."""
         regions = regions.where(regions.thread == self._main)
         names, rows = np.unique(regions.name, return_index=True)
         ahead = np.searchsorted(forward.start_ns, regions.start_ns[rows])
@@ -90,11 +94,11 @@ class MissingBackward:
 
 
 def _autograd(trace: Trace) -> tuple[Table, Table]:
-    """Return the autograd nodes that ran, and the operators of forwards that made nodes."""
+    """Return the autograd nodes that ran, and the operators of forwards that created nodes."""
     operators = trace.operators.where(trace.operators.sequence >= 0)
-    engine = {word: node for word in trace.words if (node := node_of(word))}
+    engine = {word: node for word in trace.strings if (node := engine_node_name(word))}
     is_node, is_engine = (
-        np.isin(operators.name, [code for code, word in enumerate(trace.words) if word in words])
-        for words in (set(engine.values()), engine)
+        np.isin(operators.name, [code for code, word in enumerate(trace.strings) if word in strings])
+        for strings in (set(engine.values()), engine)
     )
     return operators.where(is_node), operators.where(~is_node & ~is_engine)

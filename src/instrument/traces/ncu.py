@@ -1,4 +1,4 @@
-"""Reads the kernels of a report of Nsight Compute, by means of NVIDIA's package ncu-report."""
+"""Reads the kernels in a report of Nsight Compute with NVIDIA's package ncu-report."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _METRICS = (
 
 @dataclass(frozen=True)
 class MeasuredKernel:
-    """One launch of a kernel; percentages are of the most that the GPU could do, None where not measured.
+    """One launch of a kernel; percentages are of the peak of the GPU, None if not measured.
 
     Attributes:
-        name: the kernel's function.
-        region: the regions it was launched in, outermost first.
-        duration_ns: how long it ran, alone on the GPU and with its caches empty.
-        sm: throughput of the multiprocessors.
-        memory: throughput of the memory, caches included.
-        occupancy: warps that were active, of those that fit.
+        name: the function.
+        region: the regions around the launch, outermost first.
+        duration_ns: the duration, alone on the GPU and with empty caches.
+        sm: the throughput of the multiprocessors, in percent.
+        memory: the throughput of the memory including caches, in percent.
+        occupancy: the active warps, in percent of the warps that fit.
     """
 
     name: str
@@ -39,24 +39,24 @@ class MeasuredKernel:
 
 
 def read_kernels(path: Path) -> list[MeasuredKernel]:
-    """Return the kernels that were measured, in order.
+    """Return the measured kernels in order.
 
     Raises:
-        ImportError: the package is missing.
-        TraceError: it cannot read the file.
+        ImportError: the package ncu-report is not installed.
+        TraceError: the package cannot read the file.
     """
     try:
         import ncu_report  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
-        raise ImportError("kernels are read with the package ncu-report: pip install ncu-report") from None
+        raise ImportError("reading kernels needs the package ncu-report: pip install ncu-report") from None
     try:
         report = ncu_report.load_report(str(path))
         ranges = [report.range_by_idx(number) for number in range(report.num_ranges())]
         kernels = [_kernel(part.action_by_idx(number)) for part in ranges for number in range(part.num_actions())]
-    except Exception as error:  # it raises RuntimeError and what SWIG makes of a C++ exception
+    except Exception as error:  # RuntimeError, or what SWIG makes of a C++ exception
         raise TraceError(path, str(error) or type(error).__name__) from error
-    if not ranges:  # which is what the package makes of any file that it cannot read
-        raise TraceError(path, "it is no report, or newer than the package ncu-report")
+    if not ranges:  # as for any file that the package cannot read
+        raise TraceError(path, "it is not a report, or newer than the package ncu-report")
     return kernels
 
 
@@ -70,7 +70,7 @@ def _number(metric: Any) -> float | None:
 
 
 def _region(state: Any) -> tuple[str, ...]:
-    """The ranges of this library; without any, those of others."""
+    """Return the ranges of this library or, without any, of other domains."""
     if state is None:
         return ()
     domains = [state.domain_by_id(number) for number in state.domains()]

@@ -1,44 +1,44 @@
-"""Which range lies in which, and which one was open at a time: for many at once."""
+"""Finds the parents of nested ranges, and the innermost range that is open at a time."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .lanes import Lanes
+from .lanes import LaneAxis
 from .table import Array
 
 
-class Nest:
-    """The ranges of one thread, or of many, which are apart from each other.
+class NestedRanges:
+    """The ranges of one or many threads; ranges of different threads are unrelated.
 
-    The parent of a range is the last started of those that hold it whole. Ranges of interleaved asyncio
-    tasks overlap without one holding the other: they are siblings.
+    The parent of a range is the last started range that contains it. Ranges of interleaved asyncio tasks overlap
+    without containing each other, and are siblings.
 
     Args:
-        start_ns: in ascending order; where equal, the longest first.
-        end_ns: as many.
-        threads: the number of each range's thread, -1 or above; None puts all on thread 0.
+        start_ns: the starts in ascending order; of equal starts, the longest range first.
+        end_ns: the ends.
+        threads: the number of each range's thread, at least -1; None for a single thread.
 
     Attributes:
-        parents: the number of each range's parent, or -1.
+        parents: the index of each range's parent, or -1.
     """
 
     def __init__(self, start_ns: Array, end_ns: Array, threads: Array | None = None) -> None:
         threads = np.zeros(len(start_ns), np.int64) if threads is None else threads
         self._most = int(threads.max(initial=-1))
-        self._lanes = Lanes(self._most, start_ns, end_ns)
+        self._lanes = LaneAxis(self._most, start_ns, end_ns)
         self._rows = np.argsort(threads, kind="stable")
         self._threads = threads[self._rows]
-        self._start = self._lanes.places(self._threads, start_ns[self._rows])
-        self._end = self._lanes.places(self._threads, end_ns[self._rows])
+        self._start = self._lanes.positions(self._threads, start_ns[self._rows])
+        self._end = self._lanes.positions(self._threads, end_ns[self._rows])
         self._above = _parents(self._start, self._end, self._threads)
         self.parents = np.empty(len(start_ns), np.int64)
         self.parents[self._rows] = self._named(self._above)
 
-    def at(self, times_ns: Array, threads: Array | None = None) -> Array:
-        """Return for each time the last started range open then, or -1; its end is no longer inside."""
+    def innermost_at(self, times_ns: Array, threads: Array | None = None) -> Array:
+        """Return the index of the last started range that is open at each time, or -1; ends are exclusive."""
         threads = np.zeros(len(times_ns), np.int64) if threads is None else threads
-        places = self._lanes.places(np.minimum(threads, self._most + 1), times_ns)
+        places = self._lanes.positions(np.minimum(threads, self._most + 1), times_ns)
         rows = np.searchsorted(self._start, places, "right") - 1
         closed = np.flatnonzero(rows >= 0)
         elsewhere = self._threads[rows[closed]] != threads[closed]
@@ -51,16 +51,16 @@ class Nest:
         return self._named(rows)
 
     def _named(self, rows: Array) -> Array:
-        """The numbers that the rows had before they were put in the order of threads."""
+        """Return the original indexes of rows in the order of threads."""
         return np.where(rows >= 0, self._rows[rows], -1) if len(self._rows) else rows
 
 
 def _parents(start: Array, end: Array, threads: Array) -> Array:
-    """By depth, which sorting tells; only threads with ranges that overlap without nesting need a loop."""
+    """Find parents by depth, which sorting gives; only threads with partly overlapping ranges need a loop."""
     count = len(start)
     rows = np.arange(count)
-    # Open at the start of a row: those before it, less those that have ended. Of the ended, empty ranges that
-    # start at the same time and come after it were never open.
+    # The depth of a row is the number of ranges before it, minus those that have ended; empty ranges that start at
+    # the same time and come later have ended but were never open.
     depth = rows - np.searchsorted(np.sort(end), start, "right")
     if (start == end).any():
         empty = np.concatenate(([0], np.cumsum(start == end)))
@@ -68,7 +68,7 @@ def _parents(start: Array, end: Array, threads: Array) -> Array:
     keys = depth * count + rows
     order = np.argsort(keys)
     above = np.empty(count, np.int64)
-    above[order] = np.searchsorted(keys[order], keys[order] - count) - 1  # what is in order is found faster
+    above[order] = np.searchsorted(keys[order], keys[order] - count) - 1  # sorted keys are found faster
     parents = np.where(depth > 0, order[np.maximum(above, 0)], -1)
     has = np.flatnonzero(parents >= 0)
     odd = has[(end[parents[has]] < end[has]) | (depth[parents[has]] != depth[has] - 1)]
@@ -81,7 +81,7 @@ def _parents(start: Array, end: Array, threads: Array) -> Array:
 
 def _parents_one_by_one(start: list[int], end: list[int]) -> Array:
     parents = np.full(len(start), -1)
-    open_: list[int] = []  # those that may hold one that comes later; each ends before the one below it
+    open_: list[int] = []  # possible parents of later ranges, innermost last
     for row, begin in enumerate(start):
         while open_ and (end[open_[-1]] <= begin or end[open_[-1]] < end[row]):
             open_.pop()

@@ -1,4 +1,4 @@
-"""Reads reports of Nsight Systems: ranges, CUDA calls, and what ran on the GPUs."""
+"""Reads reports of Nsight Systems: ranges, CUDA calls and GPU work."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from .lanes import map_unique
 from .links import assemble
-from .nsight_nvtx import read_ranges
+from .nsight_nvtx import read_nvtx_ranges
 from .nsight_origin import Origins, epoch_ns, metadata, rank_and_world
 from .nsight_tables import (
     CALLS,
-    COPIES,
-    FILLS,
     GRAPHS,
     KERNELS,
     LIBRARIES,
+    MEMCPYS,
+    MEMSETS,
     MISSING,
     SYNCS,
-    Report,
-    distinct,
-    known,
+    NsightReport,
+    event_columns,
+    minus_one_for_missing,
     open_report,
-    timed,
 )
 from .table import COLUMNS, KERNEL, MEMCPY, MEMSET, Array
 from .trace import Trace
@@ -37,7 +37,9 @@ _ON_GPU = ("deviceId", "streamId", "correlationId", "globalPid")
 _NAMES = ("demangledName", "shortName", "mangledName")
 _GRID, _BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 _SHARED = ("staticSharedMemory", "dynamicSharedMemory")
-_VERSION = re.compile(r"_v\d{4,}$")  # of cudaLaunchKernel_v7000; the one of cuMemAlloc_v2 is part of the name
+_VERSION = re.compile(
+    r"_v\d{4,}$"
+)  # as in cudaLaunchKernel_v7000; the suffix of cuMemAlloc_v2 is part of the name
 _COPY_KINDS = (
     *("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
     *("Unified HtoD", "Unified DtoH", "Unified DtoD"),
@@ -47,30 +49,33 @@ _SYNC_KINDS = ("Unknown", "Event Sync", "Stream Wait Event", "Stream Sync", "Con
 
 
 def read_nsight(path: Path) -> Trace:
-    """Read a ``.sqlite`` that nsys exported, or a ``.nsys-rep`` or ``.qdrep`` by means of the installed nsys.
+    """Read a ``.sqlite`` that nsys exported, or a ``.nsys-rep`` or ``.qdrep`` with the installed nsys.
 
-    Names of copies, fills and synchronisations are those that torch.profiler gives them. A CUDA graph that was
-    recorded as a whole is one kernel named ``CUDA graph N``. Ranges that `instrument.profile` puts around steps
-    are in `Trace.steps`; those around windows, marks, and calls of cuDNN, cuBLAS and the operating system in
-    `Trace.others`. How many ranges never ended is ``metadata["unfinished_ranges"]``: they last until the end.
+    Memcpys, memsets and synchronizations have the names that torch.profiler gives them. A CUDA graph that was
+    recorded as a whole is one kernel named ``CUDA graph N``. The ranges of `instrument.profile` around steps are
+    in `Trace.steps`; its ranges around windows, marks, and calls of cuDNN, cuBLAS and the operating system are in
+    `Trace.others`. ``metadata["unfinished_ranges"]`` is the number of ranges without an end, which last until the
+    end of the trace.
 
-    `Trace.args` reads the file again: of a ``.nsys-rep`` that is another export.
+    `Trace.args` reads the file again, and exports a ``.nsys-rep`` again.
 
     Raises:
-        TraceError: if the file is no report, or nsys is needed and is not installed or fails.
-        OSError: if it cannot be opened.
+        TraceError: the file is not a report, or nsys is needed and is not installed or fails.
+        OSError: the file cannot be opened.
     """
     with open_report(path) as report:
         origins = Origins(report)
         columns = {
-            "gpu": _joined("gpu", [read(report, origins) for read in (_kernels, _graphs, _copies, _fills)]),
+            "gpu": _concatenated(
+                "gpu", [read(report, origins) for read in (_kernels, _graphs, _memcpys, _memsets)]
+            ),
             "runtime": _calls(report, origins),
             "syncs": _syncs(report, origins),
-            "others": _joined("others", [_library(report, origins, table) for table in LIBRARIES]),
+            "others": _concatenated("others", [_library(report, origins, table) for table in LIBRARIES]),
         }
-        ranges = read_ranges(report, origins, max(map(_end_ns, columns.values())))
+        ranges = read_nvtx_ranges(report, origins, max(map(_end_ns, columns.values())))
         columns["regions"] = ranges.regions
-        columns["others"] = _joined("others", [columns["others"], ranges.others])
+        columns["others"] = _concatenated("others", [columns["others"], ranges.others])
         if len(ranges.steps["number"]):
             columns["steps"] = ranges.steps
         processes = len(np.unique(columns["gpu"]["correlation"] >> 32))
@@ -83,7 +88,7 @@ def read_nsight(path: Path) -> Trace:
             path,
             "nsight systems",
             columns,
-            report.words,
+            report.strings,
             origins.threads(),
             devices=origins.devices,
             metadata=about,
@@ -97,7 +102,7 @@ def read_nsight(path: Path) -> Trace:
 
 @dataclass(frozen=True)
 class _LookUp:
-    """Finds an event in the file again; unlike a function in a function, it can be pickled."""
+    """Reads an event from the file again; unlike a nested function, it can be pickled."""
 
     path: Path
 
@@ -106,7 +111,7 @@ class _LookUp:
             return report.row(event)
 
 
-def _kernels(report: Report, origins: Origins) -> Columns:
+def _kernels(report: NsightReport, origins: Origins) -> Columns:
     numbers = (*_ON_GPU, *_NAMES, "registersPerThread", *_GRID, *_BLOCK, *_SHARED)
     rows = report.events(KERNELS, numbers)
     columns = _on_gpu(KERNELS, rows, origins, KERNEL)
@@ -117,7 +122,7 @@ def _kernels(report: Report, origins: Origins) -> Columns:
     some = (blocks >= 0) & (sms > 0)
     return columns | {
         "name": _named(report, name, report.string),
-        "registers": known(rows["registersPerThread"]),
+        "registers": minus_one_for_missing(rows["registersPerThread"]),
         "blocks": blocks,
         "block_threads": _combined(np.multiply, rows, _BLOCK),
         "shared_bytes": _combined(np.add, rows, _SHARED),
@@ -125,71 +130,71 @@ def _kernels(report: Report, origins: Origins) -> Columns:
     }
 
 
-def _graphs(report: Report, origins: Origins) -> Columns:
+def _graphs(report: NsightReport, origins: Origins) -> Columns:
     rows = report.events(GRAPHS, (*_ON_GPU, "graphId"))
-    names = _named(report, known(rows["graphId"]), lambda graph: f"CUDA graph {graph}")
+    names = _named(report, minus_one_for_missing(rows["graphId"]), lambda graph: f"CUDA graph {graph}")
     return _on_gpu(GRAPHS, rows, origins, KERNEL) | {"name": names}
 
 
-def _copies(report: Report, origins: Origins) -> Columns:
-    rows = report.events(COPIES, (*_ON_GPU, "bytes", "copyKind", "srcKind", "dstKind"))
-    # All three in one number, which is looked up once; 255 is what is missing or makes no sense.
+def _memcpys(report: NsightReport, origins: Origins) -> Columns:
+    rows = report.events(MEMCPYS, (*_ON_GPU, "bytes", "copyKind", "srcKind", "dstKind"))
+    # All three in one number, which is looked up once; 255 stands for missing or invalid.
     kind, source, target = (rows[name].view("u8").clip(max=255) for name in ("copyKind", "srcKind", "dstKind"))
     kinds = ((kind << 16) + (source << 8) + target).astype("i8")
-    columns = _on_gpu(COPIES, rows, origins, MEMCPY)
-    return columns | {"name": _named(report, kinds, _copy_name), "bytes": known(rows["bytes"])}
+    columns = _on_gpu(MEMCPYS, rows, origins, MEMCPY)
+    return columns | {"name": _named(report, kinds, _memcpy_name), "bytes": minus_one_for_missing(rows["bytes"])}
 
 
-def _copy_name(kinds: int) -> str:
+def _memcpy_name(kinds: int) -> str:
     source, target = _label(_MEMORY_KINDS, kinds >> 8 & 0xFF), _label(_MEMORY_KINDS, kinds & 0xFF)
     return f"Memcpy {_label(_COPY_KINDS, kinds >> 16)} ({source} -> {target})"
 
 
-def _fills(report: Report, origins: Origins) -> Columns:
-    rows = report.events(FILLS, (*_ON_GPU, "bytes", "memKind"))
+def _memsets(report: NsightReport, origins: Origins) -> Columns:
+    rows = report.events(MEMSETS, (*_ON_GPU, "bytes", "memKind"))
     names = _named(report, rows["memKind"], lambda kind: f"Memset ({_label(_MEMORY_KINDS, kind)})")
-    return _on_gpu(FILLS, rows, origins, MEMSET) | {"name": names, "bytes": known(rows["bytes"])}
+    return _on_gpu(MEMSETS, rows, origins, MEMSET) | {"name": names, "bytes": minus_one_for_missing(rows["bytes"])}
 
 
-def _calls(report: Report, origins: Origins) -> Columns:
+def _calls(report: NsightReport, origins: Origins) -> Columns:
     rows = report.events(CALLS, ("globalTid", "correlationId", "nameId"))
     name = _named(report, rows["nameId"], lambda id: _VERSION.sub("", report.string(id)))
-    texts = list(report.words)
-    runtime, driver = report.words["cuda_runtime"], report.words["cuda_driver"]
-    return timed(CALLS, rows) | {
+    texts = list(report.strings)
+    runtime, driver = report.strings["cuda_runtime"], report.strings["cuda_driver"]
+    return event_columns(CALLS, rows) | {
         "name": name,
-        "category": distinct(name, lambda code: runtime if texts[code].startswith("cuda") else driver),
+        "category": map_unique(name, lambda code: runtime if texts[code].startswith("cuda") else driver),
         "thread": origins.threads_of(rows["globalTid"]),
         "correlation": origins.correlations(rows["globalTid"], rows["correlationId"]),
     }
 
 
-def _syncs(report: Report, origins: Origins) -> Columns:
+def _syncs(report: NsightReport, origins: Origins) -> Columns:
     rows = report.events(SYNCS, (*_ON_GPU, "syncType"))
     names = _named(report, rows["syncType"], lambda kind: _label(_SYNC_KINDS, kind))
-    return _on_gpu(SYNCS, rows, origins, report.words["cuda_sync"]) | {"name": names}
+    return _on_gpu(SYNCS, rows, origins, report.strings["cuda_sync"]) | {"name": names}
 
 
-def _library(report: Report, origins: Origins, table: str) -> Columns:
+def _library(report: NsightReport, origins: Origins, table: str) -> Columns:
     rows = report.events(table, ("globalTid", "nameId"))
-    return timed(table, rows) | {
+    return event_columns(table, rows) | {
         "name": _named(report, rows["nameId"], report.string),
-        "category": np.full(len(rows), report.words[LIBRARIES[table]]),
+        "category": np.full(len(rows), report.strings[LIBRARIES[table]]),
         "thread": origins.threads_of(rows["globalTid"]),
     }
 
 
 def _on_gpu(table: str, rows: Array, origins: Origins, category: int) -> Columns:
-    return timed(table, rows) | {
+    return event_columns(table, rows) | {
         "category": np.full(len(rows), category),
         "device": origins.gpus_of(rows["globalPid"], rows["deviceId"]),
-        "stream": known(rows["streamId"]),
+        "stream": minus_one_for_missing(rows["streamId"]),
         "correlation": origins.correlations(rows["globalPid"], rows["correlationId"]),
     }
 
 
-def _joined(kind: str, parts: Sequence[Columns]) -> Columns:
-    """Rows of several tables in one; what one of them lacks is as if the file did not say it."""
+def _concatenated(kind: str, parts: Sequence[Columns]) -> Columns:
+    """Concatenate the rows of several tables; columns that one of them lacks are unknown in its rows."""
     return {
         name: np.concatenate([part.get(name, np.full(len(part["start_ns"]), missing, dtype)) for part in parts])
         for name, (dtype, missing) in COLUMNS[kind].items()
@@ -197,8 +202,8 @@ def _joined(kind: str, parts: Sequence[Columns]) -> Columns:
     }
 
 
-def _named(report: Report, values: Array, name: Callable[[int], str]) -> Array:
-    return distinct(values, lambda value: report.words[name(value)])
+def _named(report: NsightReport, values: Array, name: Callable[[int], str]) -> Array:
+    return map_unique(values, lambda value: report.strings[name(value)])
 
 
 def _label(labels: Sequence[str], number: int) -> str:
@@ -206,7 +211,7 @@ def _label(labels: Sequence[str], number: int) -> str:
 
 
 def _combined(function: np.ufunc, rows: Array, names: Sequence[str]) -> Array:
-    """The product or the sum of some columns; -1 where one of them is missing."""
+    """Return the product or the sum of columns; -1 if one of them is missing."""
     values = np.stack([rows[name] for name in names])
     return np.where((values == MISSING).any(axis=0), -1, function.reduce(values, axis=0))
 

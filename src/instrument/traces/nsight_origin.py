@@ -1,4 +1,4 @@
-"""Where the events of a report of Nsight Systems come from: processes, threads, GPUs, a rank of a job."""
+"""The processes, threads, GPUs and rank that the events of an Nsight Systems report come from."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from .lanes import each_pair
-from .nsight_tables import MISSING, Report, distinct, known
+from .lanes import map_unique, map_unique_pairs
+from .nsight_tables import MISSING, NsightReport, minus_one_for_missing
 from .table import Array
 from .trace import Device, Thread
 
-_PROCESS = ~0xFFFFFF  # of a global thread id; below it is the thread, in 24 bits, above it the machine
+_PROCESS = ~0xFFFFFF  # of a global thread id, whose lowest 24 bits are the thread
 _ID = 0xFFFFFFFF
 _RANKS = (
     ("RANK", "WORLD_SIZE"),
@@ -22,16 +22,16 @@ _RANKS = (
 
 
 class Origins:
-    """Gives threads and processes small numbers, and knows the GPUs.
+    """Numbers the threads, processes and GPUs of a report.
 
     Attributes:
         devices: the GPUs that the report lists.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: NsightReport) -> None:
         self._report = report
         self._threads: dict[int, int] = {}
-        # What does not say its process is of the first one, as where there is only one.
+        # Rows without a process belong to the first one, which is usually the only one.
         self._processes = {MISSING: 0}
         self.devices = list(_gpus(report).values())
         self._sms = {device.id: device.sms for device in self.devices}
@@ -40,25 +40,25 @@ class Origins:
 
     def threads_of(self, global_ids: Array) -> Array:
         """Return the numbers of threads; -1 for none."""
-        return distinct(global_ids, self._thread)
+        return map_unique(global_ids, self._thread)
 
     def processes_of(self, global_ids: Array) -> Array:
         """Return the numbers of the processes of threads, or of processes."""
-        return distinct(np.where(global_ids == MISSING, MISSING, global_ids & _PROCESS), self._process)
+        return map_unique(np.where(global_ids == MISSING, MISSING, global_ids & _PROCESS), self._process)
 
     def correlations(self, global_ids: Array, numbers: Array) -> Array:
-        """Return correlation ids that are unique among all processes: nsys has one count for each of them."""
+        """Return correlation ids that are unique among all processes: nsys counts per process."""
         return np.where(numbers == MISSING, -1, (self.processes_of(global_ids) << 32) + (numbers & _ID))
 
     def gpus_of(self, global_ids: Array, numbers: Array) -> Array:
-        """Return the ids of GPUs. A process may number them in its own way, where CUDA shows it only some."""
+        """Return the ids of GPUs, which a process that sees only some GPUs numbers differently."""
         if not self._gpu_of:
-            return known(numbers)
-        return each_pair(global_ids >> 24 & 0xFFFFFF, known(numbers), self._gpu)
+            return minus_one_for_missing(numbers)
+        return map_unique_pairs(global_ids >> 24 & 0xFFFFFF, minus_one_for_missing(numbers), self._gpu)
 
     def sms_of(self, devices: Array) -> Array:
-        """Return how many multiprocessors each of the GPUs has; 0 where that is not known."""
-        return distinct(devices, lambda device: self._sms.get(device, 0))
+        """Return the number of multiprocessors of each GPU; 0 if unknown."""
+        return map_unique(devices, lambda device: self._sms.get(device, 0))
 
     def threads(self) -> list[Thread]:
         """Return the threads, in the order of their numbers."""
@@ -70,10 +70,10 @@ class Origins:
         ]
 
     def process_names(self) -> dict[int, str]:
-        """Return the names of the processes that have threads here, by process id."""
-        here = {tid & _PROCESS for tid in self._threads}
+        """Return the names of the processes with threads in the trace, by process id."""
+        own = {tid & _PROCESS for tid in self._threads}
         rows = self._report.texts("PROCESSES", "globalPid", "pid", "name")
-        return {pid: str(name) for process, pid, name in rows if process in here}
+        return {pid: str(name) for process, pid, name in rows if process in own}
 
     def _gpu(self, pid: int, number: int) -> int:
         return self._gpu_of.get((pid, number), number)
@@ -85,10 +85,10 @@ class Origins:
         return self._processes.setdefault(global_id, len(self._processes) - 1)
 
 
-def metadata(report: Report) -> dict[str, str]:
-    """Return what the report says of itself, of its export and of the machine.
+def metadata(report: NsightReport) -> dict[str, str]:
+    """Return the metadata of the report, its export and the machine.
 
-    It also has the environment of the program, which may hold secrets and is left out.
+    The environment of the program is excluded, because it may hold secrets.
     """
     found: dict[str, str] = {}
     for table in ("TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "EXPORT_META_DATA", "META_DATA_EXPORT"):
@@ -98,16 +98,16 @@ def metadata(report: Report) -> dict[str, str]:
     return found
 
 
-def epoch_ns(report: Report) -> int:
-    """Return when the session began, whose start is the 0 of all times, since 1970; 0 if that is not known."""
+def epoch_ns(report: NsightReport) -> int:
+    """Return the start of the session, which is the 0 of all times, in ns since 1970; 0 if unknown."""
     for (start,) in report.texts("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
         if isinstance(start, int):
             return start
     return 0
 
 
-def rank_and_world(report: Report) -> tuple[int | None, int | None]:
-    """Return the rank and the number of ranks, as torchrun, MPI or Slurm told nsys."""
+def rank_and_world(report: NsightReport) -> tuple[int | None, int | None]:
+    """Return the rank and the number of ranks, from the variables of torchrun, MPI or Slurm."""
     rows = report.texts("TARGET_INFO_SYSTEM_ENV", "name", "value")
     text = next((str(value) for name, value in rows if name == "DeviceEnvironment"), "")
     environment = dict(line.partition("=")[::2] for line in text.split("\0"))
@@ -121,7 +121,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def _gpus(report: Report) -> dict[int, Device]:
+def _gpus(report: NsightReport) -> dict[int, Device]:
     columns = ("id", "name", "smCount", "maxWarpsPerSm", "threadsPerWarp", "totalMemory")
     found: dict[int, Device] = {}
     for id, name, sms, warps, threads, memory in report.texts("TARGET_INFO_GPU", *columns):

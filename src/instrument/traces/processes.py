@@ -1,7 +1,7 @@
-"""Processes of one's own to read files in, which leave the caller's script alone.
+"""Reads files in child processes that do not import the caller's script.
 
-Those of `multiprocessing` run the caller's ``__main__`` again unless it is guarded, are forbidden to daemons,
-and where one of them dies the results of all are lost. These import what they are sent and nothing else.
+`ProcessPoolExecutor` imports the caller's ``__main__`` again, cannot run in daemonic processes, and loses the
+results of all workers if one dies; so do the pools that are built on `multiprocessing`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import IO, Any
 
 
 def python(code: str, *arguments: str) -> list[str]:
-    """Return the command line of a Python process that runs ``code`` and imports what this process would.
+    """Return the command line of a Python process that runs ``code`` with the module search path of this one.
 
-    Python itself would look into the current folder first, where any file may have the name of a module.
+    By default Python searches the current folder first, where any file may have the name of a module.
     """
     return [sys.executable or "", "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}", *arguments]
 
 
 class Processes(ThreadPoolExecutor):
-    """Calls functions in fresh Python processes; a thread waits for each.
+    """Calls functions in new Python processes, each driven by a thread.
 
-    A function travels by name, so that it has to be importable and not of ``__main__``. One that kills its
-    process fails alone. The end of a ``with`` block waits for nothing: collect the results inside.
+    Functions are pickled by name: they must be importable, and not from ``__main__``. A function that kills its
+    process fails alone. The end of a ``with`` block does not wait for results: collect them inside.
 
     Args:
-        count: how many processes.
+        count: the number of processes.
 
     Raises:
         OSError: no process can be started.
@@ -42,11 +42,11 @@ class Processes(ThreadPoolExecutor):
         self._idle = [self._start() for _ in range(count)]
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:  # type: ignore[override]
-        """Call the function with arguments that pickle; the future raises RuntimeError if it fails."""
+        """Call the function with picklable arguments; the future raises RuntimeError if the call fails."""
         return super().submit(self._call, pickle.dumps((function, args)))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
-        """End the processes, in the middle of their work if they have any."""
+        """Kill the processes, even while they work."""
         super().shutdown(wait=False, cancel_futures=cancel_futures)
         for process in self._all:
             process.kill()
@@ -75,7 +75,7 @@ class Processes(ThreadPoolExecutor):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=1 << 20,
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # idle ones spin while the others would work
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # its idle threads would spin and slow down the others
         )
         self._all.append(process)
         return process

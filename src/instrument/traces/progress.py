@@ -1,4 +1,4 @@
-"""Shows how far the reading of a large file is."""
+"""A progress bar for large files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from ..imports import import_rich
 from ..printable import printable
 
-_LARGE = 100_000_000  # bytes; smaller ones are read within a second or so
+_LARGE = 100_000_000  # bytes; smaller files take about a second
 
 
 @contextmanager
-def progress(path: Path) -> Iterator[Callable[[int], None]]:
-    """Yield what is to be told of each part read, its bytes: a bar at a terminal, for a large file."""
+def progress_bar(path: Path) -> Iterator[Callable[[int], None]]:
+    """Yield a function that takes the number of bytes read; at a terminal, it moves a bar for a large file."""
     size = path.stat().st_size
     if size < _LARGE or sys.stderr is None or not sys.stderr.isatty():
         yield lambda read: None

@@ -1,4 +1,4 @@
-"""Where and how long the GPU worked for each region."""
+"""Projects regions to the GPU: when and how long the work that each launched ran."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .lanes import Lanes
+from .lanes import LaneAxis
 from .table import Array, Table
 from .trace import Trace
 
-_PAIRS = 1 << 21  # of a region and a piece of work that are looked at together: about 200 MB
+_PAIRS = 1 << 21  # of region and work that are processed at once: about 200 MB
 
 
 def projection(trace: Trace) -> Table:
-    """Return for each region the GPU work that was launched within it.
+    """Return the GPU work that was launched within each region.
 
-    A region owns a kernel, copy or fill if the call that launched it began and ended in the region, on the same
-    thread; the regions around it own it too. This is the definition of ``nsys stats --report
-    nvtx_gpu_proj_trace`` (``nvtxgpuproj`` up to 2023), which leaves out ranges that another thread ended. What
-    autograd's threads launch belongs besides, other than there, to the regions open on the thread that waits.
+    A kernel, memcpy or memset belongs to a region, and to the regions around it, if the call that launched it
+    began and ended in the region on the same thread. This is the definition of ``nsys stats --report
+    nvtx_gpu_proj_trace`` (``nvtxgpuproj`` until 2023), which excludes ranges that another thread ended. In
+    addition, work that autograd threads launch belongs to the regions open on the thread that waits for the
+    backward pass.
 
-    The time it takes grows with the number of launches times the number of regions around each.
+    The time grows with the number of launches times the number of regions around each.
 
     Returns:
         One row for each row of ``trace.regions``, in the same order, with the columns
 
-        - ``start_ns``, ``duration_ns``: from the start of the first to the end of the last piece of work; -1
-          and 0 where there is none;
-        - ``busy_ns``: how long at least one of them ran in between;
-        - ``ops``: how many there are;
-        - ``launches``: how many calls launched them, a CUDA graph with one call many.
+        - ``start_ns``, ``duration_ns``: from the start of the first work to the end of the last; -1, 0 without;
+        - ``busy_ns``: how long any of the work ran;
+        - ``ops``: the number of kernels, memcpys and memsets;
+        - ``launches``: the number of calls that launched them; a CUDA graph is launched by one call.
     """
     regions = trace.regions
     start, empty = np.full(len(regions), -1), np.zeros((4, len(regions)), np.int64)
@@ -39,7 +39,7 @@ def projection(trace: Trace) -> Table:
     work, lanes = _work(trace)
     rows = np.argsort(regions.thread, kind="stable")
     thread = regions.thread[rows]
-    begin, end = (lanes.places(thread, times[rows]) for times in (regions.start_ns, regions.end_ns))
+    begin, end = (lanes.positions(thread, times[rows]) for times in (regions.start_ns, regions.end_ns))
     for part, columns in _project(begin, end, work):
         for name, column in columns.items():
             result[name][rows[part]] = column
@@ -47,7 +47,7 @@ def projection(trace: Trace) -> Table:
 
 
 class _Work(NamedTuple):
-    """What was launched, thread by thread in order of the calls, whose times are places on a line."""
+    """The launched work of all threads, in order of the calls, whose times are positions on a `LaneAxis`."""
 
     call: Array
     call_start: Array
@@ -56,7 +56,7 @@ class _Work(NamedTuple):
     end: Array
 
 
-def _work(trace: Trace) -> tuple[_Work, Lanes]:
+def _work(trace: Trace) -> tuple[_Work, LaneAxis]:
     rows = np.flatnonzero(trace.gpu.launch >= 0)
     rows = rows[trace.runtime.thread[trace.gpu.launch[rows]] >= 0]
     calls = trace.runtime.where(trace.gpu.launch[rows])
@@ -65,16 +65,16 @@ def _work(trace: Trace) -> tuple[_Work, Lanes]:
     begin_ns, end_ns = np.concatenate((calls.start_ns, lent_ns)), np.concatenate((calls.end_ns, lent_ns + 1))
     gpu = trace.gpu.where(np.concatenate((rows, lent)))
     regions = trace.regions
-    lanes = Lanes(len(trace.threads), begin_ns, end_ns, regions.start_ns, regions.end_ns)
-    begin, end = (lanes.places(thread, times) for times in (begin_ns, end_ns))
+    lanes = LaneAxis(len(trace.threads), begin_ns, end_ns, regions.start_ns, regions.end_ns)
+    begin, end = (lanes.positions(thread, times) for times in (begin_ns, end_ns))
     order = np.lexsort((gpu.launch, begin))
     return _Work(*(column[order] for column in (gpu.launch, begin, end, gpu.start_ns, gpu.end_ns))), lanes
 
 
 def _lent(trace: Trace, rows: Array, threads: Array) -> tuple[Array, Array, Array]:
-    """The work that threads of autograd launched for another: its rows, that thread, and a time there.
+    """Return the work that autograd threads launched for another thread: its rows, that thread, and a time on it.
 
-    It is when the outermost region around the launch began, or the launch itself where it is in none.
+    The time is the start of the outermost region around the launch or, outside of regions, the launch itself.
     """
     autograd = np.array([thread.autograd for thread in trace.threads], bool)
     own = autograd[threads] & (trace.gpu.region[rows] >= 0)
@@ -82,7 +82,7 @@ def _lent(trace: Trace, rows: Array, threads: Array) -> tuple[Array, Array, Arra
     regions, region = trace.regions, trace.gpu.region[rows].astype(np.int64)
     thread, times_ns = regions.thread[region], trace.runtime.start_ns[trace.gpu.launch[rows]]
     inside = np.flatnonzero(thread == threads)
-    while len(inside):  # until the region is one of the other thread
+    while len(inside):  # until the region is on the other thread
         times_ns[inside] = regions.start_ns[region[inside]]
         region[inside] = regions.parent[region[inside]]
         thread[inside] = np.where(region[inside] >= 0, regions.thread[region[inside]], -1)
@@ -92,7 +92,7 @@ def _lent(trace: Trace, rows: Array, threads: Array) -> tuple[Array, Array, Arra
 
 
 def _project(begin: Array, end: Array, work: _Work) -> Iterator[tuple[slice, dict[str, Array]]]:
-    """Some regions at a time, so that memory stays bounded, and their rows of the result."""
+    """Yield results for some regions at a time, which limits the memory."""
     first = np.searchsorted(work.call_start, begin, "left")
     after = np.maximum(np.searchsorted(work.call_start, end, "right"), first)
     total = np.cumsum(after - first)
@@ -109,7 +109,7 @@ def _project_some(end: Array, first: Array, after: Array, work: _Work) -> dict[s
     inside = work.call_end[op] <= end[region]
     region, op = region[inside], op[inside]
 
-    # Pairs of a region are neighbours, and among them those of a call.
+    # The pairs of a region are adjacent, and among them the pairs of a call.
     new = np.diff(work.call[op], prepend=-1).astype(bool) | np.diff(region, prepend=-1).astype(bool)
     owns, heads, ops = np.unique(region, return_index=True, return_counts=True)
     columns = {
@@ -127,20 +127,20 @@ def _project_some(end: Array, first: Array, after: Array, work: _Work) -> dict[s
 
 
 def _pairs(first: Array, after: Array) -> tuple[Array, Array]:
-    """Every region with each row of its own from ``first`` up to ``after``."""
+    """Return pairs of every region and each of its rows from ``first`` up to ``after``."""
     count = after - first
     region = np.repeat(np.arange(len(count)), count)
     return region, np.arange(len(region)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
 def _added(region: Array, start: Array, end: Array) -> Array:
-    """How much each row adds to the time that the earlier rows of its region cover, in order of start.
+    """Return how much each row adds to the time that earlier rows of its region cover, in order of start.
 
-    The result is in that order; the rows of a region stay together.
+    The rows of a region stay together.
     """
     order = np.lexsort((start, region))
     region, start, end = region[order], start[order], end[order]
-    # Ends as their ranks, those of each region above all of the region before: one maximum serves all of them.
+    # Ranks of the ends, offset by region, so that one running maximum serves all regions.
     ends, rank = np.unique(end, return_inverse=True)
     reach = ends[np.maximum.accumulate(region * len(ends) + rank) % len(ends)]
     covered = np.where(np.diff(region, prepend=-1) > 0, start, np.concatenate((start[:1], reach[:-1])))

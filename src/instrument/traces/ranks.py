@@ -1,4 +1,4 @@
-"""The traces of the ranks of one job."""
+"""Reads the traces of the ranks of one job."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from pathlib import Path
 
 from ..errors import TraceError
 from .align import Clock, align
-from .find import find, process_of, rank_of
 from .processes import Processes
 from .table import Array
 from .trace import Trace
-from .worker import attempt
+from .trace_files import find_trace_files, process_from_name, rank_from_name
+from .worker import read_or_reason
 
 MOST_RANKS = 1_000_000
-"""A file that claims a higher rank or number of ranks is not believed."""
+"""Higher ranks and numbers of ranks in a file are ignored."""
 
 
 class TraceSet(Mapping[int, Trace]):
-    """Traces by rank, in ascending order: ``traces[3]``, ``for rank, trace in traces.items()``.
+    """The traces of a job by rank, in ascending order: a read-only mapping from rank to `Trace`.
+
+    ``traces[3]`` is the trace of rank 3, and raises KeyError if the set has none.
 
     Attributes:
-        world_size: the number of ranks of the job, as the files say; else one more than the highest.
-        missing: the ranks that there is no trace of.
-        failed: files that could not be read, and why.
-        left_out: files that were read and belong to another window or run than the traces, and what they hold; and
-            folders that were not read, as the traces are those of another one.
-        guessed: ranks that neither a file nor its name tells: numbers that were free, in order of the names.
+        world_size: the number of ranks of the job, as the files say; otherwise the highest rank plus one.
+        missing: the ranks without a trace.
+        failed: the files that could not be read, each with the reason.
+        left_out: files of another window or run, each with what it holds; and folders that were not read, because
+            the traces come from another folder.
+        guessed: ranks that neither a file nor its name gives: free numbers, in order of the file names.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class TraceSet(Mapping[int, Trace]):
 
     def __getitem__(self, rank: int) -> Trace:
         if rank not in self._traces:
-            raise KeyError(f"there is no trace of rank {rank!r}; there are those of {_short(self.ranks)}")
+            raise KeyError(f"no trace of rank {rank!r}; the set has the ranks {_short(self.ranks)}")
         return self._traces[rank]
 
     def __iter__(self) -> Iterator[int]:
@@ -70,23 +72,35 @@ class TraceSet(Mapping[int, Trace]):
 
     @property
     def ranks(self) -> list[int]:
-        """Those that there is a trace of."""
+        """The ranks that have a trace, in ascending order."""
         return list(self._traces)
 
     @cached_property
     def clocks(self) -> dict[int, Clock]:
-        """How the clocks compare, by `align`; may be set to what that returns for other collectives."""
+        """The clock of each rank, as `align` compares them; may be set to the result for other collectives."""
         return align(self)
 
     @property
     def offsets_ns(self) -> dict[int, int]:
-        """What to add to times of each rank to have them on the clock of the lowest one."""
+        """What to add to the times of each rank, in ns, to get times on the clock of the lowest rank."""
         return {rank: clock.offset_ns for rank, clock in self.clocks.items()}
 
     def start_ns(self, rank: int, kind: str = "gpu") -> Array:
-        """Return the starts of a table of a rank, on the clock of the lowest rank."""
+        """Return the starts of the rows of a table, in ns on the clock of the lowest rank.
+
+        Args:
+            rank: a rank of the set.
+            kind: the name of the table, such as "gpu" or "regions".
+
+        Raises:
+            KeyError: the set has no trace of the rank.
+            AttributeError: a trace has no such table.
+        """
         starts: Array = getattr(self[rank], kind).start_ns + self.clocks[rank].offset_ns
         return starts
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_")]
 
 
 def read_ranks(
@@ -94,31 +108,32 @@ def read_ranks(
     read: Callable[[Path], Trace],
     executor: Executor | None = None,
 ) -> TraceSet:
-    """Read the traces of one job, one file a rank.
+    """Read the traces of one job, one file per rank.
 
-    The rank of a file is what it says itself, else what its name says: ``rank0``, ``worker_3``, ``r1``,
-    ``trace_0.json``. Where ranks have several files, the set holds that window which most ranks have, of those the
-    last, and `TraceSet.left_out` names the files of the others.
+    The rank of a file comes from the file itself, otherwise from its name: ``rank0``, ``worker_3``, ``r1``,
+    ``trace_0.json``. If ranks have several files, the set holds the last window that most ranks have, and
+    `TraceSet.left_out` lists the other files.
 
     Args:
-        paths: files, a pattern for `glob`, or a folder. Of a folder the files that end in one of `find.SUFFIXES`
-            are taken; without any, those of its subfolders if they are named after ranks, else those of
-            the last subfolder that has some, and `TraceSet.left_out` names the others.
+        paths: files, a pattern for `glob`, or a folder. In a folder, the files that end in one of
+            `trace_files.SUFFIXES` are read; if it has none, the files of its subfolders if these are named after
+            ranks, otherwise the files of its last subfolder that has some, and `TraceSet.left_out` lists the
+            others.
         read: reads one file.
-        executor: calls ``read``; by default as many processes of this machine as there are cores.
+        executor: calls ``read``; by default, as many processes of this machine as it has cores.
 
     Raises:
-        TraceError: there is no file, or none that can be read.
+        TraceError: no file is found, or none can be read.
     """
-    files, others = find(paths)
+    files, others = find_trace_files(paths)
     results = _read_all(files, read, executor)
     failed = {path: result for path, result in results.items() if isinstance(result, str)}
     claims: dict[int, list[Trace]] = defaultdict(list)
     nameless = []
     for path, result in results.items():
         if isinstance(result, Trace):
-            result.path = path  # not the absolute one that it was read by
-            rank = result.rank if _plausible(result.rank) else rank_of(path)
+            result.path = path  # it was read by its absolute path
+            rank = result.rank if _plausible(result.rank) else rank_from_name(path)
             if rank is None:
                 nameless.append(result)
             else:
@@ -146,22 +161,23 @@ def _plausible(rank: int | None) -> bool:
 def _read_all(
     files: list[Path], read: Callable[[Path], Trace], executor: Executor | None
 ) -> dict[Path, Trace | str]:
-    """What each file holds, or the reason that it cannot be read."""
+    """Return the trace of each file, or the reason that it cannot be read."""
     if executor is not None:
-        futures = {path: executor.submit(attempt, read, path.absolute()) for path in files}
+        futures = {path: executor.submit(read_or_reason, read, path.absolute()) for path in files}
         return {path: _result(future) for path, future in futures.items()}
     count = min(_cores(), len(files))
-    if count > 1 and _travels(read):
-        with suppress(OSError), Processes(count - 1) as processes:  # where none can be started, all is done here
-            futures = {path: processes.submit(attempt, read, path.absolute()) for path in files}
-            # This process, which need not be started, reads from the other end until they meet.
-            here = {path: attempt(read, path) for path in reversed(files) if futures[path].cancel()}
-            return {path: here.get(path) or _result(futures[path]) for path in files}
-    return {path: attempt(read, path) for path in files}
+    if count > 1 and _is_importable(read):
+        # If no process can be started, this one reads all files below.
+        with suppress(OSError), Processes(count - 1) as processes:
+            futures = {path: processes.submit(read_or_reason, read, path.absolute()) for path in files}
+            # This process reads from the other end of the list until it meets the others.
+            own = {path: read_or_reason(read, path) for path in reversed(files) if futures[path].cancel()}
+            return {path: own.get(path) or _result(futures[path]) for path in files}
+    return {path: read_or_reason(read, path) for path in files}
 
 
-def _travels(read: Callable[[Path], Trace]) -> bool:
-    """Whether another process can import it."""
+def _is_importable(read: Callable[[Path], Trace]) -> bool:
+    """Return whether another process can import the function."""
     try:
         return b"__main__" not in pickle.dumps(read)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -171,7 +187,7 @@ def _travels(read: Callable[[Path], Trace]) -> bool:
 def _result(future: Future[Trace | str]) -> Trace | str:
     try:
         return future.result()
-    except Exception as error:  # of the executor: a worker that died
+    except Exception as error:  # raised by the executor, if a worker died
         return f"{type(error).__name__}: {error}"
 
 
@@ -180,7 +196,7 @@ def _cores() -> int:
 
 
 def _one_window(claims: Mapping[int, list[Trace]]) -> tuple[dict[int, Trace], dict[Path, str]]:
-    """Of each rank the trace of that window which most of them have, of those the last."""
+    """Choose for each rank the trace of the last window that most ranks have; return the other files as well."""
     ranks_with = Counter(window for traces in claims.values() for window in {_window(trace) for trace in traces})
     last: dict[str, int] = {}
     for trace in chain.from_iterable(claims.values()):
@@ -193,7 +209,7 @@ def _one_window(claims: Mapping[int, list[Trace]]) -> tuple[dict[int, Trace], di
         chosen[rank] = order[0]
         for trace in order[1:]:
             same = ", another run" if _window(trace) == _window(order[0]) else ""
-            left_out[trace.path] = f"rank {rank}{process_of(trace.path)}, {_window(trace)}{same}"
+            left_out[trace.path] = f"rank {rank}{process_from_name(trace.path)}, {_window(trace)}{same}"
     return chosen, left_out
 
 

@@ -1,4 +1,4 @@
-"""Reads a trace of any kind: what is in the file tells which reader is right."""
+"""Reads traces: finds out from the content of a file which profiler wrote it, and picks the reader."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import TraceError
-from .database import connected, is_database
+from .database import is_database, open_database
 from .kineto import read_kineto
-from .progress import progress
+from .progress import progress_bar
 from .table import TooLargeError
 from .trace import Trace
 
@@ -28,38 +28,90 @@ if TYPE_CHECKING:
 
 _DATABASES = (".sqlite", ".db")
 _REPORTS = (".nsys-rep", ".qdrep")
-_HEAD = 1 << 16
+_HEAD_BYTES = 1 << 16
 
 
-def read_trace(
-    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, executor: Executor | None = None
-) -> Trace | TraceSet:
-    """Read what a profiler wrote.
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read the trace of one process.
 
-    Kineto JSON of torch.profiler, plain or gzip, also damaged; reports of Nsight Systems, ``.sqlite`` or
-    ``.nsys-rep``; JSON and databases of rocprofv3. What could not be read of a file is in `Trace.lost`.
+    Kineto JSON of torch.profiler, plain or gzip, damaged files included; reports of Nsight Systems, ``.sqlite``
+    or ``.nsys-rep``; JSON and databases of rocprofv3. `Trace.lost` says which parts of the file could not be
+    read. `read_traces` reads the ranks of a job.
 
     Args:
-        path: a file, or "-" for standard input. A folder, a pattern such as ``"runs/*.json.gz"`` or several
-            files make a `TraceSet`: the ranks of one job.
-        executor: reads the files of a set; by default processes of this machine do.
+        path: a file, or "-" for standard input.
 
     Raises:
-        TraceError: if it is no trace, nothing in it can be read, or no file matches the pattern.
-        OSError: if it cannot be opened; FileNotFoundError, if there is no such file or folder.
+        TypeError: ``path`` is not a path.
+        TraceError: ``path`` is a folder or a pattern; or the file is not a trace, or no event can be read.
+        FileNotFoundError: the file does not exist.
+        OSError: the file cannot be opened.
     """
+    _check_path(path)
+    if _is_file(path):
+        return read_file(Path(path))
+    if not str(path):
+        raise TraceError(Path(), '"path" must not be empty')
+    if Path(path).is_dir():
+        raise TraceError(Path(path), "this is a folder; read_traces reads the traces of the ranks in it")
+    if glob.has_magic(str(path)):
+        raise TraceError(Path(path), "this is a pattern; read_traces reads the files that match it")
+    raise _not_found(path)
+
+
+def read_traces(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, executor: Executor | None = None
+) -> TraceSet:
+    """Read the traces of the ranks of one job.
+
+    Files that cannot be read are listed in `TraceSet.failed` and do not stop the others. Where a rank has several
+    windows, the set holds the last window that most ranks have, and `TraceSet.left_out` lists the other files.
+
+    Args:
+        paths: a folder, a pattern such as ``"runs/*.json.gz"``, or several files. `read_trace` reads one file.
+        executor: reads the files; by default processes of this machine, one for each core.
+
+    Raises:
+        TypeError: ``paths`` is neither a path nor an iterable of paths.
+        TraceError: ``paths`` is one file; or no file matches, or none of the files can be read.
+        FileNotFoundError: the folder does not exist.
+    """
+    if not isinstance(paths, (str, os.PathLike, Iterable)):
+        raise TypeError(f'"paths" must be a folder, a pattern or several paths: {paths!r:.200}')
+    if isinstance(paths, (str, os.PathLike)) and _is_file(paths):
+        raise TraceError(Path(paths), "this is one file; read_trace reads it")
+    return _read_ranks(paths, executor)
+
+
+def read_any(path: str | os.PathLike[str]) -> Trace | TraceSet:
+    """Read one file as `read_trace` does, or a folder or pattern as `read_traces` does; errors as theirs."""
+    return read_file(Path(path)) if _is_file(path) else _read_ranks(path, None)
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        several = "; read_traces reads several files" * isinstance(path, Iterable)
+        raise TypeError(f'"path" must be the path of one file{several}: {path!r:.200}')
+
+
+def _is_file(path: str | os.PathLike[str]) -> bool:
+    file = Path(path)
+    return str(path) == "-" or (bool(str(path)) and file.exists() and not file.is_dir())
+
+
+def _read_ranks(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], executor: Executor | None
+) -> TraceSet:
     from .ranks import read_ranks
 
-    if not isinstance(path, (str, os.PathLike, Iterable)):
-        raise TypeError(f'"path" must be a path, a pattern or several paths: {path!r:.200}')
-    if not isinstance(path, (str, os.PathLike)):
-        return read_ranks(path, read_file, executor)
-    file = Path(path)
-    if str(path) == "-" or (file.exists() and not file.is_dir()):
-        return read_file(file)
-    if file.is_dir() or glob.has_magic(str(path)):
-        return read_ranks(path, read_file, executor)
-    raise FileNotFoundError(2, "No such file or folder", str(path))
+    one = str(paths) if isinstance(paths, (str, os.PathLike)) else ""
+    if one and not Path(one).is_dir() and not glob.has_magic(one):
+        raise _not_found(one)
+    return read_ranks(paths, read_file, executor)
+
+
+def _not_found(path: str | os.PathLike[str]) -> FileNotFoundError:
+    return FileNotFoundError(2, "No such file or folder", str(path))
 
 
 def read_file(path: Path) -> Trace:
@@ -69,15 +121,15 @@ def read_file(path: Path) -> Trace:
     except TooLargeError as error:
         raise TraceError(path, str(error)) from None
     except MemoryError:
-        raise TraceError(path, "there is not enough memory for what is in it") from None
+        raise TraceError(path, "its content does not fit into memory") from None
 
 
 def _read_file(path: Path) -> Trace:
     if str(path) == "-" or not stat.S_ISREG(path.stat().st_mode):
-        return _spooled(path)
+        return _read_stream(path)
     head = _head(path)
     if is_database(path):
-        return _database(path)
+        return _read_database(path)
     if path.suffix in _DATABASES and not head.lstrip().startswith((b"{", b"[")):
         raise TraceError(path, "it is empty" if not head else "it is not an SQLite database")
     if path.suffix == ".ncu-rep":
@@ -94,31 +146,31 @@ def _read_file(path: Path) -> Trace:
         from .rocprof import read_rocprof
 
         return read_rocprof(path)
-    with progress(path) as told:
-        return read_kineto(path, told)
+    with progress_bar(path) as advance:
+        return read_kineto(path, advance)
 
 
 def _head(path: Path) -> bytes:
     with path.open("rb") as file:
-        head = file.read(_HEAD)
+        head = file.read(_HEAD_BYTES)
     if head.startswith(b"\x1f\x8b"):
         with suppress(zlib.error):
-            return zlib.decompressobj(wbits=31).decompress(head, _HEAD)
+            return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
     return head
 
 
-def _database(path: Path) -> Trace:
+def _read_database(path: Path) -> Trace:
     from .nsight import read_nsight
     from .rocpd import read_rocpd
 
-    with connected(path) as database:
+    with open_database(path) as database:
         query = "SELECT count(*) FROM sqlite_master WHERE name LIKE 'rocpd%'"
         found = database.execute(query).fetchone()
     return read_rocpd(path) if found[0] else read_nsight(path)
 
 
-def _spooled(path: Path) -> Trace:
-    """Standard input or a pipe, copied to a file that goes when the trace does: args are read from it again."""
+def _read_stream(path: Path) -> Trace:
+    """Read standard input or a pipe from a copy, which `Trace.args` needs and which is removed with the trace."""
     with tempfile.NamedTemporaryFile(prefix="instrument-", suffix=".trace", delete=False) as copy:
         spool = Path(copy.name)
         try:

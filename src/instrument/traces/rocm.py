@@ -1,4 +1,4 @@
-"""What rocprofv3 means by its records, the same in its JSON and in its database."""
+"""Converts rocprofv3's records, of its JSON or its database, to the columns of a trace."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ from functools import partial
 
 import numpy as np
 
-from .lanes import each_pair
-from .table import COLUMNS, KERNEL, MEMCPY, Array, Words
+from .lanes import map_unique, map_unique_pairs
+from .table import COLUMNS, KERNEL, MEMCPY, Array, Strings
 from .trace import Thread
 
-PROCESS = 48
-"""The number of a process in the file begins at this bit of an id, so that ids of two are never the same."""
+PROCESS_BIT = 48
+"""The bit of an id at which the number of its process begins, so that ids of two processes differ."""
 
-_COPY = re.compile(r"(HOST|DEVICE|PEER)_TO_(HOST|DEVICE|PEER)")
+_MEMCPY = re.compile(r"(HOST|DEVICE|PEER)_TO_(HOST|DEVICE|PEER)")
 _MARK = "roctxMarkA"
 _HIP = "hip"
 _EXTRA = {"ancestor": ("i8", -1), "queue": ("i8", -1)}
 
 
-class Collected:
-    """The columns of a trace, part by part.
+class RocmColumns:
+    """The columns of a trace, collected in parts.
 
     Args:
-        most_text: how many characters all words may have together.
+        text_limit: the number of characters that all strings may have together.
 
     Attributes:
-        words: with the numbers that the columns hold.
+        strings: the numbers of the strings that the columns hold.
     """
 
-    def __init__(self, most_text: int) -> None:
-        self.words = Words(most_text)
+    def __init__(self, text_limit: int) -> None:
+        self.strings = Strings(text_limit)
         self._threads: dict[tuple[int | str, int], int] = {}
         self._parts: dict[str, list[dict[str, Array]]] = {}
 
     def thread(self, process: int | str, ids: Array) -> Array:
-        """Return numbers for the threads of a process."""
-        return each(ids, partial(self._thread, process))
+        """Return the numbers of threads of one process."""
+        return map_unique(ids, partial(self._thread, process))
 
     def threads_of(self, processes: Array, ids: Array) -> Array:
-        """Return numbers for threads of several processes."""
-        return each_pair(processes, ids, self._thread)
+        """Return the numbers of threads of several processes."""
+        return map_unique_pairs(processes, ids, self._thread)
 
     def _thread(self, process: int | str, thread: int) -> int:
         return self._threads.setdefault((process, thread), len(self._threads)) if thread >= 0 else -1
 
     def threads(self, names: Mapping[tuple[int | str, int], str]) -> list[Thread]:
-        """Return what the numbers stand for."""
+        """Return the threads in the order of their numbers."""
         return [Thread(*key, names.get(key, "")) for key in self._threads]
 
     def add(self, kind: str, part: dict[str, Array]) -> None:
-        """Add rows to a table; columns that it does not have are left out."""
+        """Add rows to a table; columns that the table lacks are ignored."""
         if len(part["start_ns"]):
             self._parts.setdefault(kind, []).append(part)
 
     def add_kernels(self, part: dict[str, Array]) -> None:
-        """Add kernels; ``grid`` and ``workgroup`` are in work items and have a column for each dimension."""
+        """Add kernels; ``grid`` and ``workgroup`` are in work items, with one column per dimension."""
         workgroup = np.maximum(part["workgroup"], 1)
         blocks = np.prod(-(-part["grid"] // workgroup), axis=1)
         per_sm = blocks / np.maximum(part["sms"], 1)
@@ -73,55 +73,47 @@ class Collected:
             },
         )
 
-    def add_copies(self, part: dict[str, Array]) -> None:
-        """Add copies; ``operation`` is a word such as ``MEMORY_COPY_HOST_TO_DEVICE``."""
-        name = self.renamed(part["operation"], _copy_name)
+    def add_memcpys(self, part: dict[str, Array]) -> None:
+        """Add memcpys; ``operation`` is a string such as ``MEMORY_MEMCPY_HOST_TO_DEVICE``."""
+        name = self.map_strings(part["operation"], _memcpy_name)
         self.add("gpu", part | {"name": name, "category": np.full(len(name), MEMCPY)})
 
     def add_calls(self, part: dict[str, Array]) -> None:
-        """Add calls of an API; ``kind`` is a word such as ``HIP_RUNTIME_API``."""
-        self.add("runtime", part | {"category": self.renamed(part["kind"], _api)})
+        """Add calls of an API; ``kind`` is a string such as ``HIP_RUNTIME_API``."""
+        self.add("runtime", part | {"category": self.map_strings(part["kind"], _api)})
 
     def add_markers(self, part: dict[str, Array]) -> None:
-        """Add calls of rocTX: ``name`` is what was called, ``text`` what it was given."""
+        """Add calls of rocTX: ``name`` is the function, ``text`` its argument."""
         name, text = part["name"], part["text"]
         named = (text != 0) & (text != name)
-        mark = named & ((name == self.words[_MARK]) | (part["duration_ns"] == 0))
-        category = np.where(mark, self.words["mark"], self.words["roctx"])
+        mark = named & ((name == self.strings[_MARK]) | (part["duration_ns"] == 0))
+        category = np.where(mark, self.strings["mark"], self.strings["roctx"])
         part = part | {"name": np.where(named, text, name), "category": category}
         region = named & ~mark
         self.add("others", {column: values[~region] for column, values in part.items()})
         del part["category"]
         self.add("regions", {column: values[region] for column, values in part.items()})
 
-    def renamed(self, codes: Array, change: Callable[[str], str]) -> Array:
-        """Return the numbers of the words that words are changed into."""
-        texts = list(self.words)
-        return each(codes, lambda code: self.words[change(texts[code])])
+    def map_strings(self, codes: Array, change: Callable[[str], str]) -> Array:
+        """Apply ``change`` to the strings of these numbers, and return the numbers of the results."""
+        texts = list(self.strings)
+        return map_unique(codes, lambda code: self.strings[change(texts[code])])
 
     def tables(self) -> dict[str, dict[str, Array]]:
         """Return the columns of each table."""
         tables = {kind: _joined(kind, parts) for kind, parts in self._parts.items()}
         gpu, calls = tables.get("gpu"), tables.get("runtime")
-        if gpu and not np.any(gpu["stream"] & ((1 << PROCESS) - 1)):  # before HIP streams were recorded
+        if gpu and not np.any(gpu["stream"] & ((1 << PROCESS_BIT) - 1)):  # HIP streams were not recorded
             gpu["stream"] = gpu["queue"]
         if gpu and calls:
-            hip = calls["category"] == self.words[_HIP]
+            hip = calls["category"] == self.strings[_HIP]
             gpu["correlation"] = _hip_calls(gpu["correlation"], calls["correlation"], calls["ancestor"], hip)
         return tables
 
 
-def each(values: Array, change: Callable[[int], int]) -> Array:
-    """Change each value, asking once for each different one."""
-    if not len(values):  # as in most processes of a file of many; `unique` would take half of the reading
-        return np.empty(0, np.int64)
-    used, places = np.unique(values, return_inverse=True)
-    return np.array([change(value) for value in used.tolist()], np.int64)[places]
-
-
-def of_process(ids: Array, process: int | Array, lowest: int = 0) -> Array:
-    """Return ids that no other process in the file has; -1 where they are out of range."""
-    return np.where((ids >= lowest) & (ids < 1 << PROCESS), ids + (process << PROCESS), -1)
+def process_unique_ids(ids: Array, process: int | Array, lowest: int = 0) -> Array:
+    """Return ids that are unique among all processes in the file; -1 for ids that are out of range."""
+    return np.where((ids >= lowest) & (ids < 1 << PROCESS_BIT), ids + (process << PROCESS_BIT), -1)
 
 
 def _joined(kind: str, parts: list[dict[str, Array]]) -> dict[str, Array]:
@@ -134,12 +126,12 @@ def _joined(kind: str, parts: list[dict[str, Array]]) -> dict[str, Array]:
 
 
 def _hip_calls(wanted: Array, ids: Array, ancestors: Array, hip: Array) -> Array:
-    """Go from HSA calls up to the HIP call that made them; what was not called by HIP stays."""
+    """Replace HSA calls by the HIP calls that made them; other calls stay."""
     order = np.argsort(ids, kind="stable")
     ids, ancestors, hip = ids[order], ancestors[order], hip[order]
     result: Array = wanted.copy()
     at, rows = wanted, np.arange(len(wanted))
-    for _ in range(8):  # more than calls are nested; ends where damaged ids make a circle
+    for _ in range(8):  # deeper than calls are nested; stops at cycles of damaged ids
         places = np.minimum(np.searchsorted(ids, at), len(ids) - 1)
         found = (ids[places] == at) & (at >= 0)
         places, rows = places[found], rows[found]
@@ -148,9 +140,9 @@ def _hip_calls(wanted: Array, ids: Array, ancestors: Array, hip: Array) -> Array
     return result
 
 
-def _copy_name(operation: str) -> str:
-    """As Kineto writes it for AMD."""
-    if not (found := _COPY.search(operation)):
+def _memcpy_name(operation: str) -> str:
+    """Return the name that Kineto gives the memcpy on AMD GPUs."""
+    if not (found := _MEMCPY.search(operation)):
         return operation
     source, target = found[1].title(), found[2].title()
     return f"Memcpy {source[0]}to{target[0]} ({source} -> {target})"

@@ -1,4 +1,4 @@
-"""Reads the database that rocprofv3 writes, of schemas 3 and 4, by the views in it."""
+"""Reads rocprofv3's databases, schemas 3 and 4, through the views in them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 
 from ..errors import TraceError
-from .database import FAULTS, connected, is_database, most_rows, most_text, small
+from .database import DATABASE_ERRORS, is_database, open_database, query_small, row_limit, text_limit
+from .lanes import map_unique
 from .links import assemble
-from .rocm import PROCESS, Collected, each, of_process
-from .table import Array, Words
-from .trace import Device, Lost, Trace
+from .rocm import PROCESS_BIT, RocmColumns, process_unique_ids
+from .table import Array, Strings
+from .trace import Device, ReadLosses, Trace
 
 _VIEWS = ("kernels", "regions", "memory_copies", "samples", "memory_allocations")
 _REQUIRED = frozenset(_VIEWS[:3])
-_VIEW = 56  # the bit of an event's number where that of its view begins
+_VIEW = 56  # the bit of an event's number at which the number of its view begins
 
-# Each is the first of these expressions that the view of this schema knows.
+# For each column, expressions in order of preference; a view of either schema has one of them.
 _Wanted = dict[str, tuple[str, ...]]
 _TEXTS: _Wanted = {"guid": ("guid",), "name": ("name",)}
 _NUMBERS: _Wanted = {"id": ("id",), "pid": ("pid",), "tid": ("tid",), "correlation": ("stack_id",)}
@@ -51,24 +52,24 @@ _SPAN = ("[start]", "[end]")
 
 
 def read_rocpd(path: Path) -> Trace:
-    """Read the database of rocprofv3, of one or more processes; nothing is written beside it.
+    """Read a database of rocprofv3, of one or more processes, without writing beside it.
 
     Raises:
-        TraceError: if it is no such database or its views are missing.
-        OSError: if it cannot be opened.
+        TraceError: the file is not such a database, or lacks its views.
+        OSError: the file cannot be opened.
     """
     if not is_database(path):
-        raise TraceError(path, "it is no SQLite database")
-    with connected(path, log=False) as connection:
-        return _Reader(path, connection, Lost()).read()
+        raise TraceError(path, "it is not an SQLite database")
+    with open_database(path, log=False) as connection:
+        return _Reader(path, connection, ReadLosses()).read()
 
 
 class _Codes(dict[bytes | None, int]):
-    """The numbers of words by their text as it is in the file: each is decoded once."""
+    """The numbers of strings by their bytes in the file, so that each is decoded once."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, strings: Strings) -> None:
         super().__init__()
-        self._words = words
+        self._words = strings
 
     def __missing__(self, text: bytes | None) -> int:
         code = self[text] = self._words[(text or b"").decode("utf-8", "replace")]
@@ -76,16 +77,16 @@ class _Codes(dict[bytes | None, int]):
 
 
 class _Reader:
-    def __init__(self, path: Path, connection: sqlite3.Connection, lost: Lost) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, lost: ReadLosses) -> None:
         self._path = path
         self._connection = connection
         self._lost = lost
-        self._most = most_rows(path)
-        self._collected = Collected(most_text(path))
-        self._processes: dict[tuple[int, int], int] = {}  # by the word of the guid and the process id
-        found = {name for (name,) in small(connection, "SELECT name FROM sqlite_master")}
+        self._most = row_limit(path)
+        self._collected = RocmColumns(text_limit(path))
+        self._processes: dict[tuple[int, int], int] = {}  # by the number of the guid and the process id
+        found = {name for (name,) in query_small(connection, "SELECT name FROM sqlite_master")}
         if missing := sorted(_REQUIRED - found):
-            raise TraceError(path, f"it has no view {', '.join(missing)}, as a database of rocprofv3 has")
+            raise TraceError(path, f"it lacks the view {', '.join(missing)} that a database of rocprofv3 has")
         self._views = found
         wal = path.with_name(path.name + "-wal")
         if wal.exists() and wal.stat().st_size:
@@ -95,19 +96,19 @@ class _Reader:
         devices = self._devices()
         self._read_kernels({device.id: device.sms for device in devices})
         copies = self._part("memory_copies", _TEXTS, _COPY, _SPAN)
-        self._collected.add_copies(copies | {"operation": copies["name"]})
+        self._collected.add_memcpys(copies | {"operation": copies["name"]})
         self._read_calls("regions", _SPAN)
         self._read_calls("samples", ("[timestamp]", "[timestamp]"))
         self._collected.add("others", self._part("memory_allocations", _MEMORY_TEXTS, _NUMBERS, _SPAN))
         self._read_counters()
         processes = self._dicts("SELECT * FROM processes")
         metadata = {row["tag"]: row["value"] for row in self._dicts("SELECT tag, value FROM rocpd_metadata")}
-        texts = list(self._collected.words)
+        texts = list(self._collected.strings)
         return assemble(
             self._path,
             "rocprof",
             self._collected.tables(),
-            self._collected.words,
+            self._collected.strings,
             self._collected.threads(self._thread_names()),
             devices=devices,
             metadata=metadata | {"processes": processes},
@@ -119,20 +120,20 @@ class _Reader:
 
     def _read_kernels(self, sms: dict[int, int]) -> None:
         part = self._part("kernels", _TEXTS, _KERNEL, _SPAN)
-        part["sms"] = each(part["device"], lambda device: sms.get(device, 0))
+        part["sms"] = map_unique(part["device"], lambda device: sms.get(device, 0))
         part["grid"] = np.stack([part[axis] for axis in "xyz"], axis=1)
         part["workgroup"] = np.stack([part[axis] for axis in "XYZ"], axis=1)
         self._collected.add_kernels(part)
 
     def _read_calls(self, view: str, span: tuple[str, str]) -> None:
         part = self._part(view, _CALL_TEXTS, _CALL, span, "category LIKE '%API%'")
-        kinds = [code for word, code in self._collected.words.items() if word.startswith("MARKER")]
+        kinds = [code for word, code in self._collected.strings.items() if word.startswith("MARKER")]
         marker = np.isin(part["kind"], kinds)
         self._collected.add_markers({name: column[marker] for name, column in part.items()})
         self._collected.add_calls({name: column[~marker] for name, column in part.items()})
 
     def _read_counters(self) -> None:
-        """Instances of a counter are added up, for each kernel."""
+        """Add the counters of each kernel, summed over their instances."""
         for view, name, value in (
             ("counters_collection", "counter_name", "value"),
             ("kernel_pmc_events", "pmc_name", "pmc_value"),
@@ -154,7 +155,7 @@ class _Reader:
         where: str = "true",
         reals: Mapping[str, tuple[str, ...]] | None = None,
     ) -> dict[str, Array]:
-        """The columns of a view; what did not take time as it should is left out."""
+        """Return the columns of a view, without rows of invalid times."""
         start, end = span
         valid = (
             f"typeof({start}) = 'integer' AND typeof({end}) = 'integer' "
@@ -170,51 +171,51 @@ class _Reader:
         table = np.fromiter(self._rows(view, query, len(texts)), np.dtype(dtype))
         kept = table[table["start_ns"] >= 0]
         if len(kept) < len(table):
-            self._lost.add(f"{view}: times that are none", events=len(table) - len(kept))
+            self._lost.add(f"{view}: invalid times", events=len(table) - len(kept))
         part = {name: np.ascontiguousarray(kept[name]) for name, _ in dtype}
         self._number(view, part)
         return part
 
     def _known(self, view: str, expressions: tuple[str, ...]) -> str:
         for expression in expressions:
-            with suppress(*FAULTS):
+            with suppress(*DATABASE_ERRORS):
                 self._connection.execute(f"SELECT {expression} FROM {view} LIMIT 0")
                 return expression
         return "NULL"
 
     def _rows(self, view: str, query: str, texts: int) -> Iterator[tuple[Any, ...]]:
-        """Rows up to damage, if there is any, with the numbers of words for texts."""
+        """Yield the rows up to any damage, with numbers of strings in place of text."""
         if view in self._views:
-            words = _Codes(self._collected.words)
+            strings = _Codes(self._collected.strings)
             try:
                 for row in self._connection.execute(query):
-                    yield (*[words[text] for text in row[:texts]], *row[texts:])
-            except FAULTS as error:
+                    yield (*[strings[text] for text in row[:texts]], *row[texts:])
+            except DATABASE_ERRORS as error:
                 self._lost.add(f"{view}: {error}")
 
     def _dicts(self, query: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         try:
             names = [column[0] for column in self._connection.execute(query).description]
-            found.extend(dict(zip(names, row, strict=True)) for row in small(self._connection, query))
-        except FAULTS as error:
+            found.extend(dict(zip(names, row, strict=True)) for row in query_small(self._connection, query))
+        except DATABASE_ERRORS as error:
             self._lost.add(str(error))
         return found
 
     def _number(self, view: str, part: dict[str, Array]) -> None:
-        """Number processes, threads and events; make ids those of one process only."""
+        """Number processes, threads and events, and make ids unique among processes."""
 
         def number(key: int) -> int:
             return self._processes.setdefault(divmod(key, 1 << 32), len(self._processes))
 
-        process = each((part["guid"] << 32) + (part["pid"] & (1 << 32) - 1), number)
+        process = map_unique((part["guid"] << 32) + (part["pid"] & (1 << 32) - 1), number)
         part["thread"] = self._collected.threads_of(part["pid"], part["tid"])
         for column, lowest in (("correlation", 1), ("ancestor", 1), ("stream", 0), ("queue", 0)):
             if column in part:
-                part[column] = of_process(part[column], process, lowest)
+                part[column] = process_unique_ids(part[column], process, lowest)
         if "id" in part:
-            event = of_process(part["id"], process)
-            found = (event >= 0) & (process < 1 << _VIEW - PROCESS)
+            event = process_unique_ids(part["id"], process)
+            found = (event >= 0) & (process < 1 << _VIEW - PROCESS_BIT)
             part["event"] = np.where(found, event + (_VIEWS.index(view) << _VIEW), -1)
 
     def _devices(self) -> list[Device]:
@@ -234,7 +235,7 @@ class _Reader:
         return {(row["pid"], row["tid"]): str(row["name"]) for row in rows}
 
     def _environment(self, name: str) -> int | None:
-        """A number that the environment of the one process had."""
+        """Return a number in the environment of the process, if the file has one process."""
         value = f"iif(json_valid(environment), json_extract(environment, '$.{name}'), '')"
         rows = self._dicts(f"SELECT CAST({value} AS TEXT) AS value FROM rocpd_info_process")
         text = rows[0]["value"] if len(rows) == 1 else None
@@ -244,9 +245,9 @@ class _Reader:
 def _look_up(path: Path, guids: Sequence[str], event: int) -> dict[str, Any]:
     if event < 0:
         return {}
-    view, process = divmod(event >> PROCESS, 1 << _VIEW - PROCESS)
+    view, process = divmod(event >> PROCESS_BIT, 1 << _VIEW - PROCESS_BIT)
     query = f"SELECT * FROM {_VIEWS[view]} WHERE id = ? AND guid = ?"
-    with connected(path, log=False) as connection:
-        cursor = connection.execute(query, (event & (1 << PROCESS) - 1, guids[process]))
+    with open_database(path, log=False) as connection:
+        cursor = connection.execute(query, (event & (1 << PROCESS_BIT) - 1, guids[process]))
         names = [column[0] for column in cursor.description]
         return dict(zip(names, cursor.fetchone() or (), strict=False))

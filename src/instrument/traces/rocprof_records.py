@@ -1,4 +1,4 @@
-"""The records of rocprofv3's JSON, decoded as far as a trace needs them."""
+"""The records of rocprofv3's JSON, with the fields that a trace needs."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ _Length = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 class _Part(Struct, gc=False, frozen=True): ...
 
 
-class Handle(_Part, frozen=True):
-    """What stands for an agent, a queue, a stream or a counter."""
+class RocprofHandle(_Part, frozen=True):
+    """The handle of an agent, a queue, a stream or a counter."""
 
     handle: _Int = -1
 
 
-class Correlation(_Part, frozen=True):
-    """The id of the call that did it, and of the call which that one was made by."""
+class CorrelationIds(_Part, frozen=True):
+    """The id of the call that caused a record, and the id of the call around that one."""
 
     internal: _Int = -1
     ancestor: _Int = -1
 
 
 class Lengths(_Part, frozen=True):
-    """Of the three dimensions, in work items."""
+    """The sizes of the three dimensions, in work items."""
 
     x: _Length = 0
     y: _Length = 0
     z: _Length = 0
 
 
-class Dispatch(_Part, frozen=True):
-    """What was launched, and where."""
+class DispatchInfo(_Part, frozen=True):
+    """A launch: the kernel, its sizes, its agent and its queue."""
 
-    agent: Handle = field(default=Handle(), name="agent_id")
-    queue: Handle = field(default=Handle(), name="queue_id")
+    agent: RocprofHandle = field(default=RocprofHandle(), name="agent_id")
+    queue: RocprofHandle = field(default=RocprofHandle(), name="queue_id")
     kernel: _Int = field(default=-1, name="kernel_id")
     shared_bytes: _Int = field(default=-1, name="group_segment_size")
     workgroup: Lengths = field(default=Lengths(), name="workgroup_size")
@@ -47,34 +47,34 @@ class Dispatch(_Part, frozen=True):
 
 
 class Record(_Part, frozen=True):
-    """Something that took time; `row` returns what the `COLUMNS` name."""
+    """A record with a start and an end; `row` returns the values of its `COLUMNS`."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("start_ns", "duration_ns", "thread", "correlation")
 
     start: _Time = field(name="start_timestamp")
     end: _Time = field(name="end_timestamp")
     thread: _Int = field(default=-1, name="thread_id")
-    correlation: Correlation = field(default=Correlation(), name="correlation_id")
+    correlation: CorrelationIds = field(default=CorrelationIds(), name="correlation_id")
 
     def __post_init__(self) -> None:
         if self.end < self.start:
             raise ValueError("it ends before it starts")
 
     def row(self) -> tuple[int, ...]:
-        """Return what the columns hold."""
+        """Return the values of `COLUMNS`."""
         return self.start, self.end - self.start, self.thread, self.correlation.internal
 
 
-class Kernel(Record, frozen=True):
-    """A kernel that ran."""
+class KernelDispatch(Record, frozen=True):
+    """A kernel."""
 
     COLUMNS = (*Record.COLUMNS, "agent", "queue", "stream", "kernel", "shared_bytes", *"xyzXYZ")
 
-    info: Dispatch = field(default=Dispatch(), name="dispatch_info")
-    stream: Handle = field(default=Handle(), name="stream_id")
+    info: DispatchInfo = field(default=DispatchInfo(), name="dispatch_info")
+    stream: RocprofHandle = field(default=RocprofHandle(), name="stream_id")
 
     def row(self) -> tuple[int, ...]:
-        """As in `Record`."""
+        """Return the values of `COLUMNS`."""
         info, grid, workgroup = self.info, self.info.grid, self.info.workgroup
         return (
             *super().row(),
@@ -83,8 +83,8 @@ class Kernel(Record, frozen=True):
         )
 
 
-class Call(Record, frozen=True):
-    """A call of an API, rocTX included, or an allocation."""
+class ApiCall(Record, frozen=True):
+    """A call of an API, including rocTX, or an allocation."""
 
     COLUMNS = (*Record.COLUMNS, "ancestor", "kind", "operation")
 
@@ -92,50 +92,50 @@ class Call(Record, frozen=True):
     operation: _Int = -1
 
     def row(self) -> tuple[int, ...]:
-        """As in `Record`."""
+        """Return the values of `COLUMNS`."""
         return *super().row(), self.correlation.ancestor, self.kind, self.operation
 
 
-class Copy(Call, frozen=True):
-    """A copy of memory."""
+class MemoryCopy(ApiCall, frozen=True):
+    """A memcpy."""
 
-    COLUMNS = (*Call.COLUMNS, "source", "target", "bytes", "stream")
+    COLUMNS = (*ApiCall.COLUMNS, "source", "target", "bytes", "stream")
 
-    source: Handle = field(default=Handle(), name="src_agent_id")
-    target: Handle = field(default=Handle(), name="dst_agent_id")
+    source: RocprofHandle = field(default=RocprofHandle(), name="src_agent_id")
+    target: RocprofHandle = field(default=RocprofHandle(), name="dst_agent_id")
     bytes: _Int = -1
-    stream: Handle = field(default=Handle(), name="stream_id")
+    stream: RocprofHandle = field(default=RocprofHandle(), name="stream_id")
 
     def row(self) -> tuple[int, ...]:
-        """As in `Record`."""
+        """Return the values of `COLUMNS`."""
         return *super().row(), self.source.handle, self.target.handle, self.bytes, self.stream.handle
 
 
-class Value(_Part, frozen=True):
-    """Of one instance of a counter."""
+class CounterValue(_Part, frozen=True):
+    """The value of one instance of a counter."""
 
-    counter: Handle = field(default=Handle(), name="counter_id")
+    counter: RocprofHandle = field(default=RocprofHandle(), name="counter_id")
     value: float = 0.0
 
 
-class Counted(_Part, frozen=True):
-    """A kernel with values of hardware counters, some of them in several instances."""
+class CountedDispatch(_Part, frozen=True):
+    """A kernel with the values of hardware counters, some with several instances."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = Kernel.COLUMNS
+    COLUMNS: ClassVar[tuple[str, ...]] = KernelDispatch.COLUMNS
 
-    dispatch: Kernel = field(name="dispatch_data")
+    dispatch: KernelDispatch = field(name="dispatch_data")
     thread: _Int = field(default=-1, name="thread_id")
-    stream: Handle = field(default=Handle(), name="stream_id")
-    values: list[Value] = field(default_factory=list, name="records")
+    stream: RocprofHandle = field(default=RocprofHandle(), name="stream_id")
+    values: list[CounterValue] = field(default_factory=list, name="records")
 
     def row(self) -> tuple[int, ...]:
-        """As in `Record`."""
+        """Return the values of `COLUMNS`."""
         start, duration, _, correlation, agent, queue, _, *rest = self.dispatch.row()
         return start, duration, self.thread, correlation, agent, queue, self.stream.handle, *rest
 
 
-class Symbol(_Part, frozen=True):
-    """A kernel's code; the formatted name is the demangled one without the linker's suffix."""
+class KernelSymbol(_Part, frozen=True):
+    """The symbol of a kernel; its formatted name is the demangled name without the linker's suffix."""
 
     id: _Int = field(name="kernel_id")
     formatted: str = field(default="", name="formatted_kernel_name")
@@ -144,8 +144,8 @@ class Symbol(_Part, frozen=True):
     registers: _Int = field(default=-1, name="arch_vgpr_count")
 
 
-class Bank(_Part, frozen=True):
-    """A part of a GPU's memory."""
+class MemoryBank(_Part, frozen=True):
+    """A memory bank of a GPU."""
 
     size_in_bytes: _Int = 0
 
@@ -153,7 +153,7 @@ class Bank(_Part, frozen=True):
 class Agent(_Part, frozen=True):
     """A processor; `type` 2 is a GPU."""
 
-    id: Handle = Handle()
+    id: RocprofHandle = RocprofHandle()
     type: int = 0
     number: _Int = field(default=-1, name="logical_node_type_id")
     name: str = ""
@@ -161,25 +161,25 @@ class Agent(_Part, frozen=True):
     sms: _Int = field(default=0, name="cu_count")
     waves_per_sm: _Int = field(default=0, name="max_waves_per_cu")
     threads_per_wave: _Int = field(default=0, name="wave_front_size")
-    memory: list[Bank] = field(default_factory=list, name="mem_banks")
+    memory: list[MemoryBank] = field(default_factory=list, name="mem_banks")
 
 
-class Counter(_Part, frozen=True):
+class HardwareCounter(_Part, frozen=True):
     """The name of a hardware counter."""
 
-    id: Handle = Handle()
+    id: RocprofHandle = RocprofHandle()
     name: str = ""
 
 
-class Label(_Part, frozen=True):
-    """What a call of rocTX was given, by the id of the call."""
+class MarkerText(_Part, frozen=True):
+    """The argument of a rocTX call, by the id of the call."""
 
     key: _Int
     value: str
 
 
-class Kind(_Part, frozen=True):
-    """The name of a kind of record, and those of its operations."""
+class RecordKind(_Part, frozen=True):
+    """The name of a kind of record, and the names of its operations."""
 
     kind: str = ""
     operations: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Takes the JSON of rocprofv3 apart a piece at a time, also where it is cut off or damaged."""
+"""Splits rocprofv3's JSON into records while it is read, even if it is cut off or damaged."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from msgspec import Raw
 
 from .table import Array
 
-UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+DECODE_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
 FILE = "rocprofiler-sdk-tool"
 
 _NESTED = ("strings", "callback_records", "buffer_records")
-_LONGEST = 1 << 24  # of one item of a list, and of the metadata: 16 MiB
+_LONGEST = 1 << 24  # bytes of one list item, and of the metadata
 _LONGEST_KEY = 1 << 16
 _SHORT = 1 << 17
 _SPACE = re.compile(rb"[ \t\r\n]*")
@@ -24,7 +24,7 @@ _COMMA = b", \t\r\n"
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _SCALAR = re.compile(rb'[^"{}\[\],:\s]+')
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
-_BEGINS = b'{["-0123456789tfn'  # of a value
+_BEGINS = b'{["-0123456789tfn'  # the first characters of values
 
 _QUOTE = 2
 _KINDS = np.zeros(256, np.int8)
@@ -35,29 +35,29 @@ _KINDS[ord('"')] = _QUOTE
 _split = msgspec.json.Decoder(list[Raw]).decode
 
 
-class DamagedError(Exception):
-    """The text is cut off, or is not JSON; the message says where."""
+class DamagedJsonError(Exception):
+    """The text is cut off or is not JSON; the message says where."""
 
 
-class UnlikeError(Exception):
-    """The text is JSON that rocprofv3 does not write; the message says what it is."""
+class UnexpectedJsonError(Exception):
+    """The text is JSON, but not the JSON that rocprofv3 writes; the message says what was expected."""
 
 
-class Text:
-    """JSON of which only the piece that is looked at is in memory.
+class JsonStream:
+    """JSON text of which only the current part is in memory.
 
     Args:
-        blocks: the text, in parts that are not empty.
+        blocks: the text, in blocks that are not empty.
     """
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
         self._text = b""
         self._place = 0
-        self._before = 0  # bytes of the file that are gone
+        self._before = 0  # bytes of the text that were dropped
 
     def peek(self) -> bytes:
-        """Return the next character that is not a space; none at the end of the text."""
+        """Return the next character that is not white space; empty at the end of the text."""
         while True:
             found = _SPACE.match(self._text, self._place)
             self._place = found.end() if found else self._place
@@ -67,11 +67,11 @@ class Text:
                 return b""
 
     def members(self, name: str) -> Iterator[str]:
-        """Yield the keys of an object; after each, the value has to be taken.
+        """Yield the keys of an object; the caller must read the value after each.
 
         Raises:
-            DamagedError: the text is.
-            UnlikeError: it is not an object.
+            DamagedJsonError: the text is damaged.
+            UnexpectedJsonError: the value is not an object.
         """
         self._open(b"{", f"an object as {name}")
         while self.peek() != b"}":
@@ -81,7 +81,7 @@ class Text:
         self._take(b"}")
 
     def objects(self, name: str) -> Iterator[int]:
-        """Yield the places in a list; after each, the item has to be taken. Errors as `members`."""
+        """Yield the indexes of a list; the caller must read the item after each. Errors as `members`."""
         self._open(b"[", f"a list as {name}")
         count = 0
         while self.peek() != b"]":
@@ -92,14 +92,14 @@ class Text:
         self._take(b"]")
 
     def items(self, name: str) -> Iterator[bytes]:
-        """Yield the text of a list, whole items with commas between them: some MiB at a time.
+        """Yield the text of a list, some MiB at a time, as whole items with commas between them.
 
         Raises:
-            DamagedError: the text is; all items before that place were yielded.
-            UnlikeError: it is not a list.
+            DamagedJsonError: the text is damaged; all items before the damage were yielded.
+            UnexpectedJsonError: the value is not a list.
         """
         self._open(b"[", f"a list as {name}")
-        scan = _Scan()
+        scan = _BracketScanner()
         while True:
             places, depth = self._scanned(scan)
             closed = np.flatnonzero(depth < 0)[:1]
@@ -110,39 +110,37 @@ class Text:
                 self._place += 1
                 return
             if len(self._text) - self._place > _LONGEST:
-                raise DamagedError(f"an item of {name} is longer than {_LONGEST >> 20} MiB")
-            if (
-                len(whole) and scan.step > _SHORT
-            ):  # a long list: to look for its brackets takes longer than to guess
+                raise DamagedJsonError(f"an item of {name} is longer than {_LONGEST >> 20} MiB")
+            if len(whole) and scan.step > _SHORT:  # in a long list, guessing is faster than searching brackets
                 while text := self._guessed():
                     yield text
                     self._more()
-                scan = _Scan()
+                scan = _BracketScanner()
 
     def value(self, name: str) -> bytes:
         """Return the text of a value.
 
         Raises:
-            DamagedError: the text is, or the value is longer than 16 MiB.
+            DamagedJsonError: the text is damaged, or the value is longer than 16 MiB.
         """
         parts = []
         for part in self._value():
             parts.append(part)
             if sum(map(len, parts)) > _LONGEST:
-                raise DamagedError(f"{name} is longer than {_LONGEST >> 20} MiB")
+                raise DamagedJsonError(f"{name} is longer than {_LONGEST >> 20} MiB")
         return b"".join(parts)
 
     def skip(self) -> None:
-        """Pass by a value, however long.
+        """Skip a value of any length.
 
         Raises:
-            DamagedError: the text is.
+            DamagedJsonError: the text is damaged.
         """
         for _ in self._value():
             pass
 
     def rest(self) -> int:
-        """Return how many bytes are left, all of which are read."""
+        """Read the rest of the text, and return its number of bytes."""
         return len(self._text) - self._place + sum(map(len, self._blocks))
 
     def _value(self) -> Iterator[bytes]:
@@ -152,7 +150,7 @@ class Text:
             return
         yield first
         self._place += 1
-        scan = _Scan()
+        scan = _BracketScanner()
         while True:
             places, depth = self._scanned(scan)
             closed = np.flatnonzero(depth < 0)[:1]
@@ -160,27 +158,27 @@ class Text:
             if len(closed):
                 return
 
-    def _scanned(self, scan: _Scan) -> tuple[Array, Array]:
-        """The places and depths of the brackets in the next part of the text."""
+    def _scanned(self, scan: _BracketScanner) -> tuple[Array, Array]:
+        """Return the positions and depths of the brackets in the next part of the text."""
         if self._place + scan.ahead >= len(self._text) and not self._more():
-            raise DamagedError("it is cut off")
+            raise DamagedJsonError("it is cut off")
         begin, before = self._place + scan.ahead, scan.ahead
         places, depth = scan.feed(self._text[begin : begin + scan.step])
         return places + before, depth
 
-    def _cut(self, scan: _Scan, size: int) -> bytes:
+    def _cut(self, scan: _BracketScanner, size: int) -> bytes:
         text = self._text[self._place : self._place + size]
         self._place += size
         scan.ahead -= size
         return text
 
     def _guessed(self) -> bytes:
-        """The items up to what looks like the end of the last whole one, if it is."""
+        """Return the items up to the probable end of the last whole one; empty if that guess is wrong."""
         end = self._text.rfind(b"},{", self._place) + 1
         text = self._text[self._place : end].strip(_COMMA)
         try:
             whole = bool(_split(b"[" + text + b"]"))
-        except UNREADABLE:
+        except DECODE_ERRORS:
             return b""
         self._place = end if whole else self._place
         return text
@@ -203,7 +201,7 @@ class Text:
     def _open(self, bracket: bytes, expected: str) -> None:
         first = self.peek()
         if first and first != bracket and first in _BEGINS:
-            raise UnlikeError(f"Expected {expected}")
+            raise UnexpectedJsonError(f"Expected {expected}")
         self._take(bracket)
 
     def _take(self, char: bytes) -> None:
@@ -211,8 +209,10 @@ class Text:
             raise self._damaged()
         self._place += 1
 
-    def _damaged(self) -> DamagedError:
-        return DamagedError(f"byte {self._before + self._place:,} is wrong" if self.peek() else "it is cut off")
+    def _damaged(self) -> DamagedJsonError:
+        return DamagedJsonError(
+            f"byte {self._before + self._place:,} is wrong" if self.peek() else "it is cut off"
+        )
 
     def _more(self) -> bool:
         block = next(self._blocks, b"")
@@ -222,12 +222,12 @@ class Text:
         return bool(block)
 
 
-class _Scan:
-    """Finds the brackets and braces of text that comes in parts, and how deep each of them leads.
+class _BracketScanner:
+    """Finds the brackets and braces in text that comes in parts, and the depth after each of them.
 
     Attributes:
-        ahead: how much of the text, from the place on that was taken last, was looked at.
-        step: how much is to be looked at next: little at first, as most lists are short.
+        ahead: the number of bytes that were scanned and not yet taken.
+        step: the number of bytes to scan next: few at first, because most lists are short.
     """
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ class _Scan:
         self._depth = 0
 
     def feed(self, text: bytes) -> tuple[Array, Array]:
-        """Return the places of brackets outside of strings, and the depth after each; it is 0 at the start."""
+        """Return the positions of brackets outside of strings, and the depth after each, which starts at 0."""
         self.ahead += len(text)
         self.step = min(4 * self.step, 1 << 20)
         before = int(self._escaped)
@@ -256,14 +256,14 @@ class _Scan:
         return places[bracket] - before, depth
 
 
-def sections(text: Text) -> Iterator[tuple[int, str, str]]:
-    """Yield what each process has: its number, a key, and a key inside of that or "".
+def sections(text: JsonStream) -> Iterator[tuple[int, str, str]]:
+    """Yield the parts of each process: its number, a key, and a key inside of that part or "".
 
-    After each, the value has to be taken; where the key is "", a process begins and there is nothing to take.
+    The caller must read the value after each. An empty key begins a process, and has no value.
 
     Raises:
-        DamagedError: the text is.
-        UnlikeError: it is not what rocprofv3 writes.
+        DamagedJsonError: the text is damaged.
+        UnexpectedJsonError: the text is not JSON of rocprofv3.
     """
     found = False
     for key in text.members("the file"):
@@ -271,16 +271,16 @@ def sections(text: Text) -> Iterator[tuple[int, str, str]]:
             text.skip()
             continue
         found = True
-        if text.peek() == b"{":
+        if text.peek() == b"{":  # a single process
             yield from _process(text, 0)
         else:
             for number in text.objects(FILE):
                 yield from _process(text, number)
     if not found:
-        raise UnlikeError(f'it has no "{FILE}"')
+        raise UnexpectedJsonError(f'it has no "{FILE}"')
 
 
-def _process(text: Text, number: int) -> Iterator[tuple[int, str, str]]:
+def _process(text: JsonStream, number: int) -> Iterator[tuple[int, str, str]]:
     yield number, "", ""
     for key in text.members("a process"):
         if key in _NESTED:
@@ -290,33 +290,33 @@ def _process(text: Text, number: int) -> Iterator[tuple[int, str, str]]:
             yield number, key, ""
 
 
-def split(items: bytes) -> tuple[list[Raw], str]:
-    """Return the items of a list; and where not all of them are JSON, those before, and what is wrong."""
+def split_items(items: bytes) -> tuple[list[Raw], str]:
+    """Return the items of a list; if an item is not JSON, the items before it and the error."""
     for text in (items, items.decode("utf-8", "replace").encode()):
         try:
             return _split(b"[" + text + b"]"), ""
-        except UNREADABLE:
+        except DECODE_ERRORS:
             continue
     found, begin = [], 0
-    places, depth = _Scan().feed(items)
+    places, depth = _BracketScanner().feed(items)
     for end in (places[depth == 0] + 1).tolist():
         try:
             found += _split(b"[" + items[begin:end].strip(_COMMA) + b"]")
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             return found, str(error)
         begin = end
-    return found, "it is no list"
+    return found, "it is not a list"
 
 
-def whole(raw: Raw) -> Any:
-    """Decode all of a record; what is no UTF-8 becomes U+FFFD."""
+def decode_record(raw: Raw) -> Any:
+    """Decode a whole record; bytes that are not UTF-8 become U+FFFD."""
     return msgspec.json.decode(bytes(raw).decode("utf-8", "replace"))
 
 
-def bounded(value: Any) -> Any:
-    """Replace integers of more than 64 bits by -1."""
+def clip_integers(value: Any) -> Any:
+    """Return a value with -1 in place of integers of more than 64 bits."""
     if isinstance(value, dict):
-        return {key: bounded(item) for key, item in value.items()}
+        return {key: clip_integers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [bounded(item) for item in value]
+        return [clip_integers(item) for item in value]
     return -1 if isinstance(value, int) and value >> 63 not in (0, -1) else value

@@ -1,4 +1,4 @@
-"""Finds the whole events in the damaged text of a trace, and mends those whose text can be mended."""
+"""Recovers the intact events of a damaged trace, and repairs others where possible."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import Any
 
 import msgspec
 
-from .events import Event
-from .trace import Lost
+from .events import TraceEvent
+from .trace import ReadLosses
 
 KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|sf|cname)"
 _PHASE = rb'ph"\s*:|args"\s*:\s*\{'
 BEGIN = rb'\{\s*"(?:' + _PHASE + rb"|" + KEYS + rb'"\s*:[^{}]{0,999}?"(?:' + _PHASE + rb"))"
-"""The beginning of an event, not of another object: it has a phase or args, which its args do not."""
+"""The beginning of an event: unlike the objects in its args, it has a phase or args."""
 BETWEEN = re.compile(rb"\}(?=\s*,\s*" + BEGIN + rb")")
-"""The last character of an event that another one follows."""
+"""The last character of an event that is followed by another event."""
 CLOSE = re.compile(rb"\](?!\s*,?\s*" + BEGIN + rb")")
 """The end of the array of events."""
 _START = re.compile(BEGIN)
-_LAST = re.compile(rb'\}(?=\s*\]\s*(?:,\s*"|\}\s*\Z|\Z))')  # the last character of the last event, as it seems
+_LAST = re.compile(rb'\}(?=\s*\]\s*(?:,\s*"|\}\s*\Z|\Z))')  # the probable end of the last event
 OTHER_TYPES = "values of another type"
-"""The reason in `Lost` where a file has texts for numbers, or the like: every event is read."""
+"""The reason in `ReadLosses` for text instead of numbers and the like: every event is read."""
 _GAP = re.compile(rb"[\s,]*")
-_TRIES = 64  # beginnings of an event that may follow a damaged one before the next end of one
+_TRIES = 64  # possible beginnings of an event that are tried
 _WINDOW = 1 << 12
-_FAR = 1 << 16  # how long an event may be that is looked for within a damaged one
-_MENDABLE = 1 << 18
+_FAR = 1 << 16  # the longest event that is searched for inside damaged text
+_REPAIRABLE = 1 << 18
 
 _WORD = rb"[-+]?(?:N/A|NaN|nan|Infinity|inf|None|undefined)(?:\(ind\))?"
 _BARE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(?<=[:\[,\s])' + _WORD + rb"(?=\s*[,\]}])")
 _CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
-# Of a text with quotes in it, how much is looked at is limited, or the time would grow with its square.
+# The length of texts with quotes is limited, because the time grows quadratically.
 _TEXT = re.compile(
     rb'("(?:name|cat|ph|s|bp|pid|tid)"\s*:\s*")(.{0,1999}?)("\s*(?:,\s*"' + KEYS + rb'"\s*:|\}\s*\Z))'
 )
@@ -45,22 +45,22 @@ _ESCAPE = re.compile(rb'\\(?!["\\/bfnrtu])|\\u(?![0-9a-fA-F]{4})')
 _QUOTE = re.compile(rb'(?<!\\)"')
 _PAIR = re.compile(r'[\s,{}]*"((?:[^"\\]|\\.)*)"\s*:\s*')
 
-_decode = msgspec.json.Decoder(Event).decode
+_decode = msgspec.json.Decoder(TraceEvent).decode
 _scan = json.JSONDecoder(strict=False).raw_decode
 _skip = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, object_pairs_hook=len).raw_decode
 
 
-def whole_events(text: bytes, lost: Lost, *, last: bool) -> tuple[list[bytes], bytes | None, bytes]:
-    """Take the events of a text apart that is not the JSON it should be.
+def recover_events(text: bytes, lost: ReadLosses, *, last: bool) -> tuple[list[bytes], bytes | None, bytes]:
+    """Split text that is not valid JSON into its events.
 
     Args:
-        text: events with commas between them; what follows the array may follow.
-        lost: gets what is neither whole nor can be mended.
+        text: events with commas between them; the end of the array may follow.
+        lost: records what is neither intact nor can be repaired.
         last: whether the file ends here.
 
     Returns:
-        The events, mended; what comes after the end of the array, or None if that was not met; and the end of
-        the text that may be the beginning of one more event.
+        The intact and repaired events; the text after the end of the array, or None if the array does not end; and
+        the rest of the text, which may be the beginning of one more event.
     """
     events: list[bytes] = []
     place = boundary = 0
@@ -85,7 +85,7 @@ def whole_events(text: bytes, lost: Lost, *, last: bool) -> tuple[list[bytes], b
 
 
 def first_event(text: bytes, start: int = 0, end: int = sys.maxsize) -> int | None:
-    """Where the first whole event begins, between these places."""
+    """Return where the first intact event begins between two places; None if there is no such event."""
     for begin in islice(_START.finditer(text, start, end), _TRIES):
         place = begin.start()
         if _is_event(text[place : _object(text, place, min(place + _FAR, len(text)))[0]]):
@@ -99,7 +99,7 @@ def _after(pattern: re.Pattern[bytes], text: bytes, place: int) -> int:
 
 
 def _object(text: bytes, place: int, limit: int) -> tuple[int, bool]:
-    """Where the JSON object ends that begins here; and, if it does not, whether more text might end it."""
+    """Return where the JSON object at a place ends and, if it does not, whether more text might complete it."""
     size = _WINDOW
     while text.startswith(b"{", place):
         part = text[place : min(place + size, limit)].decode("latin-1")  # a character for each byte
@@ -123,28 +123,28 @@ def _is_event(text: bytes) -> bool:
     return bool(event.ph) and event.in_time()
 
 
-def _past_damage(text: bytes, place: int, end: int, events: list[bytes], lost: Lost) -> int:
-    """Take what of the damaged text up to ``end`` can be mended; return where to go on."""
+def _past_damage(text: bytes, place: int, end: int, events: list[bytes], lost: ReadLosses) -> int:
+    """Repair the damaged text up to ``end`` if possible; return where to continue."""
     inside = first_event(text, place + 1, end)
     if inside is not None:
         end = inside
-    elif (mended := _mended(text[place:end], lost)) is not None:
-        events.append(mended)
+    elif (repaired := _repaired(text[place:end], lost)) is not None:
+        events.append(repaired)
         return end
     if not text[place:end].strip(b"\0 \t\r\n,"):
         lost.add("zero bytes", size=end - place)
     elif end == len(text):
         lost.add("the file ends in an event", events=1, size=end - place)
     else:
-        lost.add("an event that is no JSON", events=1, size=end - place)
+        lost.add("an event that is not JSON", events=1, size=end - place)
     return end
 
 
-def _mended(text: bytes, lost: Lost) -> bytes | None:
-    if not text.startswith(b"{") or b'"ph"' not in text or len(text) > _MENDABLE:
+def _repaired(text: bytes, lost: ReadLosses) -> bytes | None:
+    if not text.startswith(b"{") or b'"ph"' not in text or len(text) > _REPAIRABLE:
         return None
-    for reason, mend in _MENDS:
-        text = mend(text)
+    for reason, repair in _REPAIRS:
+        text = repair(text)
         if _is_event(text):
             lost.repaired += 1
             lost.add(reason)
@@ -152,10 +152,10 @@ def _mended(text: bytes, lost: Lost) -> bytes | None:
     return None
 
 
-def metadata(text: bytes, lost: Lost) -> dict[str, Any]:
-    """Return the keys and values of a JSON object in braces, mended if need be, as far as they can be read."""
-    for reason, mend in [("", bytes), *_MENDS[: 5 if len(text) <= _MENDABLE else 0]]:
-        text = mend(text)
+def metadata(text: bytes, lost: ReadLosses) -> dict[str, Any]:
+    """Return the keys and values of a JSON object, repaired if necessary, as far as they can be read."""
+    for reason, repair in [("", bytes), *_REPAIRS[: 5 if len(text) <= _REPAIRABLE else 0]]:
+        text = repair(text)
         try:
             content = json.loads(text)
         except (ValueError, RecursionError):
@@ -164,14 +164,14 @@ def metadata(text: bytes, lost: Lost) -> dict[str, Any]:
             lost.add(f"metadata: {reason}")
         return content if isinstance(content, dict) else {}
     content, place = {}, 0
-    words = text.decode("utf-8", "replace")
-    while pair := _PAIR.match(words, place):
+    strings = text.decode("utf-8", "replace")
+    while pair := _PAIR.match(strings, place):
         try:
-            content[pair[1]], place = _scan(words, pair.end())
+            content[pair[1]], place = _scan(strings, pair.end())
         except (ValueError, RecursionError):
             break
-    if rest := words[place:].strip(" \t\r\n,{}\0"):
-        lost.add("metadata that are no JSON", size=len(rest.encode()))
+    if rest := strings[place:].strip(" \t\r\n,{}\0"):
+        lost.add("metadata that is not JSON", size=len(rest.encode()))
     return content
 
 
@@ -190,7 +190,7 @@ def _no_bare(text: bytes) -> bytes:
 def _escaped(pattern: re.Pattern[bytes]) -> Callable[[bytes], bytes]:
     def escape(match: re.Match[bytes]) -> bytes:
         value = match[2]
-        if _ESCAPE.search(value):  # as in C:\Users: none of the backslashes is meant as an escape
+        if _ESCAPE.search(value):  # as in C:\Users, where no backslash is an escape
             value = value.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
         return match[1] + _QUOTE.sub(rb'\\"', value) + match[3]
 
@@ -198,7 +198,7 @@ def _escaped(pattern: re.Pattern[bytes]) -> Callable[[bytes], bytes]:
 
 
 def _coerced(text: bytes) -> bytes:
-    """Numbers as text, text as numbers, nothing in place of text, a name that is no Unicode."""
+    """Convert numbers in text to numbers, numbers and null to text, and names that are not valid Unicode."""
     try:
         content = json.loads(text)
         content["ts"] = float(content["ts"])
@@ -217,8 +217,8 @@ def _without_args(text: bytes) -> bytes:
     return _ARGS.sub(b"}", text)
 
 
-# Each works on what those before it left.
-_MENDS: list[tuple[str, Callable[[bytes], bytes]]] = [
+# Each repair works on the result of the repairs before it.
+_REPAIRS: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("invalid UTF-8", _utf8),
     ("control characters", _plain),
     ("bare words in place of numbers", _no_bare),

@@ -1,4 +1,4 @@
-"""What belongs to the steps of a trace: what starts in the range of one, on the threads of its process."""
+"""Assigns events to steps: an event belongs to the step of its process in whose range it starts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .intervals import covered, length, union
-from .lanes import Lanes
+from .intervals import covered_ns, merge_overlaps, total_ns
+from .lanes import LaneAxis
 from .table import Array, Table
 from .trace import Trace
 
 
-class Steps:
-    """Which step holds a time: the last of its process to start, if that or one around it still runs."""
+class StepIndex:
+    """Finds the step at a time: the last started step of the process, if it or a step around it still runs."""
 
     def __init__(self, trace: Trace) -> None:
         self._marked = bool(trace.steps)
@@ -23,18 +23,18 @@ class Steps:
         self._rows = np.argsort(of, kind="stable")
         self._of = of[self._rows]
         starts, ends = trace.steps.start_ns[self._rows], trace.steps.end_ns[self._rows]
-        self._lanes = Lanes(len(trace.threads), starts, ends)
-        self._starts = self._lanes.places(self._of, starts)
-        self._reach = np.maximum.accumulate(self._lanes.places(self._of, ends))
-        self._held = _Held(self._of, starts, ends)
+        self._lanes = LaneAxis(len(trace.threads), starts, ends)
+        self._starts = self._lanes.positions(self._of, starts)
+        self._reach = np.maximum.accumulate(self._lanes.positions(self._of, ends))
+        self._held = _LatestOpenProcess(self._of, starts, ends)
 
-    def of(self, times_ns: Array, threads: Array) -> Array:
-        """Return the row of the step that each time on each thread is in, or -1; without steps, 0 for all."""
+    def rows_at(self, times_ns: Array, threads: Array) -> Array:
+        """Return the row of the step at each time on each thread, or -1; 0 for all in a trace without steps."""
         if not self._marked:
             return np.zeros(len(times_ns), np.int64)
         process = self._process[threads]
         found = self._in(times_ns, process)
-        # What names no process may be in the steps of any, and steps that name none hold what any has.
+        # Events without a process may be in the steps of any process, and steps without one hold events of any.
         if (unknown := np.flatnonzero(process < 0)).size:
             found[unknown] = self._in(times_ns[unknown], self._held.last(times_ns[unknown]))
         if self._of[0] < 0 and (rest := np.flatnonzero(found < 0)).size:
@@ -42,31 +42,31 @@ class Steps:
         return found
 
     def _in(self, times_ns: Array, process: Array) -> Array:
-        """The row of the step of the process in which each time is, or -1."""
-        places = self._lanes.places(process, times_ns)
+        """Return the row of the step of the process at each time, or -1."""
+        places = self._lanes.positions(process, times_ns)
         at = np.searchsorted(self._starts, places, "right") - 1
         inside = (at >= 0) & (self._of[at] == process) & (places < self._reach[at])
         return np.where(inside, self._rows[at], -1)
 
 
-class _Held:
-    """For each time, the highest-numbered process that has a step open."""
+class _LatestOpenProcess:
+    """Finds the highest-numbered process that has a step open at a time."""
 
     def __init__(self, of: Array, starts: Array, ends: Array) -> None:
         self._edges = np.unique(np.concatenate((starts, ends)))
         first, end = np.searchsorted(self._edges, starts), np.searchsorted(self._edges, ends)
         some = end > first
         of, first, size = of[some], first[some], (end - first)[some]
-        # Each step covers its range by two that are as long as a power of two; then these are halved down to 1.
+        # Each step is covered by two ranges whose length is a power of two; these are halved down to length 1.
         power = np.frexp(size)[1] - 1
         last = np.full(len(self._edges), -1)
         for level in range(int(power.max(initial=0)), -1, -1):
             half = 1 << level
             if level < int(power.max(initial=0)):
                 last[half:] = np.maximum(last[half:], last[:-half])
-            here = power == level
-            np.maximum.at(last, first[here], of[here])
-            np.maximum.at(last, first[here] + size[here] - half, of[here])
+            chosen = power == level
+            np.maximum.at(last, first[chosen], of[chosen])
+            np.maximum.at(last, first[chosen] + size[chosen] - half, of[chosen])
         self._last = last
 
     def last(self, times_ns: Array) -> Array:
@@ -76,7 +76,7 @@ class _Held:
 
 
 def steps_ns(trace: Trace) -> int:
-    """The durations of the steps, added up; without any, from the first event to the last."""
+    """Return the sum of the durations of the steps; without steps, the time from the first event to the last."""
     if trace.steps:
         return int(trace.steps.duration_ns.sum())
     start, end = span(trace.operators, trace.regions, trace.runtime, trace.gpu)
@@ -84,7 +84,7 @@ def steps_ns(trace: Trace) -> int:
 
 
 def span(*tables: Table) -> tuple[int, int]:
-    """The first start and the last end of what is in the tables."""
+    """Return the first start and the last end of the events in the tables."""
     some = [table for table in tables if table]
     if not some:
         return 0, 0
@@ -92,29 +92,32 @@ def span(*tables: Table) -> tuple[int, int]:
 
 
 def in_no_region_ns(trace: Trace, regions: Table) -> int:
-    """How long no region was open on any thread, of the steps or, without any, of the whole."""
-    open_ = union(regions.start_ns, regions.end_ns)
+    """Return how long no region was open on any thread, during the steps or, without steps, the whole trace."""
+    open_ = merge_overlaps(regions.start_ns, regions.end_ns)
     if not trace.steps:
-        return steps_ns(trace) - length(open_)
-    return int((trace.steps.duration_ns - covered(open_, trace.steps.start_ns, trace.steps.end_ns)).sum())
+        return steps_ns(trace) - total_ns(open_)
+    return int((trace.steps.duration_ns - covered_ns(open_, trace.steps.start_ns, trace.steps.end_ns)).sum())
 
 
 def outside_ns(trace: Trace) -> int:
-    """How much of the time from the first event on the CPU to the last is in no step."""
+    """Return how much of the time from the first event on the CPU to the last is outside of steps."""
     if not trace.steps:
         return 0
     start, end = span(trace.operators, trace.regions, trace.runtime)
-    within = covered(union(trace.steps.start_ns, trace.steps.end_ns), np.array([start]), np.array([end]))
+    within = covered_ns(
+        merge_overlaps(trace.steps.start_ns, trace.steps.end_ns), np.array([start]), np.array([end])
+    )
     return end - start - int(within[0])
 
 
 class GpuWork(NamedTuple):
-    """Which GPU work belongs to the steps; each is a mask of the rows of `Trace.gpu`.
+    """Masks of the GPU work by its relation to the steps.
 
     Attributes:
-        counted: What was launched in a step, and what ``by_time`` puts in one; all of it where there are no steps.
-        before: What was launched before the recording, and so in none.
-        by_time: What counts where it ran, since the trace does not tell when it was launched.
+        counted: Work that belongs to a step by its launch or, for ``by_time``, by its start; all work in a trace
+            without steps.
+        before: Work that was launched before the recording, and belongs to no step.
+        by_time: Work without a known launch, which belongs to the step in which it ran.
     """
 
     counted: Array
@@ -122,8 +125,8 @@ class GpuWork(NamedTuple):
     by_time: Array
 
 
-def gpu_work(trace: Trace, steps: Steps) -> GpuWork:
-    """Tell which GPU work belongs to the steps."""
+def gpu_work(trace: Trace, steps: StepIndex) -> GpuWork:
+    """Return which GPU work belongs to the steps."""
     gpu = trace.gpu
     by_call, by_operator = gpu.launch >= 0, (gpu.launch < 0) & (gpu.operator >= 0)
     before = launched_before(trace)
@@ -133,24 +136,24 @@ def gpu_work(trace: Trace, steps: Steps) -> GpuWork:
         (by_operator, trace.operators, gpu.operator),
     ):
         at[rows], thread[rows] = calls.start_ns[link[rows]], calls.thread[link[rows]]
-    counted = steps.of(at, thread) >= 0
+    counted = steps.rows_at(at, thread) >= 0
     if trace.steps:
         counted &= ~before
     return GpuWork(counted, before, ~(by_call | by_operator | before))
 
 
 def launched_before(trace: Trace) -> Array:
-    """Which GPU work was launched before the recording.
+    """Return a mask of the GPU work that was launched before the recording.
 
-    The trace has calls, but not the one that launched it, and none that launched what its stream did before it:
-    streams work in order. Where the profiler notes no calls, or not for all work, that tells nothing.
+    Streams run in order: if the trace has launches, work before the first launched work of its stream was launched
+    before the recording. A profiler that does not record all launches gives no such evidence.
     """
     gpu = trace.gpu
     known = (gpu.launch >= 0) | (gpu.operator >= 0)
     before: Array = ~known & (gpu.correlation >= 0)
     if not (known.any() and before.any()):
         return np.zeros(len(gpu), bool)
-    before &= ~np.isin(gpu.correlation, trace.runtime.correlation)  # calls of several processes may have it
+    before &= ~np.isin(gpu.correlation, trace.runtime.correlation)  # several processes may use the same id
     streams, stream = np.unique(gpu.stream, return_inverse=True)
     lane = np.unique(gpu.device, return_inverse=True)[1] * len(streams) + stream
     lanes, first = np.unique(lane[known], return_index=True)  # work is in order of start

@@ -1,8 +1,8 @@
-"""How long steps took on the CPU and on the GPU, which of the two bounds the loop, and how far the CPU ran ahead.
+"""The lengths of steps on the CPU and on the GPU, what bounds the loop, and how far the CPU ran ahead.
 
-A loop without synchronizations only launches work: the end of a step on the CPU says nothing of when its work is
-done. So GPU work belongs to the step that launched it, whenever it ran, and the loop is as fast as the ends of the
-work of successive steps follow each other.
+A loop without synchronizations only launches work: the end of a step on the CPU does not show when its work is
+done. Therefore GPU work belongs to the step that launched it, whenever it ran, and the time of a step on the GPU
+is the time between the ends of the work of successive steps.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ from typing import Literal, NamedTuple
 
 from ..units import counted
 
-_LITTLE = 0.1  # the share of a step up to which a wait does not bound the loop, and work may be of unknown origin
+_LITTLE = (
+    0.1  # of a step: shorter waits do not bound the loop, and a smaller share of work may have an unknown origin
+)
 
 
 class StepLength(NamedTuple):
-    """One step on the CPU, and the GPU work that it launched; None where it launched none that the trace has.
+    """One step on the CPU and the GPU work that it launched; times are None if the trace has no such work.
 
     Attributes:
-        cpu_ns: From its start to its end on the CPU.
-        gpu_first_ns: When the first of its work started.
-        gpu_last_ns: When the last of its work ended.
-        gpu_ns: From the one to the other.
-        gpu_period_ns: From the last end of the work of the steps before it to that of its own; 0 where theirs ends
-            later. None for the first of successive steps.
-        run_ahead_ns: From its end on the CPU to the last end of its work: how far the CPU is ahead. Negative where
-            the GPU was done first.
-        launch_delay_ns: From the begin of the call that launched the first of its work to the start of that.
-        gpu_busy_ns: How long the GPU worked in ``gpu_ns``, at whatever; of several that the step uses, the mean.
+        cpu_ns: The time from its start to its end on the CPU.
+        gpu_first_ns: The start of its first work.
+        gpu_last_ns: The end of its last work.
+        gpu_ns: The time between these two.
+        gpu_period_ns: The time from the last end of the work of the steps before it to the last end of its own
+            work; 0 if their work ends later. None for the first of successive steps.
+        run_ahead_ns: The time from its end on the CPU to the last end of its work, which is how far the CPU is
+            ahead; negative if the GPU was done first.
+        launch_delay_ns: The time from the start of the call that launched its first work to the start of that
+            work.
+        gpu_busy_ns: How long the GPU was busy during ``gpu_ns``, also with other work; the mean over the GPUs that
+            the step uses.
     """
 
     cpu_ns: int
@@ -44,28 +48,30 @@ class StepLength(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Sums over successive steps: on the GPU, from the last end of the first one's work to that of the last one's.
+class LoopTotals:
+    """Totals over successive steps.
 
-    On the CPU they are from the end of the first to that of the last, which a CPU that runs ahead reaches first.
+    On the GPU they cover the time from the last end of the work of the first step to the last end of the work of
+    the last step; on the CPU, the time from the end of the first step to the end of the last.
 
     Attributes:
-        steps: How many steps that is: all but the first.
-        gpu_ns: How long it is: their periods on the GPU, added up.
-        cpu_ns: How long the same steps took on the CPU.
-        gpu_waits_ns: The part of ``gpu_ns`` at which the GPU had nothing to do, and what it did next was launched
-            after it had run out of work.
-        cpu_waits_ns: The part of ``cpu_ns`` at which a thread of the loop waited for the GPU in a call within a
-            step, and the GPU worked: in synchronizations, copies, and launches that found its queue full.
-        busy_ns: The part of ``gpu_ns`` at which the GPU worked.
-        known_ns: The part at which it did what the steps launched.
-        synchronized_steps: The steps between the first and the last wait at the same place of a step that left
-            the GPU without work.
-        synchronized_ns: The wall time from the one to the other.
-        missing: Calls that launched work which the trace lacks, in steps that cannot be told without it.
+        steps: The number of steps: all except the first.
+        gpu_ns: The sum of their periods on the GPU.
+        cpu_ns: The time of the same steps on the CPU.
+        gpu_waits_ns: The part of ``gpu_ns`` during which the GPU had no work, and its next work was launched after
+            it had run out.
+        cpu_waits_ns: The part of ``cpu_ns`` during which a thread of the loop waited for a busy GPU in a call
+            within a
+            step: in synchronizations, memcpys, and launches that found the queue full.
+        busy_ns: The part of ``gpu_ns`` during which the GPU was busy.
+        known_ns: The part during which it ran work that the steps launched.
+        synchronized_steps: The steps between the first and the last synchronization at one place of the step that
+            left the GPU without work.
+        synchronized_ns: The wall time between these two synchronizations.
+        missing: The calls that launched work that the trace lacks, in steps whose length is unknown without it.
         queue_waits_ns: The part of ``cpu_waits_ns`` in launches.
-        exposed_comm_ns: The part of ``gpu_ns`` at which the GPU communicated and did not compute; of several that
-            a process uses, the mean.
+        exposed_comm_ns: The part of ``gpu_ns`` during which the GPU communicated and did not compute; the mean
+            over the GPUs that a process uses.
     """
 
     steps: int = 0
@@ -81,95 +87,95 @@ class Pace:
     queue_waits_ns: int = 0
     exposed_comm_ns: int = 0
 
-    def __add__(self, other: Pace) -> Pace:
-        """Return the sums over both."""
-        return Pace(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: LoopTotals) -> LoopTotals:
+        """Return the sums of both."""
+        return LoopTotals(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """The lengths of steps, and what they say of the loop.
+class StepLengths:
+    """The lengths of steps, and what bounds their loop.
 
     Attributes:
-        steps: Each step, in the order of the trace.
-        pace: The sums that the rest follows from.
+        steps: The steps, in the order of the trace.
+        totals: The totals from which the properties follow.
     """
 
     steps: tuple[StepLength, ...]
-    pace: Pace = Pace()
+    totals: LoopTotals = LoopTotals()
 
     @property
     def bound(self) -> Literal["gpu", "cpu", "both"] | None:
-        """What bounds the loop; None where that is not known, see `unknown`.
+        """What bounds the loop; None if that is not known, and `unknown` says why.
 
-        "gpu" if the GPU waits for launches at most 10 % of the time. Else "both" if the CPU waits for the GPU more
-        than 10 % of the time: a loop that synchronizes, or fills the GPU's queue in a part of each step, so that
-        they take turns. Else "cpu".
+        "gpu" if the GPU waits for launches at most 10 % of the time. Otherwise "both" if the CPU waits for the GPU
+        more than 10 % of the time: they take turns in a loop that synchronizes, or fills the GPU's queue in a part
+        of each step. Otherwise "cpu".
         """
         if self.unknown:
             return None
-        if self.pace.gpu_waits_ns <= _LITTLE * self.pace.gpu_ns:
+        if self.totals.gpu_waits_ns <= _LITTLE * self.totals.gpu_ns:
             return "gpu"
-        return "both" if self.pace.cpu_waits_ns > _LITTLE * self.pace.cpu_ns else "cpu"
+        return "both" if self.totals.cpu_waits_ns > _LITTLE * self.totals.cpu_ns else "cpu"
 
     @property
     def synchronizes(self) -> bool:
-        """Whether the CPU waits for the GPU more than 10 % of its time in other calls than launches."""
-        return self.pace.cpu_waits_ns - self.pace.queue_waits_ns > _LITTLE * self.pace.cpu_ns
+        """Whether the CPU waits for the GPU more than 10 % of its time in calls other than launches."""
+        return self.totals.cpu_waits_ns - self.totals.queue_waits_ns > _LITTLE * self.totals.cpu_ns
 
     @property
     def unknown(self) -> str:
-        """Why it is not known what bounds the loop; empty where it is."""
-        pace = self.pace
-        if pace.missing:
-            return f"the trace lacks the GPU work of {counted(pace.missing, 'launch', 'launches')}"
+        """Why it is not known what bounds the loop; empty if it is known."""
+        totals = self.totals
+        if totals.missing:
+            return f"the trace lacks the GPU work of {counted(totals.missing, 'launch', 'launches')}"
         if all(step.gpu_ns is None for step in self.steps):
             return "the trace has no GPU work that the steps launched"
-        if not pace.gpu_ns:
-            return "it takes two successive steps with GPU work to tell"
-        if pace.busy_ns - pace.known_ns > _LITTLE * pace.busy_ns:
-            return f"the steps launched only {100 * pace.known_ns / pace.busy_ns:.0f} % of what the GPU did"
+        if not totals.gpu_ns:
+            return "two successive steps with GPU work are needed"
+        if totals.busy_ns - totals.known_ns > _LITTLE * totals.busy_ns:
+            return f"the steps launched only {100 * totals.known_ns / totals.busy_ns:.0f} % of what the GPU did"
         return ""
 
     @property
     def gpu_step_ns(self) -> float | None:
         """The mean period of a step on the GPU."""
-        return self.pace.gpu_ns / self.pace.steps if self.pace.gpu_ns else None
+        return self.totals.gpu_ns / self.totals.steps if self.totals.gpu_ns else None
 
     @property
     def cpu_step_ns(self) -> float | None:
         """The mean period of the same steps on the CPU."""
-        return self.pace.cpu_ns / self.pace.steps if self.pace.gpu_ns else None
+        return self.totals.cpu_ns / self.totals.steps if self.totals.gpu_ns else None
 
     @property
     def synchronized_step_ns(self) -> float | None:
         """The mean wall time of a step between synchronizations."""
-        pace = self.pace
-        return pace.synchronized_ns / pace.synchronized_steps if pace.synchronized_steps else None
+        totals = self.totals
+        return totals.synchronized_ns / totals.synchronized_steps if totals.synchronized_steps else None
 
     @property
     def clock(self) -> Literal["synchronizations", "cpu", "gpu"] | None:
-        """What `step_ns` is by.
+        """The clock of `step_ns`.
 
-        Synchronizations, where they span as many steps as there are GPU periods; the CPU, where that bounds the
-        loop; else the GPU.
+        Synchronizations, if they span as many steps as there are GPU periods; the CPU, if it bounds the loop;
+        otherwise the GPU.
         """
-        if self.pace.synchronized_steps and self.pace.synchronized_steps >= self.pace.steps:
+        if self.totals.synchronized_steps and self.totals.synchronized_steps >= self.totals.steps:
             return "synchronizations"
-        if not self.pace.gpu_ns:
+        if not self.totals.gpu_ns:
             return None
         return "cpu" if self.bound == "cpu" else "gpu"
 
     @property
     def step_ns(self) -> float | None:
-        """How long a step of the loop takes, the wait for its work included."""
+        """How long a step of the loop takes, including the wait for its work."""
         if self.clock == "synchronizations":
             return self.synchronized_step_ns
         return self.cpu_step_ns if self.clock == "cpu" else self.gpu_step_ns
 
     @property
     def run_ahead_ns(self) -> tuple[float, int] | None:
-        """How far the CPU is ahead at the end of a step: the median, and the most."""
+        """How far the CPU is ahead at the end of a step: the median and the maximum."""
         known = [step.run_ahead_ns for step in self.steps if step.run_ahead_ns is not None]
         return (median(known), max(known)) if known else None
 
@@ -180,18 +186,19 @@ class Lengths:
         return self.bound == "gpu" and bool(ahead and step_ns and ahead[1] > _LITTLE * step_ns)
 
 
-def joined(windows: Iterable[tuple[Lengths | None, Sequence[int]]]) -> Lengths | None:
-    """Return the lengths of the steps of several windows; None if those of none are known.
+def merge_step_lengths(windows: Iterable[tuple[StepLengths | None, Sequence[int]]]) -> StepLengths | None:
+    """Return the lengths of the steps of several windows; None if no window has lengths.
 
     Args:
-        windows: Of each the lengths, and the durations on the CPU for a window without.
+        windows: The lengths of each window, and the durations of its steps on the CPU, for windows without
+            lengths.
     """
     known = [(lengths, times) for lengths, times in windows]
     if all(lengths is None for lengths, _ in known):
         return None
     steps: list[StepLength] = []
-    pace = Pace()
+    totals = LoopTotals()
     for lengths, times in known:
         steps += lengths.steps if lengths else map(StepLength, times)
-        pace += lengths.pace if lengths else Pace()
-    return Lengths(tuple(steps), pace)
+        totals += lengths.totals if lengths else LoopTotals()
+    return StepLengths(tuple(steps), totals)

@@ -1,4 +1,4 @@
-"""Finds what GPU work each step launched, when it ran, and who waited for whom meanwhile."""
+"""Measures the steps: the GPU work that each launched, and how long the CPU and the GPU waited for each other."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .communication import Collectives, communicates
-from .gpus import gpu_of
-from .intervals import clip, common, covered, union
-from .lanes import by_lane
-from .queue_waits import queue_waits
-from .step_content import Steps
-from .step_lengths import Lengths, Pace, StepLength
-from .table import MEMCPY, Array, Numbers, Table
+from .blocked_launches import find_blocked_launches
+from .communication import Collectives, communication_mask
+from .gpus import gpu_numbers
+from .intervals import clip, covered_ns, merge_overlaps, overlap_ns
+from .lanes import group_rows
+from .step_content import StepIndex
+from .step_lengths import LoopTotals, StepLength, StepLengths
+from .synchronizations import FREE, Synchronization, find_synchronizations
+from .table import MEMCPY, Array, Interner, Table
 from .trace import Trace
-from .waits import FREE, Wait, find
 
 _LAUNCH, _GRAPH = re.compile("LaunchKernel|GraphLaunch"), re.compile("GraphLaunch")
 _WHOLE_DEVICE = re.compile("(?:Device|Ctx|Context|Thread)Synchronize")
@@ -27,9 +27,9 @@ _SKEW_NS = 5_000  # between the clocks of CPU and GPU
 
 
 class _Work(NamedTuple):
-    """Of each step, when its first work started and its last ended, and how long the first was queued.
+    """For each step, the start of its first work, the end of its last, and how long the first was queued.
 
-    ``busy_ns`` is how long a GPU that it uses worked between the two, in the mean over these.
+    ``busy_ns`` is how long the GPUs that it uses were busy between the two, as the mean over these GPUs.
     """
 
     first_ns: Array
@@ -39,15 +39,15 @@ class _Work(NamedTuple):
     missing: Array
 
 
-def step_lengths(trace: Trace, collectives: Collectives = "auto") -> Lengths | None:
-    """Return how long each step took on the CPU and on the GPU; None without steps, or without GPU work.
+def step_lengths(trace: Trace, collectives: Collectives = "auto") -> StepLengths | None:
+    """Return how long each step took on the CPU and on the GPU; None without steps or without GPU work.
 
-    A step whose launches are there without their work, as in a recording that ended before the GPU was done or one
-    that lacks the kernels of CUDA graphs, has no lengths on the GPU.
+    A step whose launches have no work in the trace has no lengths on the GPU: the recording ended before the GPU
+    was done, or lacks the kernels of CUDA graphs.
 
     Args:
-        trace: Any trace.
-        collectives: Which kernels communicate, as `communicates` takes it.
+        trace: The trace.
+        collectives: Which kernels communicate, as in `communication_mask`.
     """
     steps = trace.steps
     if not steps or not (trace.gpu or trace.runtime):
@@ -55,30 +55,36 @@ def step_lengths(trace: Trace, collectives: Collectives = "auto") -> Lengths | N
     work = _work(trace)
     if not (trace.gpu or work.missing.any()):
         return None
-    numbers: Numbers[int | str] = Numbers()
+    numbers: Interner[int | str] = Interner()
     process_of = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
-    waits, queue, communication = _waits(trace), _queue(trace), communicates(trace.gpu, collectives)
-    rows_of = dict(by_lane(_processes(trace, process_of)))
+    waits, queue, communication = (
+        _synchronizations(trace),
+        _queue(trace),
+        communication_mask(trace.gpu, collectives),
+    )
+    rows_of = dict(group_rows(_processes(trace, process_of)))
     lengths = [StepLength(ns) for ns in steps.duration_ns.tolist()]
-    pace = Pace(missing=int(work.missing.sum()))
-    for process, rows in by_lane(process_of[steps.thread]):
+    totals = LoopTotals(missing=int(work.missing.sum()))
+    for process, rows in group_rows(process_of[steps.thread]):
         device = _Device(trace, rows_of.get(process, np.empty(0, np.int64)), communication)
         stretches = _stretches(steps, rows)
         for stretch in stretches:
             _measure(lengths, steps, stretch, work)
-            pace += _synchronized(stretch, waits, device, only_whole=bool(work.missing[stretch].any()))
+            totals += _synchronized(stretch, waits, device, only_whole=bool(work.missing[stretch].any()))
         own = [wait for row in rows.tolist() for wait in waits.get(row, ())]
         called = np.array([(wait.start_ns, wait.start_ns + wait.blocked_ns) for wait in own], np.int64)
         full = queue[:, np.isin(queue[2], rows)][:2]
-        pace += _pace(steps, stretches, work, device, (called.reshape(-1, 2).T, full))
-    return Lengths(tuple(lengths), pace)
+        totals += _pace(steps, stretches, work, device, (called.reshape(-1, 2).T, full))
+    return StepLengths(tuple(lengths), totals)
 
 
 def _work(trace: Trace) -> _Work:
     steps, gpu, runtime = trace.steps, trace.gpu, trace.runtime
     first, last, delay = (np.full(len(steps), _UNKNOWN) for _ in range(3))
     rows = np.flatnonzero(gpu.step >= 0)
-    held, place = np.unique(gpu.step[rows], return_index=True)  # the first of each, as work is in order of start
+    held, place = np.unique(
+        gpu.step[rows], return_index=True
+    )  # the first of each, because work is in order of start
     rows_first = rows[place]
     first[held] = gpu.start_ns[rows_first]
     np.maximum.at(last, gpu.step[rows], gpu.end_ns[rows])
@@ -93,21 +99,21 @@ def _work(trace: Trace) -> _Work:
 def _busy(trace: Trace, first: Array, last: Array) -> Array:
     gpu = trace.gpu
     busy, gpus = np.zeros((2, len(first)), np.int64)
-    for _, rows in by_lane(gpu_of(gpu)):
+    for _, rows in group_rows(gpu_numbers(gpu)):
         held = np.unique(gpu.step[rows])
         held = held[held >= 0]
-        busy[held] += covered(union(gpu.start_ns[rows], gpu.end_ns[rows]), first[held], last[held])
+        busy[held] += covered_ns(merge_overlaps(gpu.start_ns[rows], gpu.end_ns[rows]), first[held], last[held])
         gpus[held] += 1
     return busy // np.maximum(gpus, 1)
 
 
 def _missing(trace: Trace) -> Array:
-    """How many launches of each step have no work in the trace; 0 where they are too few to matter."""
+    """Return how many launches of each step have no work in the trace; 0 if they are too few to matter."""
     runtime, count = trace.runtime, len(trace.steps)
     lacks = np.ones(len(runtime), bool)
     lacks[trace.gpu.launch[trace.gpu.launch >= 0]] = False
     calls = np.flatnonzero(runtime.matching("name", _LAUNCH))
-    held = Steps(trace).of(runtime.start_ns[calls], runtime.thread[calls])
+    held = StepIndex(trace).rows_at(runtime.start_ns[calls], runtime.thread[calls])
     calls, held = calls[held >= 0], held[held >= 0]
     all_, missing, graphs = (
         np.bincount(held[chosen], minlength=count)
@@ -122,24 +128,24 @@ def _missing(trace: Trace) -> Array:
 
 
 def _processes(trace: Trace, process_of: Array) -> Array:
-    """The process of each piece of work: the one that launched it, else the only one that uses its device."""
+    """Return the process that launched each work or, if unknown, the only process that uses its device."""
     gpu = trace.gpu
     process = np.full(len(gpu), -1)
     launched = gpu.launch >= 0
     process[launched] = process_of[trace.runtime.thread[gpu.launch[launched]]]
     stepped = gpu.step >= 0
     process[stepped] = process_of[trace.steps.thread[gpu.step[stepped]]]
-    for _, rows in by_lane(gpu.device):
+    for _, rows in group_rows(gpu.device):
         known = process[rows][process[rows] >= 0]
         if len(known) and known.min() == known.max():
             process[rows] = known[0]
     return process
 
 
-def _loop(trace: Trace) -> Array:
-    """A mask of the threads whose waits hold up the loop: those of the steps and of autograd.
+def _loop_threads(trace: Trace) -> Array:
+    """Return a mask of the threads of the loop: the threads of the steps and of autograd.
 
-    The last entry stands for no thread and is False.
+    The last element stands for no thread and is False.
     """
     held = np.array([*(thread.autograd for thread in trace.threads), False])
     held[trace.steps.thread] = True
@@ -147,13 +153,13 @@ def _loop(trace: Trace) -> Array:
     return held
 
 
-def _waits(trace: Trace) -> dict[int, list[Wait]]:
-    """The waits in each step, on a thread of the loop."""
-    loop = _loop(trace)
-    waits = [wait for wait in find(trace) if loop[wait.thread]]
+def _synchronizations(trace: Trace) -> dict[int, list[Synchronization]]:
+    """Return the synchronizations in each step, on the threads of the loop."""
+    loop = _loop_threads(trace)
+    waits = [wait for wait in find_synchronizations(trace) if loop[wait.thread]]
     starts, threads = [wait.start_ns for wait in waits], [wait.thread for wait in waits]
-    held = Steps(trace).of(np.array(starts, np.int64), np.array(threads, np.int64))
-    found: dict[int, list[Wait]] = defaultdict(list)
+    held = StepIndex(trace).rows_at(np.array(starts, np.int64), np.array(threads, np.int64))
+    found: dict[int, list[Synchronization]] = defaultdict(list)
     for wait, row in zip(waits, held.tolist(), strict=True):
         if row >= 0:
             found[row].append(wait)
@@ -161,20 +167,20 @@ def _waits(trace: Trace) -> dict[int, list[Wait]]:
 
 
 def _queue(trace: Trace) -> Array:
-    """Starts, ends and steps of the launches on a thread of the loop that waited because the queue was full."""
-    start, end, thread = queue_waits(trace)
-    own = np.flatnonzero(_loop(trace)[thread])
-    step = Steps(trace).of(start[own], thread[own])
+    """Return the starts, ends and steps of the blocked launches on the threads of the loop."""
+    start, end, thread = find_blocked_launches(trace)
+    own = np.flatnonzero(_loop_threads(trace)[thread])
+    step = StepIndex(trace).rows_at(start[own], thread[own])
     return np.stack((start[own], end[own], step))
 
 
 class _Device:
-    """What the GPU did for one process.
+    """The work of the GPU for one process.
 
     Attributes:
-        busy: When it worked.
-        known: When it did what a step launched.
-        starved: When it had nothing to do until it got what was launched after it had run out of work.
+        busy: When it was busy.
+        known: When it ran work that a step launched.
+        starved: When it had no work, and its next work was launched after it had run out.
         exposed: For each GPU that the process uses, when it computed, and when it computed or communicated.
     """
 
@@ -184,10 +190,13 @@ class _Device:
         launched_ns = np.full(len(gpu), _UNKNOWN)
         linked = gpu.launch >= 0
         launched_ns[linked] = trace.runtime.start_ns[gpu.launch[linked]]
-        self.busy, self.known = union(start, end), union(start[own], end[own])
+        self.busy, self.known = merge_overlaps(start, end), merge_overlaps(start[own], end[own])
         self.exposed = [
-            tuple(union(start[here], end[here]) for here in (each[~communication[each]], each))
-            for _, work in by_lane(gpu_of(gpu))
+            tuple(
+                merge_overlaps(start[rows_of_kind], end[rows_of_kind])
+                for rows_of_kind in (each[~communication[each]], each)
+            )
+            for _, work in group_rows(gpu_numbers(gpu))
             for each in [work[gpu.category[work] != MEMCPY]]
         ]
         reach = np.maximum.accumulate(end)
@@ -197,22 +206,22 @@ class _Device:
         order = np.argsort(launched_ns, kind="stable")
         self._launched_ns, self._done_ns = launched_ns[order], np.maximum.accumulate(end[order])
 
-    def drained(self, wait: Wait) -> bool:
-        """Whether all that was launched before ``wait`` was done when that returned."""
+    def drained(self, wait: Synchronization) -> bool:
+        """Return whether all work launched before a synchronization was done when it returned."""
         before = int(np.searchsorted(self._launched_ns, wait.start_ns))
         return not before or bool(self._done_ns[before - 1] <= wait.end_ns + _SKEW_NS)
 
     def exposed_comm_ns(self, start: Array, end: Array) -> int:
-        """How long a GPU communicated and did not compute, in the mean over those that the process uses."""
+        """Return how long the GPUs communicated and did not compute, as the mean over the process's GPUs."""
         each = [
-            int((covered(working, start, end) - covered(compute, start, end)).sum())
+            int((covered_ns(working, start, end) - covered_ns(compute, start, end)).sum())
             for compute, working in self.exposed
         ]
         return sum(each) // max(len(each), 1)
 
 
 def _stretches(steps: Table, rows: Array) -> list[Array]:
-    """The steps in ``rows`` in order, parted where their numbers do not follow each other."""
+    """Split the steps in ``rows`` where their numbers are not successive."""
     numbers = steps.number[rows]
     apart = (numbers[1:] >= 0) & (numbers[:-1] >= 0) & (numbers[1:] != numbers[:-1] + 1)
     return np.split(rows, np.flatnonzero(apart) + 1)
@@ -236,15 +245,15 @@ def _measure(lengths: list[StepLength], steps: Table, stretch: Array, work: _Wor
 
 def _pace(
     steps: Table, stretches: Sequence[Array], work: _Work, device: _Device, waits: tuple[Array, Array]
-) -> Pace:
-    """The sums over successive steps of one process.
+) -> LoopTotals:
+    """Return the totals over successive steps of one process.
 
     Args:
-        steps: Of the trace.
-        stretches: Of its rows, as `_stretches` returns them.
-        work: What they launched.
-        device: What the GPU did.
-        waits: Starts and ends of calls that wait for the GPU, and of launches that wait for room in the queue.
+        steps: The steps of the trace.
+        stretches: Rows of successive steps, from `_stretches`.
+        work: The work that the steps launched.
+        device: The work of the GPU.
+        waits: Starts and ends of synchronizations, and of blocked launches.
     """
     spans: list[tuple[int, int]] = []
     on_cpu: list[tuple[int, int]] = []
@@ -260,13 +269,13 @@ def _pace(
             on_cpu.append((int(steps.end_ns[first]), int(steps.end_ns[last])))
             count += int(some[-1] - some[0])
     start, end = np.array(spans, np.int64).reshape(-1, 2).T
-    waited = union(*np.concatenate(waits, axis=1)), union(*waits[1])
-    waits_ns, queue_ns = (sum(common(device.busy, clip(times, *span)) for span in on_cpu) for times in waited)
+    waited = merge_overlaps(*np.concatenate(waits, axis=1)), merge_overlaps(*waits[1])
+    waits_ns, queue_ns = (sum(overlap_ns(device.busy, clip(times, *span)) for span in on_cpu) for times in waited)
     starved_ns, busy_ns, known_ns = (
-        int(covered(times, start, end).sum()) for times in (device.starved, device.busy, device.known)
+        int(covered_ns(times, start, end).sum()) for times in (device.starved, device.busy, device.known)
     )
     cpu_ns = sum(until - since for since, until in on_cpu)
-    return Pace(
+    return LoopTotals(
         count,
         int((end - start).sum()),
         cpu_ns,
@@ -280,13 +289,13 @@ def _pace(
 
 
 def _synchronized(
-    stretch: Array, waits: Mapping[int, Sequence[Wait]], device: _Device, *, only_whole: bool
-) -> Pace:
-    """The wall time between waits of successive steps that left the GPU without work.
+    stretch: Array, waits: Mapping[int, Sequence[Synchronization]], device: _Device, *, only_whole: bool
+) -> LoopTotals:
+    """Return the wall time between synchronizations of successive steps that left the GPU without work.
 
-    They are at the same place in their steps: of as many waits the same one. What blocks only at times, such as
-    freeing memory and copies that the driver splits, is no such place. With ``only_whole``, as the trace lacks GPU
-    work, only those that wait for the whole device are sure to.
+    These are at the same place of their steps: the same one among equally many. Calls that block only at times,
+    such as freeing memory and memcpys that the driver splits, do not count. With ``only_whole``, because the trace
+    lacks GPU work, only synchronizations with the whole device count.
     """
     places: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for number, row in enumerate(stretch.tolist()):
@@ -298,4 +307,4 @@ def _synchronized(
         (found[-1][0] - found[0][0], place, found[-1][1] - found[0][1]) for (_, place), found in places.items()
     ]
     count, _, ns = max(ends, default=(0, 0, 0))
-    return Pace(synchronized_steps=count, synchronized_ns=ns) if count else Pace()
+    return LoopTotals(synchronized_steps=count, synchronized_ns=ns) if count else LoopTotals()

@@ -1,4 +1,4 @@
-"""Where the time of a recorded window went, by region and by operator, from its trace."""
+"""Sums up the time of a recorded window by region and by operator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .communication import Collectives
-from .gpus import number_of_gpus
+from .gpus import count_gpus
 from .links import main_thread
 from .missing_backward import MissingBackward
-from .step_content import Steps, gpu_work, in_no_region_ns, outside_ns, steps_ns
-from .step_lengths import Lengths, joined
+from .step_content import StepIndex, gpu_work, in_no_region_ns, outside_ns, steps_ns
+from .step_lengths import StepLengths, merge_step_lengths
 from .step_work import step_lengths
 from .table import Array, Table
 from .timing import Timing
@@ -29,16 +29,16 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class RegionStat:
-    """All calls of one region in one place.
+    """All calls of one region at one place of the tree.
 
     Attributes:
-        path: The names of the regions around it, outermost first, and its own.
-        calls: How many times it ran.
-        cpu_ns: Their durations, added up.
-        self_ns: The part of it that no region inside covers.
-        gpu_ns: The GPU work launched in it, regions inside included; None where the trace has no GPU work.
-        steps: In how many of the steps it ran; 0 where the trace marks none.
-        partial: Whether some calls are missing, since their forward ran before the modules had hooks.
+        path: The names of the regions around it, outermost first, and its own name.
+        calls: The number of calls.
+        cpu_ns: The sum of their durations.
+        self_ns: The part of this time that is not inside another region.
+        gpu_ns: The durations of the GPU work launched in it and in the regions inside; None without GPU work.
+        steps: The number of steps in which it ran; 0 if the trace marks no steps.
+        partial: Whether some calls are missing, because their forward ran before the modules had hooks.
     """
 
     path: tuple[str, ...]
@@ -55,11 +55,11 @@ class OperatorStat:
     """All calls of one operator.
 
     Attributes:
-        name: As PyTorch names it, ``aten::mm``.
-        calls: How many times it ran.
-        self_ns: Their time on the CPU, without the operators they called.
-        gpu_ns: The GPU work they launched themselves; None where the trace has no GPU work.
-        steps: In how many of the steps it ran; 0 where the trace marks none.
+        name: PyTorch's name for it, such as ``aten::mm``.
+        calls: The number of calls.
+        self_ns: Their time on the CPU, without the operators that they called.
+        gpu_ns: The durations of the GPU work that they launched themselves; None without GPU work.
+        steps: The number of steps in which it ran; 0 if the trace marks no steps.
     """
 
     name: str
@@ -71,34 +71,34 @@ class OperatorStat:
 
 @dataclass(frozen=True)
 class Summary:
-    """Where the time of the recorded steps went.
+    """The time of the recorded steps, by region and by operator.
 
-    The content of a step is what starts in its range, on the threads of its process. GPU work belongs to the step
-    that launched it, and to the regions it was launched in; what was launched before the recording is outside of
-    the steps. GPU time is the sum of the durations of kernels, copies and fills, also of those that run at once.
-    The total is the time of the outermost regions and the unattributed time.
+    A step consists of the events that start in its range, on the threads of its process. GPU work belongs to the
+    step and the regions that launched it; work that was launched before the recording is outside of the steps. GPU
+    time is the sum of the durations of kernels, memcpys and memsets, even if they run at the same time; it is the
+    time of the outermost regions plus the unattributed time.
 
     Attributes:
-        steps: How many steps were recorded; 0 where the trace marks none.
-        step_ns: Their durations on the CPU, added up; without steps, from the first event to the last.
-        regions: As a tree in order of first call: each region is followed by those inside it.
-        operators: By their own time, longest first.
-        gpu_total_ns: All GPU work of the steps; None where the trace has none.
-        gpu_unattributed_ns: The part of it that was launched in no region, or whose launch is unknown.
+        steps: The number of recorded steps; 0 if the trace marks none.
+        step_ns: The sum of their durations on the CPU; without steps, the time from the first event to the last.
+        regions: A tree in order of first call: each region is followed by the regions inside it.
+        operators: The operators, longest own time first.
+        gpu_total_ns: The GPU time of the steps; None without GPU work.
+        gpu_unattributed_ns: The part of it that was launched outside of regions, or whose launch is unknown.
         step_times_ns: The duration of each step.
-        step_numbers: As many numbers of steps; -1 where the trace does not say.
-        no_region_ns: The part of the steps in which no region was open.
-        outside_ns: The time recorded outside of the steps.
-        outside_gpu_ns: The GPU work that was launched there, or before the recording.
-        before_gpu_ns: All GPU work that was launched before the recording.
-        by_time_gpu_ns: GPU work without a known launch time; it counts in the step in which it ran.
-        overlap_ns: How long regions of one thread overlapped without one being inside the other: for each region,
-            the time that it shares with the region before it, added up.
-        unplaced: How many regions of autograd's threads are in no other, since it is unclear which thread called
-            that backward pass.
-        timing: What the manifest says of the run; None if nothing.
-        lengths: How long the steps took on the CPU and on the GPU; None where the trace knows of no GPU.
-        gpus: How many GPUs did the work.
+        step_numbers: The number of each step; -1 if the trace does not say.
+        no_region_ns: The time of the steps during which no region was open.
+        outside_ns: The recorded time outside of the steps.
+        outside_gpu_ns: The GPU time that was launched outside of the steps, or before the recording.
+        before_gpu_ns: The GPU time that was launched before the recording.
+        by_time_gpu_ns: The GPU time without a known launch, which counts toward the step in which it ran.
+        overlap_ns: How long regions of one thread overlapped without nesting: the sum of the times that each
+            region shares with the region before it.
+        unplaced: The number of regions on autograd threads without a parent, because it is unclear which thread
+            called their backward pass.
+        timing: The timing of the run from the manifest; None if there is none.
+        lengths: The lengths of the steps on the CPU and on the GPU; None without a GPU.
+        gpus: The number of GPUs that did the work.
     """
 
     steps: int
@@ -117,12 +117,12 @@ class Summary:
     overlap_ns: int = 0
     unplaced: int = 0
     timing: Timing | None = None
-    lengths: Lengths | None = None
+    lengths: StepLengths | None = None
     gpus: int = 0
 
     @property
     def cut_steps(self) -> list[int]:
-        """The steps that no window has whole; they count only if no other step is recorded."""
+        """The steps that no window recorded whole; they count only if no other step is recorded."""
         return sorted(set(self.timing.cut_steps)) if self.timing else []
 
     @property
@@ -133,7 +133,7 @@ class Summary:
 
 @dataclass
 class _Total:
-    """One row of a table while it is added up; ``by_step`` counts the calls in each step, by its number there."""
+    """One row of a table while it is summed up; ``by_step`` counts the calls in each row of the steps."""
 
     calls: int = 0
     cpu_ns: int = 0
@@ -145,22 +145,22 @@ class _Total:
 
 
 def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectives = "auto") -> Summary:
-    """Say where the time of one trace went.
+    """Sum up the time of one trace; if steps are marked, the time of the steps.
 
-    If steps are marked, that of what they hold: see `Summary`. GPU work belongs to the region open where and when
-    it was launched. On a thread with none open it belongs to the one then open on the thread of the steps. What
-    autograd's threads do while the backward pass runs is inside of the region open on the thread that waits.
+    GPU work belongs to the region that is open on the launching thread at its launch or, if none is open there, to
+    the region then open on the thread of the steps. The regions of autograd threads are inside the region that is
+    open on the thread that waits for the backward pass.
 
     Args:
-        trace: Any trace.
-        timing: What the loop knows of the run around it.
-        collectives: Which kernels communicate, as `communicates` takes it.
+        trace: The trace.
+        timing: The timing of the run around the trace.
+        collectives: Which kernels communicate, as in `communication_mask`.
     """
-    steps = Steps(trace)
+    steps = StepIndex(trace)
     work = gpu_work(trace, steps)
     gpu = trace.gpu.where(work.counted)
     regions = trace.regions
-    within = steps.of(regions.start_ns, regions.thread)
+    within = steps.rows_at(regions.start_ns, regions.thread)
     by_path: dict[tuple[str, ...], _Total] = {}
     gpu_ns = _charged(gpu, "region", len(regions))
     for path, step, *values in _tree(regions, gpu_ns, main_thread(trace), within):
@@ -169,7 +169,7 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
     missing = MissingBackward(trace, steps)
     for path, total in by_path.items():
         total.steps = len(total.by_step) if trace.steps else 0
-        around = by_path.get(path[:-1])  # which comes first, and lacks what is inside as well
+        around = by_path.get(path[:-1])  # its parent comes first, and is partial as well
         total.partial = (around is not None and around.partial) or missing.lacks(path[-1], total.by_step)
 
     gpu_total_ns = int(gpu.duration_ns.sum())
@@ -191,12 +191,12 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
         unplaced=trace.unplaced,
         timing=timing,
         lengths=step_lengths(trace, collectives),
-        gpus=number_of_gpus(trace.gpu),
+        gpus=count_gpus(trace.gpu),
     )
 
 
 def merge(summaries: Sequence[Summary]) -> Summary:
-    """Add up several windows of one run; none at all make an empty summary."""
+    """Return the sum of several windows of one run; an empty summary without any."""
     whole = [s for s in summaries if not s.only_cut]
     timing = _timing(summaries, {number for s in whole for number in s.step_numbers})
     summaries = whole or summaries
@@ -228,13 +228,13 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         overlap_ns=sum(s.overlap_ns for s in summaries),
         unplaced=sum(s.unplaced for s in summaries),
         timing=timing,
-        lengths=joined((s.lengths, s.step_times_ns) for s in summaries),
+        lengths=merge_step_lengths((s.lengths, s.step_times_ns) for s in summaries),
         gpus=max((s.gpus for s in summaries), default=0),
     )
 
 
 def _timing(summaries: Sequence[Summary], recorded: set[int]) -> Timing | None:
-    """What is known of the run; a step that was cut short in one window may be ``recorded`` whole in another."""
+    """Merge the timings; a step that was cut short in one window may be ``recorded`` whole in another."""
     timings = [s.timing for s in summaries if s.timing is not None]
     if not timings:
         return None
@@ -259,7 +259,7 @@ def _summary(
     gpu: tuple[int, int] | None,
     **rest: Any,
 ) -> Summary:
-    """The rows of the tables as statistics in order."""
+    """Return the summary, with the rows of its tables in order."""
     inside: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for path in by_path:
         inside.setdefault(path[:-1], []).append(path)
@@ -281,9 +281,9 @@ def _summary(
     return Summary(count, step_ns, regions, operators, total_ns, nowhere_ns, step_times_ns, step_numbers, **rest)
 
 
-def _by_name(trace: Trace, gpu: Table, steps: Steps) -> dict[str, _Total]:
+def _by_name(trace: Trace, gpu: Table, steps: StepIndex) -> dict[str, _Total]:
     operators = trace.operators
-    within = steps.of(operators.start_ns, operators.thread)
+    within = steps.rows_at(operators.start_ns, operators.thread)
     chosen = within >= 0
     columns = [_self_ns(operators)[chosen], _charged(gpu, "operator", len(operators))[chosen]]
     codes, rows = np.unique(operators.name[chosen], return_inverse=True)
@@ -291,19 +291,19 @@ def _by_name(trace: Trace, gpu: Table, steps: Steps) -> dict[str, _Total]:
     pairs = np.unique(rows.astype(np.int64) * max(len(trace.steps), 1) + within[chosen])
     in_steps = np.bincount(pairs // max(len(trace.steps), 1), minlength=len(codes)) * bool(trace.steps)
     return {
-        trace.words[code]: _Total(int(calls), 0, int(self_ns), int(gpu_ns), int(count))
+        trace.strings[code]: _Total(int(calls), 0, int(self_ns), int(gpu_ns), int(count))
         for code, calls, self_ns, gpu_ns, count in zip(codes.tolist(), calls, *sums, in_steps, strict=True)
     }
 
 
 def _charged(gpu: Table, link: str, rows: int) -> Array:
-    """The GPU time that each row launched itself."""
+    """Return the GPU time that each row launched itself."""
     linked = gpu[link] >= 0
     return np.bincount(gpu[link][linked], gpu.duration_ns[linked], rows).astype(np.int64)  # exact up to 104 days
 
 
 def _overlap_ns(rows: Table) -> int:
-    """See `Summary.overlap_ns`: regions of a thread have one parent where they do not nest."""
+    """Return `Summary.overlap_ns`: overlapping regions that do not nest have the same parent."""
     order = np.lexsort((rows.start_ns, rows.parent, rows.thread))
     thread, parent, start, end = (
         column[order] for column in (rows.thread, rows.parent, rows.start_ns, rows.end_ns)
@@ -313,7 +313,7 @@ def _overlap_ns(rows: Table) -> int:
 
 
 def _self_ns(rows: Table) -> Array:
-    """The part of each duration that no row inside covers; children that overlap count once.
+    """Return the part of each duration that children do not cover; overlapping children count once.
 
     A child on another thread may end later than its parent.
     """
@@ -333,9 +333,9 @@ def _self_ns(rows: Table) -> Array:
 def _tree(
     rows: Table, gpu_ns: Array, main: int, within: Array
 ) -> Iterator[tuple[tuple[str, ...], int, int, int, int]]:
-    """Each row in a step: path, step, duration, self time and GPU time with rows inside; the main thread first.
+    """Yield each row in a step, the main thread first: path, step, duration, self time and inclusive GPU time.
 
-    What is nested deeper than anybody reads is left to what is around it.
+    Rows that are nested more than 100 deep count toward the rows around them.
     """
     inclusive, parents, counts = gpu_ns.tolist(), rows.parent.tolist(), (within >= 0).tolist()
     for row in reversed(range(len(parents))):

@@ -1,4 +1,4 @@
-"""Columns of equal length, one row an event: what every reader fills and every metric reads."""
+"""Tables of events: numpy columns of equal length, one row per event."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ COLUMNS: dict[str, dict[str, tuple[str, float]]] = {
     "steps": _ON_CPU | {"number": ("i8", -1)},
     "others": _ON_CPU | {"category": ("i4", 0)},
 }
-"""The columns of each table, with numpy type and the value of what the file does not say."""
+"""The columns of each table: their numpy type, and the value that stands for unknown."""
 
 TEXT = frozenset({"name", "category", "domain", "payload", "shapes", "types", "collective", "group", "dtype"})
-"""Columns that hold numbers of words; word 0 is the empty one."""
+"""Columns that hold numbers of strings; 0 is the empty string."""
 
 
 KERNEL, MEMCPY, MEMSET = 1, 2, 3
-"""What is in the column ``category`` of work on the GPU; also the words of every trace with these numbers."""
+"""The values of the column ``category`` of GPU work; in every trace, the strings with these numbers."""
 
 
-_SEARCHED = 2048
+_SEARCHED = 2048  # characters of a string
 
 
-class Numbers(dict[_Key, int]):
-    """Gives each key a number, when it is first asked for."""
+class Interner(dict[_Key, int]):
+    """Assigns each key a number at its first lookup."""
 
     def __missing__(self, key: _Key) -> int:
         number = self[key] = len(self)
@@ -88,17 +88,17 @@ class Numbers(dict[_Key, int]):
 
 
 class TooLargeError(Exception):
-    """A file holds more than can be kept; the message says of what."""
+    """A file holds more than can be kept; the message says what."""
 
 
-class Words(Numbers[str]):
-    """Gives each word a number.
+class Strings(Interner[str]):
+    """Assigns each string a number.
 
     Args:
-        most: how many characters all of them may have together.
+        most: the number of characters that all strings may have together.
 
     Raises:
-        TooLargeError: when a word is looked up that would be too much.
+        TooLargeError: at the lookup of a string that exceeds this number.
     """
 
     def __init__(self, most: int = 1 << 40) -> None:
@@ -108,24 +108,24 @@ class Words(Numbers[str]):
     def __missing__(self, word: str) -> int:
         self._left -= len(word)
         if self._left < 0:
-            raise TooLargeError("its texts are larger than those of any trace")
+            raise TooLargeError("its strings are larger than in any trace")
         number = self[word] = len(self)
         return number
 
 
 class Table(Mapping[str, Array]):
-    """Events of one kind, as numpy columns: ``table.start_ns`` or ``table["start_ns"]``.
+    """Events of one kind as numpy columns: ``table.start_ns`` or ``table["start_ns"]``.
 
     Args:
-        columns: by name, all of one length.
-        words: what the numbers in the columns of `TEXT` stand for.
+        columns: the columns by name, all of one length.
+        strings: the strings that the numbers in the columns of `TEXT` stand for.
     """
 
-    __slots__ = ("_columns", "words")
+    __slots__ = ("_columns", "strings")
 
-    def __init__(self, columns: Mapping[str, Array], words: list[str]) -> None:
+    def __init__(self, columns: Mapping[str, Array], strings: list[str]) -> None:
         self._columns = dict(columns)
-        self.words = words
+        self.strings = strings
 
     def __getattr__(self, column: str) -> Array:
         if column == "_columns":  # while it is unpickled
@@ -133,7 +133,7 @@ class Table(Mapping[str, Array]):
         try:
             return self._columns[column]
         except KeyError:
-            raise AttributeError(f"no column {column!r}; there are {', '.join(self._columns)}") from None
+            raise AttributeError(f"no column {column!r}; the columns are {', '.join(self._columns)}") from None
 
     def __getitem__(self, column: str) -> Array:
         return self._columns[column]
@@ -142,7 +142,7 @@ class Table(Mapping[str, Array]):
         return iter(self._columns)
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return len(next(iter(self._columns.values()), ()))
 
     def __bool__(self) -> bool:
@@ -153,37 +153,39 @@ class Table(Mapping[str, Array]):
 
     __hash__ = object.__hash__
 
+    def __dir__(self) -> list[str]:
+        return [*(name for name in super().__dir__() if not name.startswith("_")), *self._columns]
+
     def __repr__(self) -> str:
         return f"<{len(self):,} rows: {', '.join(self._columns)}>"
 
     @property
     def end_ns(self) -> Array:
-        """Start and duration, added."""
+        """The ends of the events: start + duration."""
         return self.start_ns + self.duration_ns
 
     def where(self, rows: Array | slice) -> Table:
-        """Return some rows, by a mask, their numbers or a slice."""
-        return Table({name: column[rows] for name, column in self._columns.items()}, self.words)
+        """Return the rows that a mask, an array of row numbers or a slice selects."""
+        return Table({name: column[rows] for name, column in self._columns.items()}, self.strings)
 
     def text(self, column: str) -> list[str]:
-        """Return a column of `TEXT` as words."""
-        return [self.words[code] for code in self._columns[column].tolist()]
+        """Return a text column as a list of strings."""
+        return [self.strings[code] for code in self._columns[column].tolist()]
 
     def matching(self, column: str, pattern: Any) -> Array:
-        """Return a mask of the rows whose word in ``column`` the compiled ``pattern`` is found in.
+        """Return a mask of the rows whose string in ``column`` the compiled ``pattern`` is found in.
 
-        Each word is searched once, however many rows have it, and of a long one only the beginning: the time
-        that some patterns take grows with its square.
+        Each string is searched once, and only its first 2,048 characters: some patterns take quadratic time.
         """
         codes = self._columns[column]
         hits = np.bincount(codes, minlength=1) > 0
         for code in np.flatnonzero(hits).tolist():
-            hits[code] = pattern.search(self.words[code][:_SEARCHED]) is not None
+            hits[code] = pattern.search(self.strings[code][:_SEARCHED]) is not None
         return hits[codes]
 
 
-def table(kind: str, columns: Mapping[str, Array], words: list[str]) -> Table:
-    """Return a table of this kind; columns that are not given have the value for what is not known."""
+def table(kind: str, columns: Mapping[str, Array], strings: list[str]) -> Table:
+    """Return a table of this kind; missing columns are filled with the value for unknown."""
     count = len(next(iter(columns.values())))
     complete = {}
     for name, (dtype, missing) in COLUMNS[kind].items():
@@ -191,11 +193,11 @@ def table(kind: str, columns: Mapping[str, Array], words: list[str]) -> Table:
             complete[name] = _fitted(columns[name], dtype, missing)
         else:
             complete[name] = np.full(count, missing, dtype)
-    return Table(complete, words)
+    return Table(complete, strings)
 
 
 def _fitted(column: Array, dtype: str, missing: float) -> Array:
-    """The column as this type; integers beyond it are taken for not known."""
+    """Convert the column to this type; integers beyond its range become unknown."""
     if column.dtype == np.int64 and dtype == "i4":
         limit = np.iinfo(np.int32).max
         column = np.where((-limit <= column) & (column <= limit), column, missing)

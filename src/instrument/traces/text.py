@@ -1,4 +1,4 @@
-"""The text of a trace, plain or gzip, a block at a time."""
+"""Reads the text of a trace, plain or gzip, in blocks."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import TraceError
-from .trace import Lost
+from .trace import ReadLosses
 
 BLOCK = 1 << 20
 _GZIP = b"\x1f\x8b"
-# The most that a real trace was seen to shrink is 40 to 1; gzip allows 1,032 to 1.
+# Real traces shrink up to 40 to 1; gzip allows 1,032 to 1.
 _BOMB_RATIO = 200
 _BOMB_BYTES = 1 << 28
 
-_BYTES_PER_EVENT = 4  # of a gzip file; the fewest that a real trace was seen to have are 20
-_FEW_EVENTS = 1 << 20  # any file may have so many
+_BYTES_PER_EVENT = 4  # of a gzip file; real traces have at least 20
+_FEW_EVENTS = 1 << 20  # allowed in any file
 
 
-def most_events(path: Path) -> int:
-    """Return how many events a file may have: in more, no trace says anything."""
+def event_limit(path: Path) -> int:
+    """Return the number of events that a file may have: far more than a trace of its size holds."""
     return max(_FEW_EVENTS, path.stat().st_size // _BYTES_PER_EVENT)
 
 
-def most_text(path: Path) -> int:
-    """Return how many characters the different texts in a file may have together."""
+def text_limit(path: Path) -> int:
+    """Return the number of characters that the distinct strings in a file may have together."""
     return _BOMB_BYTES + 40 * path.stat().st_size
 
 
-def blocks(
-    path: Path, file: BinaryIO, lost: Lost, progress: Callable[[int], None] = lambda size: None
+def read_blocks(
+    path: Path, file: BinaryIO, lost: ReadLosses, progress: Callable[[int], None] = lambda size: None
 ) -> Iterator[bytes]:
-    """Yield the text; where a gzip file is damaged or cut off, what comes before.
+    """Yield the text in blocks; of a gzip file that is damaged or cut off, the text before the damage.
 
     Args:
         path: the file, for errors.
-        file: opened for reading.
-        lost: gets what is damaged.
-        progress: told of each part that is read how many bytes of the file it has.
+        file: the open file.
+        lost: records the damage.
+        progress: called with the number of bytes of each part that is read.
 
     Raises:
-        TraceError: if it unpacks to more than 256 MiB and 200 times its size: no trace does.
+        TraceError: the file unpacks to more than 256 MiB and 200 times its size, which no trace does.
     """
     parts = iter(lambda: file.read(BLOCK), b"")
     first = next(parts, b"")
-    told = _told(chain([first] if first else [], parts), progress)
-    yield from _unpacked(path, told, lost) if first.startswith(_GZIP) else told
+    parts = _reporting(chain([first] if first else [], parts), progress)
+    yield from _unpacked(path, parts, lost) if first.startswith(_GZIP) else parts
 
 
-def _told(parts: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
+def _reporting(parts: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
     for part in parts:
         progress(len(part))
         yield part
 
 
-def _unpacked(path: Path, parts: Iterator[bytes], lost: Lost) -> Iterator[bytes]:
+def _unpacked(path: Path, parts: Iterator[bytes], lost: ReadLosses) -> Iterator[bytes]:
     unpacker, inside = zlib.decompressobj(wbits=31), False
     data = next(parts)
     packed, unpacked = len(data), 0
@@ -71,14 +71,14 @@ def _unpacked(path: Path, parts: Iterator[bytes], lost: Lost) -> Iterator[bytes]
             if text or inside or not unpacked:
                 reason = f"damaged gzip: {error}"
             else:
-                reason = "after the end of the gzip data there is more"
+                reason = "data after the end of the gzip stream"
             if text:
                 yield text
             lost.add(reason, size=len(data) + sum(map(len, parts)))
             return
         unpacked += len(text)
         if unpacked > max(_BOMB_BYTES, _BOMB_RATIO * packed):
-            raise TraceError(path, f"it unpacks to more than {_BOMB_RATIO} times its size, as no trace does")
+            raise TraceError(path, f"it unpacks to more than {_BOMB_RATIO} times its size, which no trace does")
         if text:
             yield text
         inside = not unpacker.eof
@@ -96,7 +96,7 @@ def _unpacked(path: Path, parts: Iterator[bytes], lost: Lost) -> Iterator[bytes]
 
 
 def _before_damage(unpacker: zlib._Decompress, data: bytes) -> bytes:
-    """What of the data can be unpacked: byte by byte, for a call that fails gives nothing."""
+    """Unpack the data before the damage, byte by byte, because a failed call returns nothing."""
     text = bytearray()
     with suppress(zlib.error):
         for place in range(len(data)):

@@ -1,4 +1,4 @@
-"""What the manifest says of the run around its recorded windows."""
+"""Reads from the manifest how the run went around its recorded windows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ class Timing:
     """The steps around one or several windows, the run so far, and how the windows ended.
 
     Attributes:
-        around_ns: Of each window, the median duration of the steps timed before and after it, which are not
-            recorded.
-        around_steps: Those steps, in order, each once.
-        run_steps: How many steps the run had made when the last window was written down.
-        run_ns: The wall time that they took, but for the untimed ones.
-        untimed_steps: The first and the last of the run's steps whose time is not known.
+        around_ns: For each window, the median duration of the timed but not recorded steps before and after it.
+        around_steps: The ranges of these steps, in order and without overlap.
+        run_steps: The number of steps of the run when the last window was written.
+        run_ns: The wall time of these steps, without the untimed ones.
+        untimed_steps: The first and the last of the steps whose time is not known.
         own_ns: How long the library itself worked while the windows were open.
-        endings: Of windows by their planned steps, which are None where the plan has no end: why the window ended
-            before its last step, in words; empty where it did not.
-        cut_steps: The steps that did not run, or were not recorded, to their end.
+        endings: For each window, its planned steps (None without a planned end), and why it ended before its last
+            step; empty if it did not.
+        cut_steps: The steps that did not run to their end, or were not recorded to their end.
     """
 
     around_ns: tuple[int, ...] = ()
@@ -37,8 +36,8 @@ class Timing:
     cut_steps: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any] | None) -> Timing | None:
-        """Return what a line of the manifest says, if it has a timing."""
+    def from_manifest(cls, entry: Mapping[str, Any] | None) -> Timing | None:
+        """Return the timing in a line of the manifest; None if it has none."""
         known = entry.get("timing") if entry else None
         if entry is None or not isinstance(known, Mapping):
             return None
@@ -60,7 +59,7 @@ class Timing:
         )
 
     def __add__(self, later: Timing) -> Timing:
-        """Return what is said of the windows of both; of a window in two parts the later one says how it ended."""
+        """Return the timing of both; a window in two parts ended as the later part says."""
         last = later if later.run_steps >= self.run_steps else self
         endings = dict(self.endings) | dict(later.endings)
         return Timing(
@@ -76,21 +75,21 @@ class Timing:
 
     @property
     def around(self) -> tuple[int, float] | None:
-        """How many steps were timed around the windows, and the median of the windows' medians in ns."""
+        """The number of steps timed around the windows, and the median of the windows' medians in ns."""
         if not self.around_ns:
             return None
         return sum(last - first + 1 for first, last in self.around_steps), median(self.around_ns)
 
 
 def _joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return spans of the same steps that neither overlap nor touch."""
-    joined: list[Span] = []
+    """Return the same steps as spans that neither overlap nor touch."""
+    merge_step_lengths: list[Span] = []
     for first, last in sorted(spans):
-        if joined and first <= joined[-1][1] + 1:
-            joined[-1] = joined[-1][0], max(joined[-1][1], last)
+        if merge_step_lengths and first <= merge_step_lengths[-1][1] + 1:
+            merge_step_lengths[-1] = merge_step_lengths[-1][0], max(merge_step_lengths[-1][1], last)
         else:
-            joined.append((first, last))
-    return tuple(joined)
+            merge_step_lengths.append((first, last))
+    return tuple(merge_step_lengths)
 
 
 def _listed(value: object) -> list[Any]:
@@ -98,7 +97,7 @@ def _listed(value: object) -> list[Any]:
 
 
 def _span(value: object) -> Span | None:
-    """Return the first and the last step in a value of the manifest, which may be anything."""
+    """Return the first and the last step in a value of the manifest; None if it is not a span."""
     pair = _listed(value)
     if len(pair) != 2 or not all(isinstance(number, int) for number in pair) or pair[0] > pair[1]:
         return None

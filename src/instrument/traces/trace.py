@@ -1,4 +1,4 @@
-"""The columnar trace that everything else stands on, whichever profiler wrote the file."""
+"""The columnar trace that all readers fill, whichever profiler wrote the file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Thread:
     """A thread of the program.
 
     Attributes:
-        process: its process id, or the word that the file has in its place.
-        thread: its id.
-        name: what the operating system calls it; empty where the file does not say.
-        autograd: whether it is one of autograd's own, which run the backward pass of a GPU's operators.
+        process: the process id, or the text that the file has instead.
+        thread: the thread id, or the text that the file has instead.
+        name: the name that the operating system shows; empty if the file does not say.
+        autograd: whether this is an autograd thread, which runs the backward pass of a GPU's operators.
     """
 
     process: int | str
@@ -30,7 +30,15 @@ class Thread:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU; 0 or "" is what the file does not say."""
+    """A GPU; numbers that the file does not say are 0.
+
+    Attributes:
+        id: the number of the GPU.
+        name: its product name, or "".
+        sms: its multiprocessors.
+        threads_per_sm: how many threads a multiprocessor holds.
+        memory_bytes: the size of its memory.
+    """
 
     id: int
     name: str = ""
@@ -40,14 +48,14 @@ class Device:
 
 
 @dataclass
-class Lost:
-    """What of the file could not be read.
+class ReadLosses:
+    """What could not be read of a file; false if all of it was read.
 
     Attributes:
-        events: how many events, as far as they can be told apart.
-        bytes: how much text.
-        repaired: events that were read after an error in their text was mended.
-        reasons: why, each with how often.
+        events: the number of events known to be lost.
+        bytes: the number of lost bytes.
+        repaired: the number of events that were read after an error in their text was repaired.
+        reasons: the causes, each with its number of occurrences.
     """
 
     events: int = 0
@@ -56,7 +64,7 @@ class Lost:
     reasons: dict[str, int] = field(default_factory=dict)
 
     def add(self, reason: str, events: int = 0, size: int = 0) -> None:
-        """Count one more loss."""
+        """Count one more loss of so many events and bytes."""
         self.events += events
         self.bytes += size
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
@@ -67,7 +75,14 @@ class Lost:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the GPU work is linked to something; ``_ns`` are durations, added up."""
+    """How much of the GPU work is linked to something, such as the operators that launched it.
+
+    Attributes:
+        linked: the number of linked kernels, memcpys and memsets.
+        of: the number of all of them.
+        linked_ns: the sum of the durations of the linked ones.
+        of_ns: the sum of all durations.
+    """
 
     linked: int
     of: int
@@ -77,40 +92,41 @@ class Coverage:
 
 @dataclass
 class Trace:
-    """What a profiler wrote.
+    """The recording of one process, as tables of events.
 
-    Times are integer ns on one clock; where the file says since when, `epoch_ns` added to them is the time
-    since 1970. Each table is sorted by start; where starts are equal, the longest is first. The columns of
-    each are in `instrument.traces.table.COLUMNS`.
+    Each table is a `Table` of numpy columns of equal length, one row per event, in order of start; of events that
+    start together, the longest comes first. Times are integer nanoseconds on one clock (columns ``start_ns`` and
+    ``duration_ns``). `instrument.traces.table.COLUMNS` lists the columns of each table with their types.
 
     Attributes:
         path: the file; "-" is standard input.
         format: "kineto", "nsight systems" or "rocprof".
-        operators: PyTorch's operators on the CPU. `parent` is a row of the same table.
-        regions: ranges that somebody named: record_function, NVTX, rocTX. Those of autograd's threads that are
-            in no other there have as `parent` the one open on the thread that called the backward pass.
+        operators: PyTorch operators on the CPU; ``parent`` is a row of this table, or -1.
+        regions: named ranges: record_function, NVTX and rocTX. ``parent`` is a row of this table, or -1; the
+            outermost regions of autograd threads have the region that was open on the thread that called the
+            backward pass as their parent.
         frames: Python functions and, named ``nn.Module: ...``, modules.
         runtime: calls of the CUDA or HIP runtime and driver.
-        gpu: kernels, copies and fills. `launch`, `operator`, `region`, `module` and `step` are rows of
-            `runtime`, `operators`, `regions`, `frames` and `steps`, or -1.
-        gpu_regions: where the work of a region ran on the GPU, as the profiler saw it.
-        syncs: synchronisations as the GPU saw them.
-        memory: what was allocated (`bytes` > 0) and freed (< 0), by PyTorch's allocators.
+        gpu: kernels, memcpys and memsets. ``launch``, ``operator``, ``region``, ``module`` and ``step`` are rows
+            of `runtime`, `operators`, `regions`, `frames` and `steps`, or -1.
+        gpu_regions: the ranges of regions on the GPU that the profiler itself recorded.
+        syncs: synchronizations that the GPU's driver recorded.
+        memory: allocations (``bytes`` > 0) and frees (``bytes`` < 0) of PyTorch's allocators.
         counters: values over time.
-        steps: each step of the training loop, as the program marked it.
-        others: complete events and instants of any other category.
-        words: what the numbers in columns of `TEXT` stand for.
-        threads: what the numbers in `thread` stand for.
+        steps: the steps of the training loop, as the program marked them.
+        others: complete events and instants of all other categories.
+        strings: the texts that the numbers in text columns stand for: ``strings[number]``.
+        threads: the threads that the numbers in ``thread`` columns stand for.
         devices: the GPUs.
-        metadata: everything else the file says of itself.
-        rank: of the process in a distributed job; None where it is not one, or not said.
-        world_size: the number of ranks.
-        epoch_ns: what to add to times to get those since 1970.
+        metadata: all other information in the file.
+        rank: the rank of the process in a distributed job; None if there is no job, or the file does not say.
+        world_size: the number of ranks; None like `rank`.
+        epoch_ns: add this to times to get nanoseconds since 1970; 0 if the file does not say.
         lost: what could not be read.
-        unplaced: how many regions of autograd's threads are in no other although one is open, since several
-            threads of the program may have called that backward pass.
-        coverage: of "launch", "operator", "region", "module" and "step": how much GPU work has one.
-        look_up: returns the args of the event of a number; see `args`.
+        unplaced: the number of regions on autograd threads without a parent, because several threads of the
+            program may have called their backward pass.
+        coverage: how much GPU work has a "launch", "operator", "region", "module" or "step".
+        look_up: returns the args of the event with a number; `args` is the public way.
     """
 
     path: Path
@@ -126,14 +142,14 @@ class Trace:
     counters: Table
     steps: Table
     others: Table
-    words: list[str]
+    strings: list[str]
     threads: list[Thread]
     devices: list[Device] = field(default_factory=list)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     rank: int | None = None
     world_size: int | None = None
     epoch_ns: int = 0
-    lost: Lost = field(default_factory=Lost)
+    lost: ReadLosses = field(default_factory=ReadLosses)
     unplaced: int = 0
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
     look_up: Callable[[int], dict[str, Any]] | None = field(default=None, repr=False)
@@ -143,44 +159,67 @@ class Trace:
 
     @property
     def kernels(self) -> Table:
-        """The rows of `gpu` that are kernels."""
+        """The kernels: rows of `gpu`, which are numbered anew."""
         return self.gpu.where(self.gpu.category == KERNEL)
 
     @property
     def memcpys(self) -> Table:
-        """The rows of `gpu` that copy memory."""
+        """The memcpys: rows of `gpu`, which are numbered anew."""
         return self.gpu.where(self.gpu.category == MEMCPY)
 
     @property
     def memsets(self) -> Table:
-        """The rows of `gpu` that fill memory."""
+        """The memsets: rows of `gpu`, which are numbered anew."""
         return self.gpu.where(self.gpu.category == MEMSET)
 
     def args(self, table: Table, row: int) -> dict[str, Any]:
-        """Return all that the file says of one event, read from it again; slow, meant for a look at a few.
+        """Return everything that the file says about one event.
+
+        The file is read again, which is slow: meant for a few events.
+
+        Args:
+            table: a table of this trace, or a selection of its rows.
+            row: the row in that table.
 
         Raises:
-            OSError: if the file is gone.
-            TraceError: if it is damaged there.
+            OSError: the file cannot be opened any more.
+            TraceError: the file is damaged at this event.
         """
         if self.look_up is None:
             return {}
         return self.look_up(int(table.event[row]))
 
     def to_arrow(self) -> dict[str, Any]:
-        """Return the tables as ``pyarrow.Table``, by name; see `instrument.traces.export`."""
+        """Return the tables as ``pyarrow.Table``, by name; see `instrument.traces.export.to_arrow`.
+
+        Raises:
+            ImportError: pyarrow is not installed.
+        """
         from .export import to_arrow
 
         return to_arrow(self)
 
     def to_pandas(self) -> dict[str, Any]:
-        """Return the tables as ``pandas.DataFrame``, by name."""
+        """Return the tables as ``pandas.DataFrame``, by name.
+
+        Raises:
+            ImportError: pandas or pyarrow is not installed.
+        """
         from .export import to_pandas
 
         return to_pandas(self)
 
     def to_parquet(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write a file for each table into ``folder``, for DuckDB and the like, and return their paths."""
+        """Write one Parquet file per table into ``folder`` and return their paths.
+
+        Raises:
+            ImportError: pyarrow is not installed.
+            NotADirectoryError: ``folder`` is a file.
+            OSError: ``folder`` cannot be written to.
+        """
         from .export import to_parquet
 
         return to_parquet(self, folder)
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_") and name != "look_up"]

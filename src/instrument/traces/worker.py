@@ -1,4 +1,4 @@
-"""What a process that reads files for another does; it imports little, for imports are waited for."""
+"""The loop of a child process that reads files; it imports little, because the parent waits for it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 
-def attempt(read: Callable[[Path], Trace], path: Path) -> Trace | str:
-    """Return what ``read`` does, or why it failed: not all errors can travel to another process."""
+def read_or_reason(read: Callable[[Path], Trace], path: Path) -> Trace | str:
+    """Return the trace that ``read`` returns, or why it failed: some errors cannot be pickled."""
     try:
         return read(path)
     except TraceError as error:
@@ -27,16 +27,16 @@ def attempt(read: Callable[[Path], Trace], path: Path) -> Trace | str:
 
 
 def serve() -> None:
-    """Do what the standard input asks for until it ends."""
+    """Make the calls that arrive on standard input until it ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever is printed must not get among them
-    sys.stderr = None  # the progress bars of several would overwrite each other
+    os.dup2(2, 1)  # output of the functions must not mix with the answers
+    sys.stderr = None  # progress bars of several processes would overwrite each other
     with suppress(EOFError, KeyboardInterrupt):
         while True:
-            _send(answers, *_do(*pickle.load(sys.stdin.buffer)))
+            _send(answers, *_call(*pickle.load(sys.stdin.buffer)))
 
 
-def _do(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, list[pickle.PickleBuffer]]:
     columns: list[pickle.PickleBuffer] = []
     try:
         answer = function(*args), ""
@@ -46,7 +46,7 @@ def _do(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, lis
 
 
 def _send(stream: IO[bytes], answer: bytes, columns: list[pickle.PickleBuffer]) -> None:
-    """Send an answer and, after it, its columns just as they lie in memory."""
+    """Send an answer, followed by the raw memory of its columns."""
     pickle.dump((answer, [column.raw().nbytes for column in columns]), stream)
     for column in columns:
         stream.write(column.raw())

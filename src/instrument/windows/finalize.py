@@ -115,7 +115,7 @@ class Finalize:
         from ..traces.summary import merge
         from ..traces.timing import Timing
 
-        timing = Timing.of(entry)
+        timing = Timing.from_manifest(entry)
         if summary is not None:
             summary = replace(summary, timing=timing)
             self._summary = merge([before, summary]) if before is not None else summary
@@ -128,14 +128,14 @@ class Finalize:
             return {"text": None}
         from rich.console import Console
 
-        from ..report.terminal import render
+        from ..report.summary import print_summary
 
         terminal = job["terminal"]
         encoding = _known(terminal["encoding"])
         file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
         console = Console(file=file, force_terminal=terminal["colours"], width=terminal["columns"])
         files = [_short(path, job["cwd"]) for path in self._files]
-        render(
+        print_summary(
             self._summary, files=files, folder=_short(job["folder"], job["cwd"]), hidden=job["hidden"],
             console=console,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ... import __version__
 from ...printable import printable
-from ...report.console import line
+from ...report.console import print_line
 from .check import Status
 from .examine import Examined
 
@@ -27,10 +27,10 @@ def render(found: Iterable[Examined], *, console: Console) -> list[Examined]:
     shown: list[Examined] = []
     for item in found:
         if not shown or shown[-1].section != item.section:
-            line(console, item.section, bold=True, space=bool(shown))
+            print_line(console, item.section, bold=True, space=bool(shown))
         _print(item, console)
         shown.append(item)
-    line(console, _conclusion(shown), bold=True, space=True)
+    print_line(console, _conclusion(shown), bold=True, space=True)
     return shown
 
 
@@ -46,9 +46,9 @@ def _print(item: Examined, console: Console) -> None:
     first = Text.assemble((_SIGNS[status].ljust(_STATUS), _STYLES[status]), item.name.ljust(_NAME), text[0])
     console.print(first, soft_wrap=True)
     for rest in text[1:]:
-        line(console, " " * column + rest)
+        print_line(console, " " * column + rest)
     if item.check.cure:  # in one piece, to be copied
-        line(console, f"{' ' * _STATUS}cure: {item.check.cure}")
+        print_line(console, f"{' ' * _STATUS}cure: {item.check.cure}")
 
 
 def _conclusion(shown: Sequence[Examined]) -> str:

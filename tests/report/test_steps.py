@@ -1,4 +1,4 @@
-"""What is said of the durations of steps."""
+"""Sentences on the durations of steps and on what bounds the loop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from itertools import count
 
 import pytest
 
-from instrument.report.loop import loop_sentences
-from instrument.report.step_times import headline, step_times
-from instrument.traces.step_lengths import Lengths, Pace, StepLength
+from instrument.report.steps import describe_loop, describe_steps, headline
+from instrument.traces.step_lengths import LoopTotals, StepLength, StepLengths
 from instrument.traces.summary import Summary, merge
 from instrument.traces.timing import Timing
 
@@ -23,39 +22,39 @@ def summary(*times_ms: float, first: int = 2, timing: Timing | None = None) -> S
 
 
 def test_few_steps_are_listed() -> None:
-    """Each with its time, in one unit; the mean is that of the tables."""
+    """Each step is listed with its time, in one unit; the mean matches the tables."""
     recorded = summary(80, 214, 83, first=10)
     assert headline(recorded) == "Where the step went: 126 ms (mean of steps 10-12)"
-    assert next(step_times(recorded)) == "Steps 10-12: 80.0, 214, 83.0 ms (median 83.0 ms)"
+    assert next(describe_steps(recorded)) == "Steps 10-12: 80.0, 214, 83.0 ms (median 83.0 ms)"
 
 
 def test_one_step() -> None:
-    """There is nothing to compare it with."""
+    """A single step is not compared."""
     assert headline(summary(80)) == "Where the step went: 80.0 ms (step 2)"
-    assert list(step_times(summary(80))) == []
+    assert list(describe_steps(summary(80))) == []
 
 
 def test_many_steps_have_a_range() -> None:
-    """More than ten are not listed."""
-    (text,) = step_times(summary(*[5, 7] * 6, 6))
+    """More than ten steps are summarized."""
+    (text,) = describe_steps(summary(*[5, 7] * 6, 6))
     assert text == "Steps 2-14: median 6.00 ms, from 5.00 ms to 7.00 ms"
 
 
 def test_a_step_that_is_far_from_the_others() -> None:
-    """It is named, with its share of the time."""
-    _, far = step_times(summary(5.8, 3.2, 104.3, 3.8, 3.6, 3.5))
+    """An outlier is named, with its share of the time."""
+    _, far = describe_steps(summary(5.8, 3.2, 104.3, 3.8, 3.6, 3.5))
     assert far == "Step 4 took 104 ms, 84.0 % of the time in the table below; the others took 3.60 ms (median)."
-    _, far = step_times(summary(10, 50))
+    _, far = describe_steps(summary(10, 50))
     assert far == "Step 3 took 50.0 ms, 83.3 % of the time in the table below; the other took 10.0 ms."
-    _, far = step_times(summary(10, 50, 10, 50, 10, 11))
+    _, far = describe_steps(summary(10, 50, 10, 50, 10, 11))
     others = "the others took 10.0 ms (median)."
     assert far == f"Steps 3, 5 took 50.0, 50.0 ms, 70.9 % of the time in the table below; {others}"
-    _, far = step_times(summary(1, 20, 400, 8000))
-    assert far == "The steps differ widely: few of them are like the mean."
+    _, far = describe_steps(summary(1, 20, 400, 8000))
+    assert far == "The steps differ widely: few are close to the mean."
 
 
 class Number(int):
-    """Counts with how many numbers of steps it is compared."""
+    """An integer that counts comparisons."""
 
     compared = 0
 
@@ -70,7 +69,7 @@ def test_many_steps_that_are_far_from_the_others() -> None:
     """The work is proportional to the number of steps."""
     several = summary(*[10, 10, 10, 50] * 250)
     several = replace(several, step_numbers=tuple(map(Number, several.step_numbers)))
-    _, far = step_times(several)
+    _, far = describe_steps(several)
     assert far.endswith("the others took 10.0 ms (median).")
     assert Number.compared < 10 * 1000
 
@@ -79,76 +78,76 @@ def test_many_steps_that_are_far_from_the_others() -> None:
     ("around_ms", "said"),
     [
         (3.5, "about as long (within 25 %), so they are typical."),
-        (1.8, "the recorded ones took 2.0 times as long, which may be due to the recording."),
-        (0.1, "the recorded ones took 36 times as long, which may be due to the recording."),
+        (1.8, "the recorded steps took 2.0 times as long, which may be due to the recording."),
+        (0.1, "the recorded steps took 36 times as long, which may be due to the recording."),
         (36, "so they are not typical."),
     ],
 )
 def test_whether_they_are_typical(around_ms: float, said: str) -> None:
-    """The steps around them, which were not recorded, are what they are compared with."""
+    """Recorded steps are compared with the unrecorded steps around them."""
     timing = Timing((int(around_ms * MS),), ((0, 19), (23, 42)), 240, 2_400 * MS)
-    *_, share, typical = step_times(summary(3.6, 3.6, 3.6, timing=timing))
+    *_, share, typical = describe_steps(summary(3.6, 3.6, 3.6, timing=timing))
     assert share == "Recorded: 3 of the 240 steps run so far, 0.5 % of 2.40 s"
     assert typical.startswith("The 40 steps around them took ")
     assert typical.endswith(said)
 
 
 def test_own_work() -> None:
-    """The time that the library took inside windows is given, where it took some."""
+    """The time of the library inside windows is given, if any."""
     windows = [
         summary(3, 3, timing=Timing((3 * MS,), ((0, 19),), 22, 66 * MS, own_ns=own_ns)) for own_ns in (40 * MS, 0)
     ]
     said = "While recording, the library itself worked for 40.0 ms"
-    assert 1 == sum(said in text for text in step_times(merge(windows)))
-    assert not any("itself" in text for text in step_times(windows[1]))
+    assert 1 == sum(said in text for text in describe_steps(merge(windows)))
+    assert not any("itself" in text for text in describe_steps(windows[1]))
 
 
 def test_too_few_steps_around_say_nothing() -> None:
-    """Two steps, or none, are no measure."""
+    """Two steps are too few to compare with."""
     for timing in (Timing((MS,), ((0, 1),), 5, 9 * MS), Timing((), (), 5, 9 * MS)):
-        assert not any("around" in text for text in step_times(summary(3, 3, timing=timing)))
+        assert not any("around" in text for text in describe_steps(summary(3, 3, timing=timing)))
 
 
 def test_several_windows() -> None:
-    """Their steps are named, the run is as long as the last says, and a step around both counts once."""
+    """Several windows: all steps are named, the last gives the run, and a step around both counts once."""
     first = summary(3, 3, timing=Timing((3 * MS,), ((0, 1), (4, 7)), 8, 66 * MS))
     second = summary(3, 3, first=8, timing=Timing((3 * MS,), ((1, 1), (4, 7), (10, 19)), 30, 90 * MS))
-    said = list(step_times(merge([first, second])))
+    said = list(describe_steps(merge([first, second])))
     assert said[0] == "Steps 2-3, 8-9: 3.00, 3.00, 3.00, 3.00 ms (median 3.00 ms)"
     assert said[1] == "Recorded: 4 of the 30 steps run so far, 13.3 % of 90.0 ms"
     assert said[2].startswith("The 16 steps around them took 3.00 ms")
 
 
 def test_windows_at_the_same_step() -> None:
-    """What the later one says of the run holds: the time goes on while no step ends."""
+    """The later window gives the time of the run."""
     first, second = (Timing((), (), 5, ns, untimed) for ns, untimed in ((9, None), (12, (0, 0))))
     assert ((first + second).run_ns, (first + second).untimed_steps) == (12, (0, 0))
 
 
 def test_a_window_that_was_cut() -> None:
-    """It is said how many of its steps are missing and why, until a later part of the window has them."""
+    """Missing steps of a window and their reason are given, until a later part has them."""
     cut = (((2, 4), "the loop ended before step 4"),)
     first = summary(3, 3, timing=Timing((), (), 4, 9 * MS, endings=cut))
-    said = "Recorded so far: 2 of the 3 steps 2-4, as the loop ended before step 4."
-    assert said in list(step_times(first))
+    said = "Recorded so far: 2 of the 3 steps 2-4, because the loop ended before step 4."
+    assert said in list(describe_steps(first))
     rest = summary(3, first=4, timing=Timing((), (), 5, 12 * MS, endings=(((2, 4), ""),)))
-    assert not any("so far:" in text for text in step_times(merge([first, rest])))
+    assert not any("so far:" in text for text in describe_steps(merge([first, rest])))
 
 
 def test_steps_that_were_cut_short() -> None:
-    """They are named, and count only where no other is recorded."""
+    """Steps that were cut short are named, and count only if no other step is recorded."""
     whole = summary(3, 3, first=2, timing=Timing((), (), 4, 9 * MS, cut_steps=(4,)))
     assert headline(whole) == "Where the step went: 3.00 ms (mean of steps 2-3; step 4 was cut short)"
     alone = summary(2, first=8, timing=Timing((), (), 8, 24 * MS, cut_steps=(8,)))
     assert headline(alone) == "Where the step went: 2.00 ms (step 8, cut short)"
-    assert list(step_times(alone)) == []
+    assert list(describe_steps(alone)) == []
     both = merge([whole, alone])
     assert headline(both) == "Where the step went: 3.00 ms (mean of steps 2-3; steps 4, 8 were cut short)"
     assert merge([alone, whole]).step_times_ns == both.step_times_ns == whole.step_times_ns
 
 
 def test_a_step_that_was_cut_short_and_then_recorded_whole() -> None:
-    """As after a retry: it is one of the recorded steps, whichever window comes first, and alone as well."""
+    """A step that was cut short and then recorded whole counts as recorded, in any order of windows."""
     cut = summary(3, first=2, timing=Timing((), (), 3, 9 * MS, cut_steps=(3,)))
     alone = summary(1, first=3, timing=Timing((), (), 3, 9 * MS, cut_steps=(3,)))
     whole = summary(3, 3, first=3, timing=Timing((), (), 5, 15 * MS))
@@ -157,7 +156,7 @@ def test_a_step_that_was_cut_short_and_then_recorded_whole() -> None:
     for windows in ([alone, whole], [whole, alone]):
         both = merge(windows)
         assert headline(both) == "Where the step went: 3.00 ms (mean of steps 3-4)"
-        assert any("Recorded: 2 of the 5 steps" in text for text in step_times(both))
+        assert any("Recorded: 2 of the 5 steps" in text for text in describe_steps(both))
         assert headline(merge([both, other])).endswith("(mean of steps 3-4, 8; step 9 was cut short)")
     twice = merge([alone, alone])
     assert twice.only_cut
@@ -165,16 +164,16 @@ def test_a_step_that_was_cut_short_and_then_recorded_whole() -> None:
 
 
 def test_steps_that_were_not_timed() -> None:
-    """The share of the run says which steps it leaves out."""
+    """The share of the run names the steps that it excludes."""
     for untimed, which in ((None, ""), ((0, 0), "step 0"), ((0, 100), "steps 0-100")):
         said = f" (not counting {which}, whose start is unknown)" if which else ""
         timing = Timing((), (), 240, 2_400 * MS, untimed_steps=untimed)
-        *_, share = step_times(summary(3.6, 3.6, timing=timing))
+        *_, share = describe_steps(summary(3.6, 3.6, timing=timing))
         assert share == f"Recorded: 2 of the 240 steps run so far, 0.3 % of 2.40 s{said}"
 
 
 def test_steps_without_numbers() -> None:
-    """Those of several processes, or of a profiler that does not number them, are counted."""
+    """Steps without distinct numbers are counted."""
     twice = merge([summary(3), summary(4)])
     assert headline(twice) == "Where the step went: 3.50 ms (mean of 2 steps)"
 
@@ -185,11 +184,11 @@ def test_steps_without_numbers() -> None:
 def on_gpu(
     cpu_ms: tuple[float, ...],
     gpu_ms: tuple[float | None, ...],
-    pace: Pace,
+    totals: LoopTotals,
     timing: Timing | None = None,
     busy: float = 1,
 ) -> Summary:
-    """Steps of these lengths; the CPU is 9 ms further ahead at the end of each."""
+    """Steps of these lengths, with the CPU 9 ms further ahead after each."""
     steps = [
         StepLength(int(cpu * MS), 0, 0, int(gpu * MS), None, number * 9 * MS, None, int(gpu * busy * MS))
         if gpu
@@ -197,12 +196,12 @@ def on_gpu(
         for number, (cpu, gpu) in enumerate(zip(cpu_ms, gpu_ms, strict=True), 1)
     ]
     base = summary(*cpu_ms, timing=timing)
-    return replace(base, lengths=Lengths(tuple(steps), pace), gpu_total_ns=len(cpu_ms) * 12 * MS)
+    return replace(base, lengths=StepLengths(tuple(steps), totals), gpu_total_ns=len(cpu_ms) * 12 * MS)
 
 
-def ms(**sums: int) -> Pace:
+def ms(**sums: int) -> LoopTotals:
     """Sums in ms over two periods."""
-    return Pace(
+    return LoopTotals(
         **{name: size * MS for name, size in {"busy_ns": 20, "known_ns": 20, **sums}.items()} | {"steps": 2}
     )
 
@@ -211,32 +210,32 @@ AHEAD = ms(gpu_ns=20, cpu_ns=2)
 
 
 def test_a_loop_that_runs_ahead() -> None:
-    """Both lengths are there, side by side, and by how far the CPU ran ahead; shares say what they are of."""
+    """Both lengths, how far the CPU ran ahead, and what the shares are relative to."""
     recorded = on_gpu((1, 1, 1), (10, 10, 10), AHEAD)
     assert headline(recorded) == "Where the step went: CPU 1.00 ms, GPU 10.0 ms (mean of steps 2-4)"
-    assert list(step_times(recorded)) == [
+    assert list(describe_steps(recorded)) == [
         "Steps 2-4, CPU: 1.00, 1.00, 1.00 ms (median 1.00 ms)",
         "Steps 2-4, GPU: 10.0, 10.0, 10.0 ms (median 10.0 ms)",
         "The GPU bounds the loop: on the GPU a step ended every 10.0 ms. "
         "The CPU ran up to 27.0 ms (2.7 steps) ahead.",
-        '"% step" is of the step on the CPU, "% GPU" of 12.0 ms of GPU work, in which kernels that run at the '
-        "same time each count.",
+        '"% step" is the share of the step on the CPU, "% GPU" the share of 12.0 ms of GPU work, where kernels '
+        "that run at the same time all count.",
     ]
 
 
 @pytest.mark.parametrize(("busy", "said"), [(0.96, ""), (0.08, ", busy 8 %"), (0, ", busy 0 %")])
 def test_a_gpu_that_idles_within_steps(busy: float, said: str) -> None:
-    """The length is from first start to last end; how busy the GPU was in it is said where that differs."""
+    """The headline says how busy the GPU was, unless it was busy nearly all of the time."""
     (first, *_) = headline(on_gpu((1, 1), (10, 10), AHEAD, busy=busy)).partition(" (mean")
     assert first == f"Where the step went: CPU 1.00 ms, GPU 10.0 ms{said}"
 
 
 def test_several_gpus() -> None:
-    """It is said how many there are, and what their numbers are."""
-    said = " ".join(step_times(replace(on_gpu((1, 1), (10, 10), AHEAD), gpus=2)))
-    assert '"% GPU" of 12.0 ms of GPU work on 2 GPUs, in which' in said
+    """The report says how many GPUs there are, and how their numbers are combined."""
+    said = " ".join(describe_steps(replace(on_gpu((1, 1), (10, 10), AHEAD), gpus=2)))
+    assert '"% GPU" the share of 12.0 ms of GPU work on 2 GPUs, where' in said
     assert (
-        "The trace has the work of 2 GPUs: a step's length on the GPU is from the first start to the last end"
+        "The trace has the work of 2 GPUs: a step's length on the GPU spans the first start to the last end"
         in said
     )
     assert headline(Summary(0, 9 * MS, (), (), 40 * MS, 40 * MS, gpus=2)) == (
@@ -245,8 +244,8 @@ def test_several_gpus() -> None:
 
 
 def test_steps_without_gpu_work() -> None:
-    """They are not among those whose GPU lengths are listed."""
-    times = list(step_times(on_gpu((1, 1, 1, 1), (10, None, 10, 10), AHEAD)))
+    """Steps without GPU work are not among the GPU lengths."""
+    times = list(describe_steps(on_gpu((1, 1, 1, 1), (10, None, 10, 10), AHEAD)))
     assert times[:2] == [
         "Steps 2-5, CPU: 1.00, 1.00, 1.00, 1.00 ms (median 1.00 ms)",
         "Steps 2, 4-5, GPU: 10.0, 10.0, 10.0 ms (median 10.0 ms)",
@@ -254,16 +253,16 @@ def test_steps_without_gpu_work() -> None:
 
 
 def test_what_bounds_other_loops() -> None:
-    """The CPU, both in turn, or not known: each with the figures that say so."""
+    """The CPU, both by turns, or unknown: each with its figures."""
 
-    def said(pace: Pace, gpu_ms: float | None = 10) -> str:
-        lengths = on_gpu((1, 1, 1), (gpu_ms,) * 3, pace).lengths
+    def said(totals: LoopTotals, gpu_ms: float | None = 10) -> str:
+        lengths = on_gpu((1, 1, 1), (gpu_ms,) * 3, totals).lengths
         assert lengths is not None
-        return " ".join(loop_sentences(lengths))
+        return " ".join(describe_loop(lengths))
 
     assert said(ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6)) == (
-        "The CPU bounds the loop: a step took 12.5 ms there, and the GPU waited for launches 25.0 % of the time "
-        "after the first step."
+        "The CPU bounds the loop: a step took 12.5 ms on the CPU, and the GPU waited for launches 25.0 % of the "
+        "time after the first step."
     )
     synchronized = replace(
         ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6, cpu_waits_ns=12), synchronized_steps=3, synchronized_ns=39 * MS
@@ -274,13 +273,14 @@ def test_what_bounds_other_loops() -> None:
         "the first step."
     )
     assert said(ms(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6, cpu_waits_ns=12, queue_waits_ns=10)) == (
-        "CPU and GPU bound the loop by turns, as launches at times fill the queue of the GPU: on the GPU a step "
-        "ended every 12.0 ms; the GPU waited for launches 25.0 %, the CPU for the GPU 48.0 % of their time after "
-        "the first step."
+        "CPU and GPU take turns in bounding the loop, because launches fill the GPU's queue at times: on the GPU "
+        "a step ended every 12.0 ms; the GPU waited for launches 25.0 %, the CPU for the GPU 48.0 % of their time "
+        "after the first step."
     )
     assert said(ms(gpu_ns=14, cpu_ns=14, cpu_waits_ns=7)) == (
         "The GPU bounds the loop: on the GPU a step ended every 7.00 ms (their work overlaps). "
-        "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for it 50.0 % of its time after the first step."
+        "The CPU ran up to 27.0 ms (3.9 steps) ahead, and waited for the GPU 50.0 % of its time after the "
+        "first step."
     )
     assert said(ms(gpu_ns=20, cpu_ns=20, exposed_comm_ns=12)).startswith(
         "Communication bounds the loop: on the GPU a step ended every 10.0 ms, 60.0 % of it exposed communication."
@@ -292,60 +292,60 @@ def test_what_bounds_other_loops() -> None:
     assert said(full).endswith(
         "50.0 % of its time after the first step (in launches, because the GPU's queue was full)."
     )
-    assert said(Pace()) == (
-        "Whether the CPU or the GPU bounds the loop is not known: it takes two successive steps with GPU work to "
-        "tell. The CPU ran up to 27.0 ms ahead."
+    assert said(LoopTotals()) == (
+        "It is not known whether the CPU or the GPU bounds the loop: two successive steps with GPU work are "
+        "needed. The CPU ran up to 27.0 ms ahead."
     )
-    missing = Pace(missing=4, synchronized_steps=2, synchronized_ns=26 * MS)
+    missing = LoopTotals(missing=4, synchronized_steps=2, synchronized_ns=26 * MS)
     assert said(missing, None) == (
-        "Whether the CPU or the GPU bounds the loop is not known: the trace lacks the GPU work of 4 launches. "
+        "It is not known whether the CPU or the GPU bounds the loop: the trace lacks the GPU work of 4 launches. "
         "Between synchronizations a step took 13.0 ms."
     )
 
 
 def test_short_steps_of_a_loop_that_runs_ahead() -> None:
-    """The first steps are short on the CPU until the queue of the GPU is full; the mean is of them as well."""
+    """The first steps, until the queue is full, are short on the CPU, and count toward the mean."""
     cpu_ms = (2, 10, 10, 10)
-    for pace in (AHEAD, ms(gpu_ns=20, cpu_ns=20, gpu_waits_ns=9)):
-        said = [text for text in step_times(on_gpu(cpu_ms, (10,) * 4, pace)) if " took " in text]
+    for totals in (AHEAD, ms(gpu_ns=20, cpu_ns=20, gpu_waits_ns=9)):
+        said = [text for text in describe_steps(on_gpu(cpu_ms, (10,) * 4, totals)) if " took " in text]
         others = "the others took 10.0 ms (median)."
         assert said[0] == f"Step 2 took 2.00 ms on the CPU, 6.2 % of the time in the table below; {others}"
-    assert any("Step 2 took 30.0 ms on" in text for text in step_times(on_gpu((30, 1, 1), (10,) * 3, AHEAD)))
+    assert any("Step 2 took 30.0 ms on" in text for text in describe_steps(on_gpu((30, 1, 1), (10,) * 3, AHEAD)))
 
 
 def test_a_step_that_is_far_from_the_others_on_the_gpu() -> None:
-    """It is named by that clock; the time in the table is not that."""
-    said = list(step_times(on_gpu((10,) * 4, (10, None, 90, 11), AHEAD)))
+    """An outlier on the GPU is named, without a share of the CPU time in the table."""
+    said = list(describe_steps(on_gpu((10,) * 4, (10, None, 90, 11), AHEAD)))
     assert said[2] == "Step 4 took 90.0 ms on the GPU; the others took 10.5 ms (median)."
     assert sum("took" in text for text in said) == 1
-    said = list(step_times(on_gpu((10,) * 4, (1, 20, 400, 8000), AHEAD)))
-    assert said[2] == "The steps differ widely on the GPU: few of them are like the mean."
+    said = list(describe_steps(on_gpu((10,) * 4, (1, 20, 400, 8000), AHEAD)))
+    assert said[2] == "The steps differ widely on the GPU: few are close to the mean."
 
 
 def test_work_whose_launch_is_not_in_the_trace() -> None:
-    """It is said how much of it there is, and where it counts; without steps, all of it is in the tables."""
+    """The amount of work without a launch, and where it counts; without steps, all of it is in the tables."""
     recorded = replace(on_gpu((1, 1), (10, 10), AHEAD), before_gpu_ns=31 * MS, by_time_gpu_ns=2 * MS)
-    said = list(step_times(recorded))
-    assert said[-2] == "31.0 ms of GPU work was launched before the recording: it is outside of these steps."
+    said = list(describe_steps(recorded))
+    assert said[-2] == "31.0 ms of GPU work was launched before the recording and is outside these steps."
     assert said[-1] == (
-        "The trace lacks the launches of 2.00 ms of GPU work, which counts in the steps in which it ran."
+        "The trace lacks the launches of 2.00 ms of GPU work, which counts toward the steps in which it ran."
     )
     whole = Summary(0, 9 * MS, (), (), 40 * MS, 40 * MS, before_gpu_ns=31 * MS, by_time_gpu_ns=2 * MS)
-    assert list(step_times(whole)) == ["31.0 ms of the GPU work was launched before the recording."]
+    assert list(describe_steps(whole)) == ["31.0 ms of the GPU work was launched before the recording."]
 
 
 @pytest.mark.parametrize(
     ("around_ms", "said"),
     [
-        (1, "the recorded ones took about as long (within 25 %), so they are typical."),
-        (10, "the recorded ones took about as long on the GPU (within 25 %), so they are typical."),
-        (4, "the recorded ones took 0.2 times as long there, which says little of the loop."),
+        (1, "the recorded steps took about as long (within 25 %), so they are typical."),
+        (10, "the recorded steps took about as long on the GPU (within 25 %), so they are typical."),
+        (4, "the recorded steps took 0.2 times as long there, which says little about the loop."),
     ],
 )
 def test_steps_around_a_loop_that_runs_ahead(around_ms: int, said: str) -> None:
-    """They are timed on the CPU, where they are as long as on the GPU once its queue is full."""
+    """Steps around the window are timed on the CPU, where they are as long as on the GPU with a full queue."""
     timing = Timing((around_ms * MS,), ((0, 19),), 240, 2_400 * MS)
-    *_, typical = step_times(on_gpu((1, 1, 1), (10, 10, 10), AHEAD, timing))
+    *_, typical = describe_steps(on_gpu((1, 1, 1), (10, 10, 10), AHEAD, timing))
     assert typical == (
         f"The 20 steps around them took {around_ms}.0{'0' * (around_ms < 10)} ms (median, on the CPU, which runs "
         f"ahead); {said}"
@@ -354,13 +354,13 @@ def test_steps_around_a_loop_that_runs_ahead(around_ms: int, said: str) -> None:
 
 @pytest.mark.parametrize("entry", [None, {}, {"timing": None}, {"timing": []}, {"timing": {"run_steps": "x"}}])
 def test_timing_of_any_line(entry: object) -> None:
-    """A line of the manifest that has no timing, or another one, is none."""
-    assert Timing.of(entry) is None  # type: ignore[arg-type]
+    """A line of the manifest without a valid timing gives None."""
+    assert Timing.from_manifest(entry) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [None, 7, "x", [7], [[1]], [["a", 2]], [[0, 1, 2]]])
 def test_timing_of_a_damaged_line(wrong: object) -> None:
-    """What is damaged in a line is left out."""
+    """Damaged values in a line are ignored."""
     timing = {"run_steps": 3, "run_ns": 9, "around_ns": wrong, "around_steps": wrong, "untimed_steps": wrong}
-    found = Timing.of({"timing": timing, "planned_steps": wrong, "status": wrong, "reason": wrong})
+    found = Timing.from_manifest({"timing": timing, "planned_steps": wrong, "status": wrong, "reason": wrong})
     assert found == Timing((7,) if wrong == 7 else (), (), 3, 9, endings=((None, ""),))

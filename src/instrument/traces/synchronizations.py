@@ -1,4 +1,4 @@
-"""Which calls in a trace made the CPU wait for the GPU, for how long, and what the GPU had to do afterwards."""
+"""Finds the calls that made the CPU wait for the GPU, how long they blocked, and how long the GPU idled then."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from .intervals import covered, union
-from .lanes import Lanes, by_lane
-from .nest import Nest
+from .intervals import covered_ns, merge_overlaps
+from .lanes import LaneAxis, group_rows
+from .nest import NestedRanges
 from .table import MEMCPY, Array, Table
 from .trace import Trace
 
 NONE, EXPLICIT, COPY, FREE = range(4)
-"""No wait; a synchronisation that was asked for; a copy that blocks; memory given back while the GPU ran."""
+"""Kinds of calls: not blocking; explicit synchronization; blocking memcpy; memory freed while the GPU ran."""
 
 _EXPLICIT = re.compile(
     r"^(?:cuda|hip|cu)(?:Stream|Device|Ctx|Context|Thread|Event)Synchronize(?:_v\d+|_ptsz|_spt)*$"
@@ -26,30 +26,30 @@ _FREE = re.compile(
     r"^(?:cuda|hip)(?:Free(?:Host|Array|MipmappedArray)?|Host(?:Unregister|Free))$"
     r"|^cu(?:Mem(?:Free(?:Host)?|HostUnregister)|ArrayDestroy|ModuleUnload)(?:_v\d+)?$"
 )
-_UPON_STREAM = re.compile(r"WithStream")  # waits whatever it copies
-_ASKS = re.compile(r"Query|WaitEvent")  # neither waits for the GPU, though CUPTI notes both as synchronisations
+_UPON_STREAM = re.compile(r"WithStream")  # blocks for any direction
+_NOT_BLOCKING = re.compile(r"Query|WaitEvent")  # these do not block, though CUPTI records them as synchronizations
 _TO_GPU, _TO_CPU = re.compile(r"[HA]to[DA]\b|HOST_TO_DEVICE"), re.compile(r"DtoH|AtoH|DEVICE_TO_HOST")
 _INSIDE = re.compile(r"DtoD|DtoA|AtoD|PtoP|DEVICE_TO_DEVICE")
 _PAGEABLE = re.compile("Pageable")
 
 
-class Wait(NamedTuple):
-    """One call that waited.
+class Synchronization(NamedTuple):
+    """One call that made the CPU wait for the GPU.
 
     Attributes:
-        start_ns: when the call began.
-        end_ns: when it returned.
-        blocked_ns: how much of that it waited.
+        start_ns: the start of the call.
+        end_ns: the end of the call.
+        blocked_ns: how long it waited.
         kind: EXPLICIT, COPY or FREE.
-        call: its name.
-        thread: a number of `Trace.threads`; -1 where the trace does not say.
-        copy: the row of the last copy between CPU and GPU that the thread launched, with this call or before.
-        copy_ns: when the call that launched it began.
-        adjacent: it was this call, or the one right before it.
-        device: whose work it waited for, as far as can be told.
-        idle_ns: for how long the wait left that device without work: from the end of what it did to the start of
-            what follows, but no longer than the call blocked, as without the wait the program would have come to
-            it by so much earlier. None where nothing follows. Several waits in one gap share it.
+        call: the name of the function.
+        thread: an index of `Trace.threads`; -1 if unknown.
+        copy: the row of the last memcpy between CPU and GPU that the thread launched, by this call or before it.
+        copy_ns: the start of the call that launched this memcpy.
+        adjacent: whether that call is this one, or the call right before it.
+        device: the device that it waited for; -1 if unknown.
+        idle_ns: how long the synchronization left that device without work: the time from the end of its work to
+            the start of its next work, but at most `blocked_ns`. None if no work follows. Synchronizations in the
+            same gap share it.
     """
 
     start_ns: int
@@ -65,8 +65,8 @@ class Wait(NamedTuple):
     idle_ns: int | None
 
 
-def find(trace: Trace) -> list[Wait]:
-    """Return all waits of ``trace`` in order of their start; what one call does inside another one is one wait."""
+def find_synchronizations(trace: Trace) -> list[Synchronization]:
+    """Return all synchronizations of a trace in order of their start; nested calls count once."""
     gpu = trace.gpu
     launched = np.flatnonzero(gpu.launch >= 0)
     calls, names = _calls(trace, launched)
@@ -84,16 +84,16 @@ def find(trace: Trace) -> list[Wait]:
     idle = _idle(gpu, calls["end_ns"], calls["blocked_ns"], device)
     arrays = (start, calls["end_ns"], calls["blocked_ns"], calls["kind"], thread, copy, copy_ns, adjacent, device)
     one, two, three, four, *rest = (array.tolist() for array in arrays)
-    return [Wait(*row) for row in zip(one, two, three, four, names, *rest, idle, strict=True)]
+    return [Synchronization(*row) for row in zip(one, two, three, four, names, *rest, idle, strict=True)]
 
 
 def direction(name: str) -> Literal["H2D", "D2H"] | None:
-    """Return where a copy of this name goes; None for one that stays where it is."""
+    """Return the direction of a memcpy of this name; None if it stays on one side."""
     return "H2D" if _TO_GPU.search(name) else "D2H" if _TO_CPU.search(name) else None
 
 
 def _calls(trace: Trace, launched: Array) -> tuple[dict[str, Array], list[str]]:
-    """The calls that waited, in order of their start, and their names."""
+    """Return the calls that synchronized, in order of their start, and their names."""
     runtime, syncs = trace.runtime, trace.syncs
     kind, until = _kinds(trace, launched)
     rows = _outermost(runtime, np.flatnonzero(kind))
@@ -111,11 +111,11 @@ def _calls(trace: Trace, launched: Array) -> tuple[dict[str, Array], list[str]]:
     columns = {name: np.concatenate(part) for name, part in parts.items()}
     order = np.argsort(columns["start_ns"], kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
-    return columns, [trace.words[code] for code in columns.pop("name").tolist()]
+    return columns, [trace.strings[code] for code in columns.pop("name").tolist()]
 
 
 def _moving(trace: Trace, launched: Array) -> Array:
-    """Which work copies between CPU and GPU."""
+    """Return a mask of the memcpys between CPU and GPU."""
     gpu = trace.gpu
     moving = gpu.matching("name", _TO_GPU)[launched] | gpu.matching("name", _TO_CPU)[launched]
     moving |= trace.runtime.matching("name", _UPON_STREAM)[gpu.launch[launched]]
@@ -124,13 +124,13 @@ def _moving(trace: Trace, launched: Array) -> Array:
 
 
 def _kinds(trace: Trace, launched: Array) -> tuple[Array, Array]:
-    """What each call of the runtime is, and until when it waited."""
+    """Return the kind of each runtime call, and until when it blocked."""
     runtime, gpu = trace.runtime, trace.gpu
     kind, until = np.zeros(len(runtime), np.int8), runtime.end_ns
     calls = gpu.launch[launched]
     kind[runtime.matching("name", _COPY)] = COPY
     inside = gpu.matching("name", _INSIDE)[launched]
-    # The host does not wait for a copy inside the GPU; ROCm calls others so, and those it waits for.
+    # The host does not wait for a memcpy inside the GPU; ROCm gives this name to others too, and waits for those.
     unmoved = inside & ~runtime.matching("name", _UPON_STREAM)[calls]
     returned = until[calls] < gpu.end_ns[launched]
     kind[calls[unmoved & (returned | runtime.matching("name", re.compile("^cu"))[calls])]] = NONE
@@ -144,17 +144,17 @@ def _kinds(trace: Trace, launched: Array) -> tuple[Array, Array]:
     noted &= np.isin(
         runtime.correlation, trace.syncs.correlation[~trace.syncs.matching("name", re.compile("Wait"))]
     )
-    other = (kind == NONE) & noted & ~runtime.matching("name", _ASKS) & ~runtime.matching("name", _FREE)
+    other = (kind == NONE) & noted & ~runtime.matching("name", _NOT_BLOCKING) & ~runtime.matching("name", _FREE)
     kind[other] = EXPLICIT
     kind[runtime.matching("name", _EXPLICIT)] = EXPLICIT
     return kind, until
 
 
 def _blocked_by_pages(runtime: Table, gpu: Table, launched: Array) -> Array:
-    """Which copies of pageable memory ran, at least half of their time, while the call that asked for them did.
+    """Return a mask of memcpys of pageable memory that ran at least half of their time during the call.
 
-    The driver copies such memory piece by piece through its own: the call of a large one returns a little before
-    the last piece has arrived, that of a small one to the GPU before it is sent.
+    The driver copies pageable memory in chunks through its own buffer: the call for a large memcpy returns shortly
+    before the last chunk has arrived, the call for a small one to the GPU before it is sent.
     """
     calls = gpu.launch[launched]
     start, end = gpu.start_ns[launched], gpu.end_ns[launched]
@@ -164,51 +164,51 @@ def _blocked_by_pages(runtime: Table, gpu: Table, launched: Array) -> Array:
 
 
 def _work_done(runtime: Table, gpu: Table, launched: Array, rows: Array) -> Array:
-    """When all that was launched before each call had ended, on the device that its thread used last."""
+    """Return when the work launched before each call had ended, on the device that its thread used last."""
     calls = gpu.launch[launched]
     at, by = runtime.start_ns[calls], runtime.thread[calls]
     device = _devices(gpu, launched, by, at, runtime.thread[rows], runtime.start_ns[rows])
     done = np.full(len(rows), np.iinfo(np.int64).min)
-    work = dict(by_lane(gpu.device[launched]))
-    for number, chosen in by_lane(device):
+    work = dict(group_rows(gpu.device[launched]))
+    for number, chosen in group_rows(device):
         if number < 0 or number not in work:
             continue
-        here = work[number][np.argsort(at[work[number]], kind="stable")]
-        ends = np.maximum.accumulate(gpu.end_ns[launched[here]])
-        last = np.searchsorted(at[here], runtime.start_ns[rows[chosen]]) - 1
+        own = work[number][np.argsort(at[work[number]], kind="stable")]
+        ends = np.maximum.accumulate(gpu.end_ns[launched[own]])
+        last = np.searchsorted(at[own], runtime.start_ns[rows[chosen]]) - 1
         done[chosen[last >= 0]] = ends[last[last >= 0]]
     return done
 
 
 def _outermost(runtime: Table, rows: Array) -> Array:
-    """The rows without those that lie in another one of them on their thread."""
+    """Return the rows that do not lie inside another of the rows on their thread."""
     calls = runtime.where(rows)
-    return rows[Nest(calls.start_ns, calls.end_ns, calls.thread).parents < 0]
+    return rows[NestedRanges(calls.start_ns, calls.end_ns, calls.thread).parents < 0]
 
 
 def _only_gpu_side(trace: Trace, rows: Array) -> Array:
-    """The synchronisations that CUPTI noted, and of which no call is in the trace."""
+    """Return the synchronizations that CUPTI recorded and whose call is not in the trace."""
     syncs, runtime = trace.syncs, trace.runtime
     known = (syncs.correlation >= 0) & np.isin(syncs.correlation, runtime.correlation)
-    waited = union(runtime.start_ns[rows], runtime.end_ns[rows])
-    within = (covered(waited, syncs.start_ns, syncs.end_ns) == syncs.duration_ns) & (syncs.duration_ns > 0)
+    waited = merge_overlaps(runtime.start_ns[rows], runtime.end_ns[rows])
+    within = (covered_ns(waited, syncs.start_ns, syncs.end_ns) == syncs.duration_ns) & (syncs.duration_ns > 0)
     return np.flatnonzero(~known & ~within & ~syncs.matching("name", re.compile("Wait|Unknown")))
 
 
 def _latest(threads: Array, times: Array, thread: Array, start: Array) -> Array:
-    """The last of the first ones that began on the same thread before or with each of the second; -1 for none."""
+    """Return the last event on the same thread that started no later than each ``start``; -1 for none."""
     if not len(threads):
         return np.full(len(thread), -1)
-    lanes = Lanes(int(max(threads.max(), thread.max(initial=-1))), times, start)
-    places = lanes.places(threads, times)
+    lanes = LaneAxis(int(max(threads.max(), thread.max(initial=-1))), times, start)
+    places = lanes.positions(threads, times)
     order = np.argsort(places, kind="stable")
-    last = order[np.searchsorted(places[order], lanes.places(thread, start), "right") - 1]
+    last = order[np.searchsorted(places[order], lanes.positions(thread, start), "right") - 1]
     before = (threads[last] == thread) & (times[last] <= start)
     return np.where(before, last, -1)
 
 
 def _devices(gpu: Table, launched: Array, by: Array, at: Array, thread: Array, start: Array) -> Array:
-    """The device on which each thread launched last; if it did on none, any thread."""
+    """Return the device of the last launch of each thread or, if it launched nothing, of any thread."""
     last = _latest(by, at, thread, start)
     anybody = _latest(np.zeros_like(by), at, np.zeros_like(thread), start)
     last = np.where(last >= 0, last, anybody)
@@ -219,28 +219,28 @@ def _devices(gpu: Table, launched: Array, by: Array, at: Array, thread: Array, s
 
 
 def _adjacent(runtime: Table, launch: Array, thread: Array, start: Array) -> Array:
-    """Whether nothing else was called on the thread between a copy's launch and the wait."""
+    """Return whether the thread made no other call between the launch of the memcpy and the synchronization."""
     returned = runtime.end_ns[launch]
-    lanes = Lanes(int(runtime.thread.max(initial=-1)), runtime.start_ns, start, returned)
-    begun = np.sort(lanes.places(runtime.thread, runtime.start_ns))
-    between = np.searchsorted(begun, lanes.places(thread, start)) - np.searchsorted(
-        begun, lanes.places(thread, returned)
+    lanes = LaneAxis(int(runtime.thread.max(initial=-1)), runtime.start_ns, start, returned)
+    begun = np.sort(lanes.positions(runtime.thread, runtime.start_ns))
+    between = np.searchsorted(begun, lanes.positions(thread, start)) - np.searchsorted(
+        begun, lanes.positions(thread, returned)
     )
     alone: Array = between <= 0
     return alone
 
 
 def _idle(gpu: Table, end: Array, blocked: Array, device: Array) -> list[int | None]:
-    """How long each wait left its device without work; see `Wait`."""
+    """Return `Synchronization.idle_ns` of each call."""
     found: list[int | None] = [None] * len(end)
-    work, ends_ns = dict(by_lane(gpu.device)), gpu.end_ns
+    work, ends_ns = dict(group_rows(gpu.device)), gpu.end_ns
     nothing = np.empty(0, np.int64)
-    for number, here in by_lane(device):
+    for number, calls in group_rows(device):
         rows = work.get(number, nothing)
-        starts, ends = union(gpu.start_ns[rows], ends_ns[rows])
-        here = here[np.argsort(end[here], kind="stable")]
-        before, left = -1, 0  # of which gap how much is not yet a wait's
-        for row, after in zip(here.tolist(), np.searchsorted(starts, end[here], "right").tolist(), strict=True):
+        starts, ends = merge_overlaps(gpu.start_ns[rows], ends_ns[rows])
+        calls = calls[np.argsort(end[calls], kind="stable")]
+        before, left = -1, 0  # the current gap, and how much of it is not yet assigned
+        for row, after in zip(calls.tolist(), np.searchsorted(starts, end[calls], "right").tolist(), strict=True):
             since = int(ends[after - 1]) if after else int(end[row])
             if since > end[row]:
                 found[row] = 0

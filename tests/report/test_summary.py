@@ -1,4 +1,4 @@
-"""What a person reads at the end of a run."""
+"""The printed summary."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from instrument.report.terminal import render, render_lost
+from instrument.report.summary import print_losses, print_summary
 from instrument.traces.kineto import read_kineto
 from instrument.traces.salvage import OTHER_TYPES
 from instrument.traces.summary import OperatorStat, RegionStat, Summary, summarize
-from instrument.traces.trace import Lost
+from instrument.traces.trace import ReadLosses
 
 GPU_TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 
@@ -22,12 +22,12 @@ Where the step went: CPU 1.00 ms, GPU 458 us, busy 23 % (mean of steps 5-6)
 Steps 5-6, CPU: 1.00, 1.00 ms
 Steps 5-6, GPU: 801, 115 us
 Step 5 took 801 us on the GPU; the other took 115 us.
-The CPU bounds the loop: a step took 1.00 ms there, and the GPU waited for
+The CPU bounds the loop: a step took 1.00 ms on the CPU, and the GPU waited for
 launches 62.2 % of the time after the first step.
-"% step" is of the step on the CPU, "% GPU" of 110 us of GPU work, in which
-kernels that run at the same time each count.
-The trace lacks the launches of 5.00 us of GPU work, which counts in the steps
-in which it ran.
+"% step" is the share of the step on the CPU, "% GPU" the share of 110 us of GPU
+work, where kernels that run at the same time all count.
+The trace lacks the launches of 5.00 us of GPU work, which counts toward the
+steps in which it ran.
 region                         calls      CPU  CPU self  % step      GPU  % GPU
 ───────────────────────────────────────────────────────────────────────────────
 forward                            1   240 us    160 us    24.0  52.8 us   48.2
@@ -62,7 +62,7 @@ def rendered(
     summary: Summary, files: list[Path] | None = None, width: int = 80, folder: Path = Path("runs")
 ) -> str:
     out = StringIO()
-    render(summary, files=files or [], folder=folder, console=Console(file=out, width=width))
+    print_summary(summary, files=files or [], folder=folder, console=Console(file=out, width=width))
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
@@ -75,7 +75,7 @@ def cpu_region(*path: str, ns: int = 1_000) -> RegionStat:
 
 
 def test_gpu_trace() -> None:
-    """The whole text of a small trace, per step, in plain characters."""
+    """The whole text of a small trace."""
     assert (
         rendered(summarize(read_kineto(GPU_TRACE)), [Path("runs/bert/1.json"), Path("runs/bert/2.json")])
         == GPU_TEXT
@@ -83,7 +83,7 @@ def test_gpu_trace() -> None:
 
 
 def test_cpu_trace() -> None:
-    """Without a GPU there is a bar instead of its columns; the largest children come first."""
+    """Without a GPU, a bar replaces its columns; the largest children come first."""
     text = rendered(
         cpu_summary(
             cpu_region("a", ns=100_000),
@@ -103,7 +103,7 @@ a           1  100 us    100 us    10.0  #
 
 
 def test_calls_that_not_every_step_has() -> None:
-    """The calls of a burst and those of nearly every step differ by the steps that they are in."""
+    """Rows that are not in every step show their calls and the number of steps."""
     step = RegionStat(("forward",), 26, 1_000, 1_000, None, 13)
     often = RegionStat(("zero_grad",), 1_200, 900, 900, None, 12)
     burst = RegionStat(("evaluate",), 1_200, 800, 800, None, 3)
@@ -122,12 +122,14 @@ def test_calls_that_not_every_step_has() -> None:
 
 @pytest.mark.parametrize("name", ["[/]", "[bold]x[/bold]", "layer[0] :smile:", "https://x.y", "'q' 1.5 None"])
 def test_names_are_literal(name: str) -> None:
-    """Nothing in a name is markup, an emoji or a colour."""
+    """Names are printed verbatim: no markup, emoji or color."""
     out = StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system="truecolor")
     operators = (OperatorStat(name, 1, 10, None),)
     files = [Path("runs") / name]
-    render(cpu_summary(cpu_region(name), operators=operators), files=files, folder=Path("runs"), console=console)
+    print_summary(
+        cpu_summary(cpu_region(name), operators=operators), files=files, folder=Path("runs"), console=console
+    )
     lines = out.getvalue().splitlines()
     assert sum(line.startswith(f"{name} ") for line in lines) == 2
     assert f"  {files[0]}" in lines
@@ -141,7 +143,7 @@ def test_names_stay_on_one_line() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_long_names_lose_their_middle(width: int) -> None:
-    """The start and the end of a name are what tells it from others; numbers are never cut."""
+    """Long names keep their start and end; numbers are never cut."""
     name = "autograd::engine::evaluate_function: " + "x" * 100 + "AccumulateGrad0"
     operators = (OperatorStat(name, 123, 4_560_000, None),)
     text = rendered(cpu_summary(operators=operators), width=width)
@@ -153,7 +155,7 @@ def test_long_names_lose_their_middle(width: int) -> None:
 
 
 def test_deep_trees_keep_their_names() -> None:
-    """Recursion indents only as far as there is room for names."""
+    """Deep recursion leaves room for names."""
     stats = [cpu_region(*["recurse"] * depth) for depth in range(1, 30)]
     lines = [line for line in rendered(cpu_summary(*stats)).splitlines() if "recurse" in line]
     assert len(lines) == 29
@@ -161,7 +163,7 @@ def test_deep_trees_keep_their_names() -> None:
 
 
 def test_long_trees_are_cut() -> None:
-    """The largest regions are shown with those around them, and the rest is counted."""
+    """The largest regions are shown with their parents, and the rest is counted."""
     small = [cpu_region(f"small {i}", ns=10 + i) for i in range(100)]
     text = rendered(cpu_summary(*small, cpu_region("p", ns=1), cpu_region("p", "child", ns=5_000)))
     assert "\np " in text
@@ -172,7 +174,7 @@ def test_long_trees_are_cut() -> None:
 
 
 def test_operators_are_cut() -> None:
-    """The first ten are shown."""
+    """The first ten operators are shown."""
     operators = tuple(OperatorStat(f"aten::op{i}", 1, 100 - i, None) for i in range(13))
     text = rendered(cpu_summary(operators=operators))
     assert "aten::op9 " in text
@@ -181,22 +183,20 @@ def test_operators_are_cut() -> None:
 
 
 def test_no_regions() -> None:
-    """A run without annotations is told of them."""
+    """Without regions, the report mentions annotations."""
     assert "No regions: name parts of the step with instrument.annotate" in rendered(cpu_summary())
 
 
 @pytest.mark.parametrize(("overlap_ns", "said"), [(10, False), (11, True)])
 def test_regions_that_overlap(overlap_ns: int, said: bool) -> None:
-    """Shares of more than the whole are explained."""
+    """Shares above 100 % are explained."""
     summary = Summary(1, 1_000, (cpu_region("task", ns=30_000),), (), None, None, overlap_ns=overlap_ns)
     text = " ".join(rendered(summary).split())
-    assert (
-        "Regions of one thread overlap, as those of asyncio tasks do: while several are open each" in text
-    ) == said
+    assert ("Regions of one thread overlap, as the regions of asyncio tasks do: every open region" in text) == said
 
 
 def test_no_steps() -> None:
-    """A trace that marks no steps gives totals."""
+    """Without marked steps, totals are shown."""
     summary = Summary(0, 2_500_000_000, (RegionStat(("a",), 4, 1_250_000_000, 0, None),), (), None, None)
     text = rendered(summary)
     assert "Where the time went: 2.50 s (no steps marked)" in text
@@ -205,12 +205,12 @@ def test_no_steps() -> None:
 
 
 def test_nothing_recorded() -> None:
-    """An empty summary renders."""
+    """An empty summary is printed."""
     assert rendered(Summary(0, 0, (), (), None, None)).startswith("Where the time went: 0 (no steps marked)\n")
 
 
 def test_file_names_are_whole(tmp_path: Path) -> None:
-    """Paths are neither wrapped nor cut, so that they can be copied; many are counted."""
+    """Paths are neither wrapped nor cut; many are counted."""
     files = [tmp_path / ("long name " * 10).strip() / f"{i}.json" for i in range(12)]
     text = rendered(cpu_summary(), files, folder=Path("my runs"))
     assert f"  {files[9]}\n" in text
@@ -233,27 +233,29 @@ def test_file_names_are_whole(tmp_path: Path) -> None:
     ],
 )
 def test_units(ns: int, text: str) -> None:
-    """Three digits, in the unit that suits."""
+    """Durations have three digits and a suitable unit."""
     assert f"Where the step went: {text} (1 step)\n" in rendered(Summary(1, ns, (), (), None, None))
 
 
 def test_ascii_only() -> None:
-    """A file whose encoding has no line-drawing characters gets none."""
+    """An ASCII file gets no line-drawing characters."""
 
     class Ascii(StringIO):
         encoding = "ascii"
 
     out = Ascii()
-    render(summarize(read_kineto(GPU_TRACE)), files=[], folder=Path("runs"), console=Console(file=out, width=80))
+    print_summary(
+        summarize(read_kineto(GPU_TRACE)), files=[], folder=Path("runs"), console=Console(file=out, width=80)
+    )
     assert out.getvalue().isascii()
 
 
 def test_many_hidden_regions_are_cut() -> None:
-    """Of what is inside compiled code ten names are enough."""
+    """Ten names of regions inside compiled code are listed."""
     out = StringIO()
     names = [f"layers.{i}" for i in range(12)]
     console = Console(file=out, width=200)
-    render(cpu_summary(cpu_region("a")), files=[], folder=Path("runs"), hidden=names, console=console)
+    print_summary(cpu_summary(cpu_region("a")), files=[], folder=Path("runs"), hidden=names, console=console)
     (line,) = [line for line in out.getvalue().splitlines() if "compiled" in line]
     assert line.rstrip().endswith("layers.8, layers.9 and 2 more, see manifest.jsonl")
 
@@ -261,13 +263,13 @@ def test_many_hidden_regions_are_cut() -> None:
 @pytest.mark.parametrize(
     ("reasons", "said"),
     [
-        ({OTHER_TYPES: 3}, "The file is not as torch.profiler writes it, but all of it is read: "),
+        ({OTHER_TYPES: 3}, "The file differs from what torch.profiler writes, but all of it was read: "),
         ({OTHER_TYPES: 3, "invalid UTF-8": 1}, "The file is damaged: "),
     ],
 )
 def test_a_file_of_another_format_is_not_damaged(reasons: dict[str, int], said: str) -> None:
-    """Where nothing is missing, as of times that are texts, nothing is said to be lost."""
+    """A file that was read completely, such as with text for times, is not called damaged."""
     out = StringIO()
-    render_lost(Lost(repaired=3, reasons=reasons), console=Console(file=out, width=200))
+    print_losses(ReadLosses(repaired=3, reasons=reasons), console=Console(file=out, width=200))
     assert out.getvalue().startswith(f"\n{said}values of another type (3 times)")
     assert ("damaged" in out.getvalue()) is ("lost" in out.getvalue())

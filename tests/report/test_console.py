@@ -1,4 +1,4 @@
-"""How text and tables are laid out."""
+"""Layout of wrapped text and tables."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from instrument.report.console import print_table, sentence
+from instrument.report.console import print_table, print_wrapped
 
 
 @pytest.mark.parametrize("width", range(20, 60))
 def test_no_line_parts_a_number_from_its_unit(width: int) -> None:
-    """Whatever the width; nothing else of the text changes, and no line is too wide."""
+    """Numbers stay with their units at any width; the text is unchanged, and no line is too wide."""
     text = (
-        "GPU, 480 ms of it: compute 97.6 %, exposed copies 0.8 %, idle 1.6 %. It took 1,200 us, 3 s or 12 steps."
+        "GPU, 480 ms of it: compute 97.6 %, exposed memcpys 0.8 %, idle 1.6 %. It took 1,200 us, 3 s or 12 steps."
     )
     out = StringIO()
-    sentence(Console(file=out, width=width), text)
+    print_wrapped(Console(file=out, width=width), text)
     lines = out.getvalue().splitlines()
     assert " ".join(lines) == text
     assert max(map(len, lines)) <= width
@@ -32,7 +32,7 @@ KERNELS = [
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_names_that_are_cut_stay_apart(width: int) -> None:
-    """Kernels whose names begin and end alike show where they differ; equal names are equal, short ones whole."""
+    """Long names that begin and end alike are cut to show their difference; short names are whole."""
     out = StringIO()
     names = [*KERNELS, KERNELS[0], "gemm"]
     print_table(["kernel", "calls"], [(0, name, ["1"]) for name in names], Console(file=out, width=width))

@@ -1,7 +1,7 @@
-"""Finds launches that waited until there was room for them in the queue of the GPU.
+"""Finds launches that blocked because the queue of the GPU was full.
 
 A launch returns at once until the driver's queue is full (1,024 launches on CUDA); from then on it returns when
-the GPU finishes another one. The CPU waits as in a synchronization, in a call that does not synchronize.
+the GPU finishes an earlier launch. The CPU waits for the GPU in a call that does not synchronize.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .lanes import by_lane
+from .lanes import group_rows
 from .step_content import launched_before
 from .table import Array
 from .trace import Trace
 
-_FULL = 256  # launches, from which the queue may be full: CUDA_SCALE_LAUNCH_QUEUES makes it 256 at the least
-_FAR_LONGER = 4  # times as long as a launch takes while the queue has room
+_FULL = 256  # launches; the smallest queue that CUDA_SCALE_LAUNCH_QUEUES allows
+_FAR_LONGER = 4  # times the usual duration of a launch
 
 
-class QueueWaits(NamedTuple):
-    """Launches that waited, in order of their start.
+class BlockedLaunches(NamedTuple):
+    """Launches that blocked, in order of their start.
 
     Attributes:
-        start_ns: When the call had taken as long as a launch does that need not wait.
+        start_ns: When the call had taken as long as a launch usually does.
         end_ns: When it returned.
-        thread: As in `Trace.runtime`.
+        thread: The thread, as in `Trace.runtime`.
     """
 
     start_ns: Array
@@ -33,11 +33,11 @@ class QueueWaits(NamedTuple):
     thread: Array
 
 
-def queue_waits(trace: Trace) -> QueueWaits:
-    """Return the launches that took much longer than others of their kind while the GPU had a full queue.
+def find_blocked_launches(trace: Trace) -> BlockedLaunches:
+    """Return the launches that took much longer than usual while the queue of the GPU was full.
 
-    The work of such a call starts after it has returned, as the queue is before it. Launches that are slow for
-    another reason, such as loading a kernel's code, are excluded.
+    The work of such a launch starts after the call has returned. Launches that are slow for another reason, such
+    as loading a kernel's code, are excluded.
     """
     gpu, runtime = trace.gpu, trace.runtime
     linked = np.flatnonzero(gpu.launch >= 0)
@@ -48,34 +48,34 @@ def queue_waits(trace: Trace) -> QueueWaits:
     room = queued < _FULL
     usual = _usual(calls.name, calls.duration_ns, room)
     waited = ~room & (calls.duration_ns > _FAR_LONGER * usual) & (gpu.start_ns[first] >= calls.end_ns)
-    return QueueWaits((calls.start_ns + usual)[waited], calls.end_ns[waited], calls.thread[waited])
+    return BlockedLaunches((calls.start_ns + usual)[waited], calls.end_ns[waited], calls.thread[waited])
 
 
 def _usual(name: Array, duration: Array, room: Array) -> Array:
-    """How long a launch by the same function takes while the queue has room: one of a graph takes longer."""
+    """Return the usual duration of each launch: the median of its function while the queue has room."""
     usual = np.zeros(len(name), np.int64)
-    for _, rows in by_lane(name):
+    for _, rows in group_rows(name):
         some = duration[rows[room[rows]]]
         usual[rows] = int(np.median(some)) if len(some) else duration[rows].min()
     return usual
 
 
 def _queued(trace: Trace, start: Array, done: Array, device: Array) -> Array:
-    """How many launches each device had not done when each began; those of a graph's kernels are one."""
+    """Return the number of unfinished launches on the device at the start of each; a graph is one launch."""
     gpu = trace.gpu
     earlier = np.flatnonzero(launched_before(trace))
     queued = np.zeros(len(start), np.int64)
     for number in np.unique(device).tolist():
-        here, before = device == number, earlier[gpu.device[earlier] == number]
+        on_device, before = device == number, earlier[gpu.device[earlier] == number]
         ids, launch = np.unique(gpu.correlation[before], return_inverse=True)
-        ends = np.sort(np.concatenate((done[here], _last(gpu.end_ns[before], launch, len(ids)))))
-        queued[here] = len(ids) + np.searchsorted(np.sort(start[here]), start[here])
-        queued[here] -= np.searchsorted(ends, start[here], "right")
+        ends = np.sort(np.concatenate((done[on_device], _last(gpu.end_ns[before], launch, len(ids)))))
+        queued[on_device] = len(ids) + np.searchsorted(np.sort(start[on_device]), start[on_device])
+        queued[on_device] -= np.searchsorted(ends, start[on_device], "right")
     return queued
 
 
 def _last(end: Array, launch: Array, launches: int) -> Array:
-    """When the last work of each launch ended."""
+    """Return when the last work of each launch ended."""
     last = np.full(launches, np.iinfo(np.int64).min)
     np.maximum.at(last, launch, end)
     return last

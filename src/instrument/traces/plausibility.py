@@ -1,4 +1,4 @@
-"""Leaves out what no machine can have measured, so that sums of what is left fit into 64 bits."""
+"""Drops impossible values, so that sums of the remaining ones fit into 64 bits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 from ..units import counted
 from .table import COLUMNS, Array
-from .trace import Device, Lost
+from .trace import Device, ReadLosses
 
 LONGEST_NS = 1 << 53
-"""104 days: longer events are lost."""
+"""104 days; longer events are dropped."""
 
 _SUM = 2.0**61
 _LARGEST = 1 << 50  # bytes or elements of one event
@@ -23,13 +23,13 @@ _DEVICE = {"id": 1 << 31, "sms": 1 << 16, "threads_per_sm": 1 << 20, "memory_byt
 _EPOCH_NS = 1 << 61
 
 
-def plausible_rows(kind: str, columns: dict[str, Array], lost: Lost) -> dict[str, Array]:
-    """Return the columns of a table without rows that last too long, and with -1 for quantities too large.
+def plausible_rows(kind: str, columns: dict[str, Array], lost: ReadLosses) -> dict[str, Array]:
+    """Return the columns of a table without events that last too long, and with -1 for impossible quantities.
 
     Args:
-        kind: of the table.
-        columns: by name.
-        lost: gets what is left out.
+        kind: the name of the table.
+        columns: its columns by name.
+        lost: records what is dropped.
     """
     if "duration_ns" in columns:
         too_long = _too_large(columns["duration_ns"], LONGEST_NS)
@@ -39,34 +39,34 @@ def plausible_rows(kind: str, columns: dict[str, Array], lost: Lost) -> dict[str
     for name in _QUANTITIES & columns.keys():
         too_large = _too_large(columns[name], _LARGEST)
         if too_large.any():
-            lost.add(f"{kind}: {name} of {counted(int(too_large.sum()), 'event')} that no machine has")
+            lost.add(f"{kind}: impossible {name} of {counted(int(too_large.sum()), 'event')}")
             columns = columns | {name: np.where(too_large, COLUMNS[kind][name][1], columns[name])}
     return columns
 
 
-def plausible_devices(devices: list[Device], lost: Lost) -> list[Device]:
-    """Return the devices with 0 for numbers that no device has, and without those that have no possible id."""
+def plausible_devices(devices: list[Device], lost: ReadLosses) -> list[Device]:
+    """Return the devices that have a possible id, with 0 for their impossible numbers."""
     found = []
     for device in devices:
         given = {item.name: getattr(device, item.name) for item in fields(device)}
-        absurd = [name for name, most in _DEVICE.items() if not 0 <= given[name] < most]
-        if absurd:
-            lost.add(f"a GPU whose {', '.join(absurd)} no GPU has")
-        if "id" not in absurd:
-            found.append(Device(**given | dict.fromkeys(absurd, 0)))
+        impossible = [name for name, most in _DEVICE.items() if not 0 <= given[name] < most]
+        if impossible:
+            lost.add(f"a GPU with impossible {', '.join(impossible)}")
+        if "id" not in impossible:
+            found.append(Device(**given | dict.fromkeys(impossible, 0)))
     return found
 
 
-def plausible_epoch_ns(epoch_ns: int, lost: Lost) -> int:
-    """Return when the clock began, in ns since 1970; 0 if the given value is impossible."""
+def plausible_epoch_ns(epoch_ns: int, lost: ReadLosses) -> int:
+    """Return the start of the clock in ns since 1970; 0 if the given value is impossible."""
     if 0 <= epoch_ns < _EPOCH_NS:
         return epoch_ns
-    lost.add("a beginning of the clock that is no time")
+    lost.add("an impossible start of the clock")
     return 0
 
 
 def _too_large(values: Array, most: float) -> Array:
-    """Which values are beyond ``most``, or beyond what keeps the sum of the others in 64 bits."""
+    """Return a mask of the values beyond ``most``, or beyond a limit that keeps the sum in 64 bits."""
     largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
     if largest <= most and largest * len(values) < _SUM:
         return np.zeros(len(values), bool)

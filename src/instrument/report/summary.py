@@ -1,4 +1,4 @@
-"""Prints a summary for a person at a terminal, or for the file that the output is piped to."""
+"""Prints the summary of a trace: its steps, regions, operators and files."""
 
 from __future__ import annotations
 
@@ -10,61 +10,66 @@ from rich.console import Console
 
 from ..traces.salvage import OTHER_TYPES
 from ..traces.summary import OperatorStat, RegionStat, Summary
-from ..traces.trace import Lost
+from ..traces.trace import ReadLosses
 from ..units import count, counted, duration, percent
-from .console import line, print_table, sentence
-from .step_times import headline, step_times
+from .console import print_line, print_table, print_wrapped
+from .steps import describe_steps, headline
 
-_REGIONS = 30  # rows of a tree that a person still reads
-_HIDDEN = 10  # names in one sentence
+_REGIONS = 30  # rows
+_HIDDEN = 10  # names
 _OPERATORS = 10
 _FILES = 10
 _BAR = 8
 
 
-def render(
+def print_summary(
     summary: Summary, *, files: Sequence[Path], folder: Path, hidden: Sequence[str] = (), console: Console
 ) -> None:
-    """Print where the step went: the steps, regions, operators, then the files and how to open them.
+    """Print the steps, regions and operators, then the files and how to open them.
 
-    Times and calls are the mean of a step. Of what does not run in every step they are the totals, and the calls
-    are "4 in 2 of 3": 4 calls, in 2 of the 3 steps. Without marked steps they are those of the whole trace.
+    Times and calls are means per step. Rows that are not in every step show totals, with calls as "4 in 2 of 3":
+    4 calls, in 2 of the 3 steps. Without marked steps, all rows show totals over the trace.
 
     Args:
         summary: What to print.
-        files: The traces it was computed from; may be empty.
-        folder: The folder that TensorBoard is to be pointed at.
+        files: The traces that the summary was computed from; may be empty.
+        folder: The folder to open in TensorBoard.
         hidden: Regions that were not recorded because they are inside compiled code.
-        console: Where to print. Its width decides how much of long names is left.
+        console: Where to print. Long names are cut to its width.
     """
-    line(console, headline(summary), bold=True)
-    for text in step_times(summary):
-        sentence(console, text)
+    print_line(console, headline(summary), bold=True)
+    for text in describe_steps(summary):
+        print_wrapped(console, text)
     if summary.regions:
         _print_regions(summary, console)
     else:
-        line(console, "No regions: name parts of the step with instrument.annotate to see them here.")
+        print_line(console, "No regions: name parts of the step with instrument.annotate to see them here.")
     if hidden:
         more = f" and {len(hidden) - _HIDDEN} more, see manifest.jsonl" if len(hidden) > _HIDDEN else ""
-        line(console, f"Not shown, because they are inside compiled code: {', '.join(hidden[:_HIDDEN])}{more}")
+        print_line(
+            console, f"Not shown, because they are inside compiled code: {', '.join(hidden[:_HIDDEN])}{more}"
+        )
     if summary.operators:
         _print_operators(summary, console)
     if files:
-        render_files(files, folder, console=console)
+        print_files(files, folder, console=console)
 
 
-def render_lost(lost: Lost, *, console: Console) -> None:
-    """Print what of the file could not be read, or was mended; nothing if there is nothing."""
+def print_losses(lost: ReadLosses, *, console: Console) -> None:
+    """Print what could not be read of the file, or was repaired; nothing for an intact file."""
     if not lost:
         return
     parts = [reason + (f" ({times:,} times)" if times > 1 else "") for reason, times in lost.reasons.items()]
-    line(console, "")
+    print_line(console, "")
     if lost.reasons.keys() == {OTHER_TYPES}:
-        line(console, f"The file is not as torch.profiler writes it, but all of it is read: {'; '.join(parts)}")
+        print_line(
+            console,
+            f"The file differs from what torch.profiler writes, but all of it was read: {'; '.join(parts)}",
+        )
         return
-    line(console, f"The file is damaged: {'; '.join(parts)}")
+    print_line(console, f"The file is damaged: {'; '.join(parts)}")
     known = f"{lost.events:,} ({lost.bytes:,} bytes)"
-    line(console, f"Events known to be lost: {known}; mended and read: {lost.repaired:,}")
+    print_line(console, f"Events known to be lost: {known}; repaired: {lost.repaired:,}")
 
 
 def _print_regions(summary: Summary, console: Console) -> None:
@@ -85,13 +90,13 @@ def _print_regions(summary: Summary, console: Console) -> None:
         rows.append((0, "(outside steps, total)", cells))
     print_table(["region", "calls", "CPU", "CPU self", *_share_columns(summary)], rows, console)
     if hidden := len(summary.regions) - len(shown):
-        line(console, f"... and {counted(hidden, 'smaller region')}")
+        print_line(console, f"... and {counted(hidden, 'smaller region')}")
     for text in _notes(summary, shown):
-        sentence(console, text)
+        print_wrapped(console, text)
 
 
 def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
-    """Explain what is unusual in the table of regions."""
+    """Yield explanations of what is unusual in the table of regions."""
     some = [region for region in shown if _only_in_some(summary, region)]
     if some:
         example = next((region for region in some if region.calls != region.steps), some[0])
@@ -99,18 +104,18 @@ def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
         yield f'"{_calls(summary, example)}" means {in_words}; such rows show totals, not means.'
     if any(region.partial for region in shown):
         yield (
-            "(partial): some calls are missing, since their forward ran before the modules had hooks; "
-            "a longer warm-up or a later window has them."
+            "(partial): some calls are missing, because their forward ran before the modules had hooks; "
+            "a longer warm-up or a later window includes them."
         )
     if summary.overlap_ns * 100 > summary.step_ns > 0:
         yield (
-            "Regions of one thread overlap, as those of asyncio tasks do: while several are open each of them "
-            "counts, so that shares may add up to more than 100 %."
+            "Regions of one thread overlap, as the regions of asyncio tasks do: every open region counts, so "
+            "shares may add up to more than 100 %."
         )
     if summary.unplaced:
         yield (
             f"Not in the region of their backward pass: {counted(summary.unplaced, 'call')} on autograd's "
-            "threads, since several threads had a region open and may have called it."
+            "threads, because several threads had a region open and may have started the pass."
         )
 
 
@@ -127,10 +132,10 @@ def _print_operators(summary: Summary, console: Console) -> None:
     nowhere_ns = (summary.gpu_total_ns or 0) - sum(operator.gpu_ns or 0 for operator in summary.operators)
     if nowhere_ns:
         rows.append((0, "(in no operator)", ["", "", *_shares(summary, None, None, nowhere_ns)]))
-    line(console, "")
+    print_line(console, "")
     print_table(["operator", "calls", "CPU self", *_share_columns(summary)], rows, console)
     if (hidden := len(ranked) - _OPERATORS) > 0:
-        line(console, f"... and {counted(hidden, 'more operator')}")
+        print_line(console, f"... and {counted(hidden, 'more operator')}")
 
 
 def _only_in_some(summary: Summary, row: RegionStat | OperatorStat) -> bool:
@@ -138,7 +143,7 @@ def _only_in_some(summary: Summary, row: RegionStat | OperatorStat) -> bool:
 
 
 def _calls(summary: Summary, row: RegionStat | OperatorStat) -> str:
-    """The calls in a step, or, where not every step has some, all calls and how many steps have some."""
+    """Return the calls per step; if some steps have none, all calls and the number of steps that have some."""
     if _only_in_some(summary, row):
         return f"{count(row.calls)} in {_of_steps(summary, row)}"
     return count(row.calls / max(summary.steps, 1))
@@ -154,7 +159,7 @@ def _means(summary: Summary, row: RegionStat | OperatorStat, *times_ns: int) -> 
 
 
 def _counts(part_ns: int, whole_ns: int) -> bool:
-    """Whether the table would show it as more than 0.0 %."""
+    """Return whether the table would show more than 0.0 %."""
     return part_ns * 2000 >= whole_ns > 0
 
 
@@ -166,7 +171,7 @@ def _share_columns(summary: Summary) -> list[str]:
 def _shares(
     summary: Summary, row: RegionStat | OperatorStat | None, cpu_ns: int | None, gpu_ns: int | None
 ) -> list[str]:
-    """The share of the step, then the GPU time and its share or, without a GPU, a bar."""
+    """Return the share of the step, then the GPU time and its share or, without a GPU, a bar."""
     share = "" if cpu_ns is None else percent(cpu_ns, summary.step_ns)
     if summary.gpu_total_ns is None:
         return [share, _bar(cpu_ns or 0, summary.step_ns)]
@@ -174,30 +179,30 @@ def _shares(
     return [share, duration((gpu_ns or 0) / steps), percent(gpu_ns or 0, summary.gpu_total_ns)]
 
 
-def render_files(files: Sequence[Path], folder: Path, *, console: Console) -> None:
-    """Print files and how to open them; ``folder`` is the one that TensorBoard is to be pointed at."""
-    line(console, "")
-    line(console, "Files", bold=True)
+def print_files(files: Sequence[Path], folder: Path, *, console: Console) -> None:
+    """Print files and how to open them; ``folder`` is the folder to open in TensorBoard."""
+    print_line(console, "")
+    print_line(console, "Files", bold=True)
     for path in files[:_FILES]:
-        line(console, f"  {path}")
+        print_line(console, f"  {path}")
     if len(files) > _FILES:
-        line(console, f"  ... and {len(files) - _FILES} more in {folder}")
-    line(console, "Open one with")
-    line(console, '  Perfetto     https://ui.perfetto.dev, "Open trace file"')
-    line(console, "  Chrome       chrome://tracing, Load")
-    line(console, f"  TensorBoard  tensorboard --logdir {shlex.quote(str(folder))}")
-    line(console, "               (pip install torch-tb-profiler)")
+        print_line(console, f"  ... and {len(files) - _FILES} more in {folder}")
+    print_line(console, "Open one with")
+    print_line(console, '  Perfetto     https://ui.perfetto.dev, "Open trace file"')
+    print_line(console, "  Chrome       chrome://tracing, Load")
+    print_line(console, f"  TensorBoard  tensorboard --logdir {shlex.quote(str(folder))}")
+    print_line(console, "               (pip install torch-tb-profiler)")
 
 
 def _largest(regions: Sequence[RegionStat]) -> list[RegionStat]:
-    """The regions that took the most time on either side, and those around them."""
+    """Return the regions that took the most time on the CPU or the GPU, and the regions around them."""
     ranked = sorted(regions, key=lambda region: max(region.cpu_ns, region.gpu_ns or 0), reverse=True)
     kept = {region.path[:depth] for region in ranked[:_REGIONS] for depth in range(len(region.path) + 1)}
     return [region for region in regions if region.path in kept]
 
 
 def _by_time(regions: Iterable[RegionStat]) -> Iterator[RegionStat]:
-    """The tree depth first, the largest of each parent's children first."""
+    """Yield the tree depth first, the largest child of each parent first."""
     children: dict[tuple[str, ...], list[RegionStat]] = {}
     for region in regions:
         children.setdefault(region.path[:-1], []).append(region)

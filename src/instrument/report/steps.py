@@ -1,4 +1,4 @@
-"""How long the recorded steps took, whether that is typical of the run, and how much of it they are."""
+"""Describes the recorded steps: how long they took, what bounds the loop, and whether they are typical."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from itertools import groupby
 from statistics import median
 
 from ..regions.region import OWN_WORK
+from ..traces.step_lengths import StepLengths
 from ..traces.summary import Summary
 from ..traces.timing import Timing
 from ..units import counted, duration, durations, percent
-from .loop import loop_sentences
 
-_LISTED = 10  # steps whose times are given one by one
-_FAR = 2  # times the median, or that part of it, from which a step is not like the others
-_ENOUGH = 3  # steps around a window, to say what is typical
-_NEARLY_ALL = 0.95  # of a step's length on the GPU, from which it need not be said that the GPU worked
-_ROUND = 9.95  # times as long, from which a decimal says nothing
-_ALIKE = 1.25  # times slower or faster, up to which steps count as equally long
+_LISTED = 10  # steps; more are summarized
+_FAR = 2  # times the median, or one part in so many: such a step is an outlier
+_ENOUGH = 3  # steps around a window that a comparison needs
+_NEARLY_ALL = 0.95  # of a step's length on the GPU; a busier GPU is not mentioned
+_ROUND = 9.95  # times as long; larger ratios have no decimal
+_ALIKE = 1.25  # times slower or faster; closer steps count as equally long
+
+_SMALL = 0.01  # of a step; smaller waits are not mentioned
+_MUCH = 0.1  # of a step; smaller shares of exposed communication are not mentioned
+_WINDOW = "of {} time after the first step"  # from the end of the first step, or of its GPU work
 
 
 def headline(summary: Summary) -> str:
-    """Return the mean length of a step on the CPU and on the GPU, and the steps that it is the mean of."""
+    """Return the mean length of a step on the CPU and on the GPU, and which steps were averaged."""
     steps = max(summary.steps, 1)
     time = duration(summary.step_ns / steps)
     on_gpu = [ns for _, ns in _on_gpu(summary)]
@@ -36,7 +40,7 @@ def headline(summary: Summary) -> str:
 
 
 def _busy(summary: Summary) -> str:
-    """Say which part of the steps' lengths on the GPU that worked, unless it is nearly all."""
+    """Return how busy the GPU was during the steps, unless it was busy nearly all of the time."""
     steps = [step for step in (summary.lengths.steps if summary.lengths else ()) if step.gpu_ns is not None]
     busy_ns, all_ns = sum(step.gpu_busy_ns or 0 for step in steps), sum(step.gpu_ns or 0 for step in steps)
     return f", busy {100 * busy_ns / all_ns:.0f} %" if busy_ns < _NEARLY_ALL * all_ns else ""
@@ -47,15 +51,15 @@ def _of_gpus(summary: Summary) -> str:
 
 
 def _cut_short(summary: Summary) -> str:
-    """Name the steps that were cut short; the mean leaves them out, unless no other step was recorded."""
+    """Name the steps that were cut short; the mean excludes them unless no other step was recorded."""
     cut = summary.cut_steps
     if summary.only_cut:
         return ", cut short"
     return f"; {_which(cut, len(cut))} {'was' if len(cut) == 1 else 'were'} cut short" if cut else ""
 
 
-def step_times(summary: Summary) -> Iterator[str]:
-    """Yield the lines on the durations of steps."""
+def describe_steps(summary: Summary) -> Iterator[str]:
+    """Yield the sentences on the durations of the steps and on what bounds the loop."""
     times = summary.step_times_ns
     if len(times) > 1:
         clock = ", CPU" * bool(_on_gpu(summary))
@@ -63,17 +67,17 @@ def step_times(summary: Summary) -> Iterator[str]:
         yield from _gpu_times(summary)
         yield from _far(summary)
     if summary.lengths:
-        yield from loop_sentences(summary.lengths)
+        yield from describe_loop(summary.lengths)
     if _on_gpu(summary) and summary.gpu_total_ns is not None:
         work = duration(summary.gpu_total_ns / max(summary.steps, 1))
         yield (
-            f'"% step" is of the step on the CPU, "% GPU" of {work} of GPU work{_of_gpus(summary)}, in which '
-            "kernels that run at the same time each count."
+            f'"% step" is the share of the step on the CPU, "% GPU" the share of {work} of GPU work'
+            f"{_of_gpus(summary)}, where kernels that run at the same time all count."
         )
         if summary.gpus > 1:
             yield (
-                f"The trace has the work of {summary.gpus} GPUs: a step's length on the GPU is from the first "
-                "start to the last end on all that it uses, and how busy they were, and communicated, is the mean."
+                f"The trace has the work of {summary.gpus} GPUs: a step's length on the GPU spans the first start "
+                "to the last end on all GPUs that it uses; shares of busy time and communication are their mean."
             )
     yield from _not_launched_here(summary)
     yield from _cut(summary)
@@ -85,7 +89,7 @@ def step_times(summary: Summary) -> Iterator[str]:
 
 
 def _on_gpu(summary: Summary) -> list[tuple[int, int]]:
-    """The number of each step that launched GPU work, and how long that took, from first start to last end."""
+    """Return the number of each step that launched GPU work, and the time from its first start to its last end."""
     if summary.lengths is None:
         return []
     steps = zip(summary.step_numbers, summary.lengths.steps, strict=True)
@@ -107,7 +111,7 @@ def _times(times: Sequence[int]) -> str:
 
 
 def _far(summary: Summary) -> Iterator[str]:
-    """Say which steps took much longer or shorter than the others, by each clock."""
+    """Name the steps that took much longer or shorter than the others, on the CPU and on the GPU."""
     steps = list(zip(summary.step_numbers, summary.step_times_ns, strict=True))
     on_gpu = _on_gpu(summary)
     yield from _far_by(steps, " on the CPU" * bool(on_gpu), summary.step_ns)
@@ -115,7 +119,7 @@ def _far(summary: Summary) -> Iterator[str]:
 
 
 def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> Iterator[str]:
-    """Say it by one clock; with ``whole_ns`` also what share of that time these steps took."""
+    """Name the outliers by one clock and, with ``whole_ns``, their share of that time."""
     if len(steps) < 2:
         return
     times = [ns for _, ns in steps]
@@ -130,7 +134,7 @@ def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> 
     if not far:
         return
     if len(far) > len(times) // 2:
-        yield f"The steps differ widely{clock}: few of them are like the mean."
+        yield f"The steps differ widely{clock}: few are close to the mean."
         return
     which = _which([number for number, _ in far], len(far)).capitalize()
     those = [ns for _, ns in far]
@@ -142,29 +146,30 @@ def _far_by(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> 
 
 
 def _not_launched_here(summary: Summary) -> Iterator[str]:
-    """Say how much GPU work has no launch in the trace, and where it counts."""
+    """Say how much GPU work has no launch in the trace, and where it is counted."""
     if summary.before_gpu_ns and summary.steps:
         earlier = f"{duration(summary.before_gpu_ns)} of GPU work"
-        yield f"{earlier} was launched before the recording: it is outside of these steps."
+        yield f"{earlier} was launched before the recording and is outside these steps."
     elif summary.before_gpu_ns:
         yield f"{duration(summary.before_gpu_ns)} of the GPU work was launched before the recording."
     if summary.by_time_gpu_ns and summary.steps:
         unknown = f"{duration(summary.by_time_gpu_ns)} of GPU work"
-        yield f"The trace lacks the launches of {unknown}, which counts in the steps in which it ran."
+        yield f"The trace lacks the launches of {unknown}, which counts toward the steps in which it ran."
 
 
 def _cut(summary: Summary) -> Iterator[str]:
-    """Say which windows lack some of the steps that were asked for, or something else, and why."""
+    """Say which windows are incomplete, and why."""
     recorded = set(summary.step_numbers)
     for planned, reason in summary.timing.endings if summary.timing else ():
         if not reason:
             continue
-        first, last = planned or (0, -1)  # without an end, no step is missing
+        first, last = planned or (0, -1)  # a window without a planned end lacks no step
         inside = sum(first <= number <= last for number in recorded)
         if inside == last - first + 1:
             yield f"Recorded in part: {reason}."
         elif inside:
-            yield f"Recorded so far: {inside:,} of the {last - first + 1:,} steps {first}-{last}, as {reason}."
+            steps = f"{last - first + 1:,} steps {first}-{last}"
+            yield f"Recorded so far: {inside:,} of the {steps}, because {reason}."
 
 
 def _share_of_run(summary: Summary, timing: Timing) -> Iterator[str]:
@@ -185,7 +190,7 @@ def _untimed(timing: Timing) -> str:
 
 
 def _typical(summary: Summary, timing: Timing) -> Iterator[str]:
-    """Compare the recorded steps with those around them, which are timed on the CPU."""
+    """Compare the recorded steps with the steps around them, which are timed on the CPU."""
     steps, around = timing.around or (0, 0)
     if steps < _ENOUGH or not summary.step_times_ns:
         return
@@ -193,15 +198,15 @@ def _typical(summary: Summary, timing: Timing) -> Iterator[str]:
     clock = ", on the CPU, which runs ahead" if lengths else ""
     ratio = median(summary.step_times_ns) / (around or 1)
     if _alike(ratio):
-        said = "the recorded ones took about as long (within 25 %), so they are typical"
+        said = "the recorded steps took about as long (within 25 %), so they are typical"
     elif lengths and _alike((lengths.gpu_step_ns or 0) / (around or 1)):
-        said = "the recorded ones took about as long on the GPU (within 25 %), so they are typical"
+        said = "the recorded steps took about as long on the GPU (within 25 %), so they are typical"
     elif lengths:
-        said = f"the recorded ones took {_times_as_long(ratio)} there, which says little of the loop"
+        said = f"the recorded steps took {_times_as_long(ratio)} there, which says little about the loop"
     elif ratio > 1:
-        said = f"the recorded ones took {_times_as_long(ratio)}, which may be due to the recording"
+        said = f"the recorded steps took {_times_as_long(ratio)}, which may be due to the recording"
     else:
-        said = f"the recorded ones took {100 * ratio:.0f} % of that, so they are not typical"
+        said = f"the recorded steps took {100 * ratio:.0f} % of that, so they are not typical"
     yield f"The {steps} steps around them took {duration(around)} (median{clock}); {said}."
 
 
@@ -222,7 +227,7 @@ def _own_work(timing: Timing) -> Iterator[str]:
 
 
 def _which(numbers: Sequence[int], count: int) -> str:
-    """Name the steps, as "steps 2-4, 7"; where their numbers are not known, say how many they are."""
+    """Name the steps, as in "steps 2-4, 7"; if their numbers are not known, count them."""
     if not numbers or min(numbers) < 0 or len(set(numbers)) < count:
         return counted(count, "step")
     runs = groupby(enumerate(sorted(numbers)), lambda item: item[1] - item[0])
@@ -231,3 +236,62 @@ def _which(numbers: Sequence[int], count: int) -> str:
     if len(shown) > _LISTED:
         shown[_LISTED // 2 : -1] = ["..."]
     return f"step{'s' * (count != 1)} {', '.join(shown)}"
+
+
+def describe_loop(lengths: StepLengths) -> Iterator[str]:
+    """Yield what bounds the loop, with the figures that show it, or why that is not known."""
+    totals = lengths.totals
+    idle, waits = percent(totals.gpu_waits_ns, totals.gpu_ns), percent(totals.cpu_waits_ns, totals.cpu_ns)
+    if lengths.bound == "gpu":
+        queue = " (in launches, because the GPU's queue was full)" * (
+            2 * totals.queue_waits_ns > totals.cpu_waits_ns
+        )
+        waited = f", and waited for the GPU {waits} % {_WINDOW.format('its')}{queue}"
+        waited *= totals.cpu_waits_ns > _SMALL * totals.cpu_ns
+        comm = totals.exposed_comm_ns
+        bounds = "Communication" if 2 * comm > totals.gpu_ns else "The GPU"
+        share = f", {percent(comm, totals.gpu_ns)} % of it exposed communication" * (comm > _MUCH * totals.gpu_ns)
+        yield f"{bounds} bounds the loop: {_step(lengths)}{share}. The CPU {_ahead(lengths)}{waited}."
+    elif lengths.bound == "cpu":
+        yield (
+            f"The CPU bounds the loop: {_step(lengths)}, and the GPU waited for launches "
+            f"{idle} % {_WINDOW.format('the')}."
+        )
+    elif lengths.bound == "both":
+        turns = "The loop synchronizes, so that CPU and GPU take turns"
+        if not lengths.synchronizes:
+            turns = "CPU and GPU take turns in bounding the loop, because launches fill the GPU's queue at times"
+        yield (
+            f"{turns}: {_step(lengths)}; the GPU waited for launches {idle} %, the CPU for the GPU {waits} % "
+            f"{_WINDOW.format('their')}."
+        )
+    else:
+        ahead = f" The CPU {_ahead(lengths)}." if lengths.run_ahead_ns else ""
+        yield f"It is not known whether the CPU or the GPU bounds the loop: {lengths.unknown}.{ahead}"
+        if lengths.synchronized_step_ns is not None:
+            yield f"Between synchronizations {_took(lengths.synchronized_step_ns)}."
+
+
+def _step(lengths: StepLengths) -> str:
+    """Return how long a step takes, and by which clock."""
+    step_ns = lengths.step_ns or 0
+    if lengths.clock == "synchronizations":
+        return f"{_took(step_ns)} of wall time between synchronizations"
+    if lengths.clock == "cpu":
+        return f"{_took(step_ns)} on the CPU"
+    spans = [step.gpu_ns for step in lengths.steps if step.gpu_ns is not None]
+    overlap = " (their work overlaps)" * (sum(spans) > 1.1 * step_ns * len(spans))
+    return f"on the GPU a step ended every {duration(step_ns)}{overlap}"
+
+
+def _took(ns: float) -> str:
+    return f"a step took {duration(ns)}"
+
+
+def _ahead(lengths: StepLengths) -> str:
+    """Return how far the CPU ran ahead at the end of a step, at most."""
+    _, most = lengths.run_ahead_ns or (0, 0)
+    step_ns = lengths.gpu_step_ns
+    if most <= _SMALL * (step_ns or 0):
+        return "did not run ahead"
+    return f"ran up to {duration(most)}" + (f" ({most / step_ns:.1f} steps)" if step_ns else "") + " ahead"

@@ -1,4 +1,4 @@
-"""Finds the files of a job's traces, and the ranks that their names tell."""
+"""Finds the trace files of a job, and the ranks in their names."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import NamedTuple
 from ..errors import TraceError
 
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
-"""The files of a folder that are taken for traces."""
+"""The suffixes of trace files in a folder."""
 
 MOST_FILES = 20_000
-"""So many files are read together; each takes some ms and 25 kB at least."""
+"""The number of files that are read together; each takes at least some ms and 25 kB."""
 
-_MOST_NAMES = 1_000_000  # that are looked at to find them
+_MOST_NAMES = 1_000_000  # of files and folders that are searched
 _SMALL = 1 << 16
 
 _NAMED = [
@@ -35,8 +35,8 @@ _NAMED = [
 _FOLDER = re.compile(r"^rank[-_=]?(\d{1,6})$", re.IGNORECASE)
 
 
-def rank_of(path: Path) -> int | None:
-    """Return the rank that a file's name says, or its folder's; None if neither does."""
+def rank_from_name(path: Path) -> int | None:
+    """Return the rank in the name of a file or of its folder; None if neither has one."""
     stem = re.sub(r"(\.pt)?(\.trace)?(\.json|\.json\.gz|\.sqlite|\.nsys-rep|\.db)$", "", path.name)
     for pattern in _NAMED:
         if found := pattern.search(stem):
@@ -45,72 +45,72 @@ def rank_of(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def process_of(path: Path) -> str:
-    """Return the process that a file's name tells, as ", process 4711"; else nothing."""
+def process_from_name(path: Path) -> str:
+    """Return the process id in the name of a file, as ", process 4711", or ""."""
     found = re.search(r"-pid(\d+)\.", path.name)
     return f", process {found[1]}" if found else ""
 
 
-class Found(NamedTuple):
-    """The files to read, and the folders whose traces are not among them."""
+class FoundFiles(NamedTuple):
+    """The files to read, and the folders whose traces are left out."""
 
     files: list[Path]
     others: Sequence[Path] = ()
 
 
-def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Found:
-    """Return the files that ``paths`` means, as `read_ranks` says, and the folders that have others.
+def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> FoundFiles:
+    """Return the files that ``paths`` selects, as `read_ranks` describes, and the folders that are left out.
 
     Raises:
-        TraceError: there are none.
+        TraceError: no file is found, or too many.
     """
     if not isinstance(paths, (str, os.PathLike)):
         files = [Path(path) for path in paths]
         if not files:
-            raise TraceError(Path(), '"paths" is empty; a folder, a pattern or files are accepted')
-        return Found(files)
+            raise TraceError(Path(), '"paths" must be a folder, a pattern or files: it is empty')
+        return FoundFiles(files)
     if not str(paths):
-        raise TraceError(Path(), '"paths" is empty; a folder, a pattern or files are accepted')
+        raise TraceError(Path(), '"paths" must be a folder, a pattern or files: it is empty')
     path = Path(paths)
     if path.is_dir():
         files, others = _in_folder(path)
     else:
         files, others = [path] if path.exists() else _natural_order(_matching(path)), ()
     if not files:
-        raise TraceError(path, "there is no such file or folder, and no file that matches it as a pattern")
+        raise TraceError(path, "no such file or folder, and no file that matches it as a pattern")
     if len(files) > MOST_FILES:
         raise TraceError(
             path,
-            f"it holds {len(files):,} files that may be traces; up to {MOST_FILES:,} are read together, which a "
-            'pattern such as "rank1*.json" chooses',
+            f"it holds {len(files):,} files that may be traces, and up to {MOST_FILES:,} are read together: "
+            "choose "
+            'some with a pattern such as "rank1*.json"',
         )
-    return Found(files, others)
+    return FoundFiles(files, others)
 
 
-def _in_folder(folder: Path) -> Found:
-    chosen = _traces(_named_so(_matches(folder, ["*"])))
+def _in_folder(folder: Path) -> FoundFiles:
+    chosen = _traces(_with_trace_suffix(_matches(folder, ["*"])))
     if chosen:
-        return Found(chosen)
+        return FoundFiles(chosen)
     by_folder: dict[Path, list[Path]] = {}
-    for path in _named_so(_matches(folder, ["**", "*"])):
+    for path in _with_trace_suffix(_matches(folder, ["**", "*"])):
         by_folder.setdefault(path.parent, []).append(path)
     found = [(path, files) for path in _natural_order(by_folder) if (files := _traces(by_folder[path]))]
     if found and all(_FOLDER.match(path.name) for path, _ in found):
-        return Found([path for _, files in found for path in files])
+        return FoundFiles([path for _, files in found for path in files])
     if found:
-        return Found(found[-1][1], [path for path, _ in found[:-1]])
+        return FoundFiles(found[-1][1], [path for path, _ in found[:-1]])
     others = sum(map(len, by_folder.values()))
     if others:
-        held, them = ("1 file", "it does not say") if others == 1 else (f"{others:,} files", "none of them says")
+        count = "1 file" if others == 1 else f"{others:,} files"
         raise TraceError(
-            folder,
-            f'it holds {held} with names such as traces have, *.json; {them} "traceEvents" or "rocprofiler"',
+            folder, f'it holds {count} named like traces, *.json, but none contains "traceEvents" or "rocprofiler"'
         )
     raise TraceError(folder, f"the folder holds no file that ends in {', '.join(SUFFIXES)}")
 
 
 def _matching(pattern: Path) -> Iterator[Path]:
-    """Yield the files that a pattern means, as `glob` does, each once."""
+    """Yield each file that matches a pattern once, like `glob`."""
     pairs = zip(pattern.parts, ("", *pattern.parts), strict=False)
     parts = [part for part, before in pairs if not part == before == "**"]
     if "\0" not in str(pattern):
@@ -119,12 +119,12 @@ def _matching(pattern: Path) -> Iterator[Path]:
 
 
 def _matches(folder: Path, parts: list[str]) -> Iterator[Path]:
-    """Yield the files below a folder that the parts of a pattern mean; links may lead around in circles."""
+    """Yield the files below a folder that match the parts of a pattern; symbolic links may form cycles."""
     todo, links = deque([(folder, 0)]), deque[tuple[Path, int]]()
     seen: set[tuple[int, int, int]] = set()
     names = 0
     while todo or links:
-        path, at = (todo or links).popleft()  # what is not a link first: that is how files are named
+        path, at = (todo or links).popleft()  # links come last, so that files keep their own names
         with suppress(OSError):
             stat = path.stat()
             if (stat.st_dev, stat.st_ino, at) in seen:
@@ -145,7 +145,7 @@ def _matches(folder: Path, parts: list[str]) -> Iterator[Path]:
                     if names > _MOST_NAMES:
                         raise TraceError(
                             folder,
-                            f"there are more than {_MOST_NAMES:,} files and folders in it; name one further in",
+                            f"it holds more than {_MOST_NAMES:,} files and folders: name a folder inside it",
                         )
                     following = _following(entry, parts, at)
                     if following is not None:
@@ -153,7 +153,7 @@ def _matches(folder: Path, parts: list[str]) -> Iterator[Path]:
 
 
 def _following(entry: os.DirEntry[str], parts: list[str], at: int) -> int | None:
-    """Which part of the pattern comes after this name; None if it does not match."""
+    """Return the part of the pattern that comes after this name; None if the name does not match."""
     hidden = entry.name.startswith(".")
     if parts[at] == "**":
         return at if not hidden and entry.is_dir() else None
@@ -162,19 +162,19 @@ def _following(entry: os.DirEntry[str], parts: list[str], at: int) -> int | None
     return at + 1 if at + 1 == len(parts) or entry.is_dir() else None
 
 
-def _named_so(paths: Iterable[Path]) -> list[Path]:
+def _with_trace_suffix(paths: Iterable[Path]) -> list[Path]:
     return [path for path in paths if path.name.endswith(SUFFIXES) and path.is_file()]
 
 
 def _traces(paths: Iterable[Path]) -> list[Path]:
     files = {path for path in paths if not path.name.startswith(".") and _may_be_trace(path)}
-    # nsys leaves the .sqlite that it made of a report beside it
+    # nsys writes the .sqlite of a report beside it
     twins = {path.with_suffix(".nsys-rep") for path in files if path.suffix == ".sqlite"}
     return _natural_order(files - twins)
 
 
 def _may_be_trace(path: Path) -> bool:
-    """Whether it is more than a small file of JSON with something else in it, such as settings."""
+    """Return whether a file may be a trace, and is not a small JSON file of another kind, such as settings."""
     if ".json" not in path.suffixes or not 0 < path.stat().st_size < _SMALL:
         return True
     text = path.read_bytes()
@@ -184,7 +184,7 @@ def _may_be_trace(path: Path) -> bool:
 
 
 def _natural_order(paths: Iterable[Path]) -> list[Path]:
-    """Sort step-20 before step-100."""
+    """Sort paths by the numbers in them: step-20 before step-100."""
     return sorted(
         paths, key=lambda path: [(int(n or 0), text) for text, n in re.findall(r"(\D*)(\d*)", str(path))]
     )
