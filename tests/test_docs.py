@@ -23,6 +23,23 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+GLOSSARY = ROOT / "docs" / "glossary.md"
+
+
+def prose(page: Path) -> str:
+    """Return the text of a page without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def glossary() -> tuple[list[str], list[str]]:
+    """Return the words of the glossary, and the second words that are not used for them."""
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| (\".*\") \|$", GLOSSARY.read_text(), re.MULTILINE)
+    return [word for word, _, _ in rows], [
+        text for _, _, rejected in rows for text in rejected[1:-1].split('", "')
+    ]
+
+
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
@@ -69,6 +86,23 @@ def test_public_names_are_documented() -> None:
     for name in instrument.__all__:
         assert getattr(instrument, name).__doc__, name
         assert f"instrument.{name}" in text, name
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    """No word is defined or rejected twice, and none is both."""
+    words, rejected = glossary()
+    assert len(words) == len(re.findall(r"^\| (?!word )[a-z]", GLOSSARY.read_text(), re.MULTILINE))
+    assert len(words) > 25
+    assert len({*words, *rejected}) == len(words) + len(rejected)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != GLOSSARY], ids=lambda page: page.name)
+def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
+    """No page has a word that the glossary rejects, outside of code."""
+    _, rejected = glossary()
+    text = " ".join(prose(page).split())
+    found = [word for word in rejected if re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text, re.IGNORECASE)]
+    assert found == []
 
 
 def summary_of(trace: Trace) -> str:
