@@ -32,6 +32,10 @@ CONTENTS = {
 }
 
 
+LISTED = {name for pages in CONTENTS.values() for name in pages}
+CONTENTS["Look up"] += sorted({page.stem for page in Path(__file__).parent.glob("*.md")} - LISTED)
+
+
 def add_contents(_: Any, page: str, source: list[str]) -> None:
     """Append the table of contents to the README, and the pages of integrations to the list of frameworks."""
     if page == "README":
