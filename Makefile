@@ -7,7 +7,7 @@ PUBLIC := build/public-scripts/venv
 
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 
-.PHONY: demo test fuzz check bench gpu-check public-scripts format clean
+.PHONY: demo test fuzz check bench docs gpu-check public-scripts format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
@@ -31,6 +31,10 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/modules.py
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/python benchmarks/syncs.py
+
+# The site, in build/docs: pages and the reference from docstrings. A broken link fails it.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env -c docs . build/docs
 
 # What only a GPU can show, in nine and a half minutes; results in build/gpu-check.json. CHECKS="graph regions" runs
 # some, INSTRUMENT_KEEP_TRACES=FOLDER keeps small traces, REHEARSE=1 runs it without a GPU. Without make:

@@ -1,4 +1,4 @@
-"""What the README says is so: its code runs, its diff is the examples' difference, its commands exist."""
+"""What README and docs/ say is so: the code runs, the diff is that of the examples, commands and links exist."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from rich.console import Console
 
 import instrument
+from instrument import cli
 from instrument.report.trace_report import print_windows
 from instrument.traces.read import read_file
 from instrument.traces.trace import Trace
@@ -21,6 +23,23 @@ from tests.support.shared_traces import shared
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+
+
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+GLOSSARY = ROOT / "docs" / "glossary.md"
+
+
+def prose(page: Path) -> str:
+    """Return the text of a page without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def glossary() -> tuple[list[str], list[str]]:
+    """Return the words of the glossary, and the second words that are not used for them."""
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| (\".*\") \|$", GLOSSARY.read_text(), re.MULTILINE)
+    return [word for word, _, _ in rows], [
+        text for _, _, rejected in rows for text in rejected[1:-1].split('", "')
+    ]
 
 
 def blocks(language: str) -> list[str]:
@@ -49,18 +68,103 @@ def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(tmp_path.rglob("*.pt.trace.json.gz"))) >= 2
 
 
+OWN_TESTS = {"syncs.md": "tests/syncs/test_guide.py", "traces.md": "tests/traces/test_guide.py"}
+BLOCK = re.compile(r"(?:<!-- not run: ([^>]+) -->\n+)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "README.md"], ids=lambda page: page.name)
+def test_code_of_pages_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python blocks of a page run one after the other, unless a comment before one says why not."""
+    if page.name in OWN_TESTS:
+        assert f'"{page.name}"' in (ROOT / OWN_TESTS[page.name]).read_text()
+        return
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {
+        "loader": [torch.ones(2)] * 12,
+        "epochs": 1,
+        "train_step": lambda batch: None,
+        "instrument": instrument,
+        "model": torch.nn.Linear(2, 2),
+    }
+    for reason, language, code in BLOCK.findall(page.read_text()):
+        assert language in ("", "python", "console", "yaml", "diff"), language
+        if language == "python" and not reason:
+            exec(code, names)
+            if "handle" in names:
+                names.pop("handle").remove()
+
+
+def test_readme_is_short() -> None:
+    """The README has at most 150 lines."""
+    assert len(README.splitlines()) <= 150
+
+
 def test_commands_exist() -> None:
     """Every `make` target that is named is there."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    text = README + (ROOT / "CONTRIBUTING.md").read_text()
-    assert set(re.findall(r"make\s([a-z-]+)", text)) - {"and"} <= targets
+    named = {
+        name for page in PAGES for name in re.findall(r"(?:`|^)make\s([a-z-]+)", page.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 5
+    assert named <= targets
+
+
+def options_of(command: typer.core.TyperGroup | Any) -> dict[str, set[str]]:
+    """Return the options of each command of the terminal."""
+    return {
+        name: {option for parameter in sub.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for name, sub in command.commands.items()
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_exist(page: Path) -> None:
+    """Every command ``instrument ...`` on a page is there, with the options that it shows."""
+    options = options_of(typer.main.get_command(cli.app))
+    text = page.read_text()
+    code = [
+        *re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL),
+        *re.findall(r"`([^`]+)`", prose(page)),
+    ]
+    for line in (line for part in code for line in part.splitlines()):
+        for name, rest in re.findall(r"(?:^|[$:] )instrument ([a-z]+)\b(.*)", line):
+            if name not in options:
+                assert not line.startswith(("$ ", "instrument ")) or "(" in line, line
+                continue
+            shown = re.findall(r"(?:^| )(--[a-z-]+)", rest.partition(" -- ")[0].partition("#")[0])
+            assert set(shown) - {"--help"} <= options[name], line
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub and the site make them."""
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.MULTILINE
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_links_lead_somewhere() -> None:
-    """Every file that the documents link to is there."""
-    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "integrations").glob("*/*.md")):
+    """Every file that the documents link to is there, with the heading."""
+    documents = {*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "integrations").glob("*/*.md")}
+    for document in documents:
         for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
-            assert target.startswith("https://") or (document.parent / target.partition("#")[0]).exists(), target
+            if target.startswith("https://"):
+                continue
+            file, _, anchor = target.partition("#")
+            page = document.parent / file if file else document
+            assert page.exists(), (document.name, target)
+            assert not anchor or anchor in anchors(page), (document.name, target)
+
+
+def test_every_page_is_linked() -> None:
+    """Each page of docs/ is reached from the README or from its neighbours."""
+    for page in (ROOT / "docs").glob("*.md"):
+        linked = [
+            other
+            for other in PAGES
+            if other != page and re.search(rf"\]\((?:docs/)?{page.name}", other.read_text())
+        ]
+        assert linked or page.name == "index.md", page.name
 
 
 def test_public_names_are_documented() -> None:
@@ -69,6 +173,31 @@ def test_public_names_are_documented() -> None:
     for name in instrument.__all__:
         assert getattr(instrument, name).__doc__, name
         assert f"instrument.{name}" in text, name
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    """No word is defined or rejected twice, and none is both."""
+    words, rejected = glossary()
+    assert len(words) == len(re.findall(r"^\| (?!word )[a-z]", GLOSSARY.read_text(), re.MULTILINE))
+    assert len(words) > 25
+    assert len({*words, *rejected}) == len(words) + len(rejected)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != GLOSSARY], ids=lambda page: page.name)
+def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
+    """No page has a word that the glossary rejects, outside of code."""
+    _, rejected = glossary()
+    text = " ".join(prose(page).split())
+    found = [word for word in rejected if re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text, re.IGNORECASE)]
+    assert found == []
+
+
+def test_reference_has_every_public_name() -> None:
+    """The reference of the site has each public name once."""
+    reference = (ROOT / "docs" / "reference.rst").read_text()
+    assert sorted(re.findall(r"^\.\. autofunction:: (\w+)$", reference, re.MULTILINE)) == sorted(
+        instrument.__all__
+    )
 
 
 def summary_of(trace: Trace) -> str:
@@ -84,14 +213,14 @@ def shown_of_a_gpu(document: str) -> list[str]:
     return [line for line in block.splitlines() if line != "..." and not line.startswith("$")]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/windows.md"])
+@pytest.mark.parametrize("document", ["docs/traces.md", "docs/windows.md"])
 def test_the_summary_of_a_gpu_trace_is_real(document: str) -> None:
     """Every line is printed of the trace it is said to be of."""
     printed = summary_of(read_file(shared("hta_ns_resolution.json.gz"))).splitlines()
     assert [line for line in shown_of_a_gpu((ROOT / document).read_text()) if line not in printed] == []
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/windows.md"])
+@pytest.mark.parametrize("document", ["docs/traces.md", "docs/windows.md"])
 def test_the_summary_of_a_gpu_trace_has_these_words(document: str, tmp_path: Path) -> None:
     """A loop that fills the GPU's queue is reported in the same words, whatever its numbers."""
     loop = Loop(queue=300)

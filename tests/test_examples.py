@@ -85,7 +85,7 @@ def test_matmul_add(tmp_path: Path, options: list[str], name: str) -> None:
 
 
 def test_find_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The three lines that wait are found, each as the README shows one, and no other."""
+    """The three lines that wait are found, each as docs/syncs.md shows one, and no other."""
     monkeypatch.setenv("COLUMNS", "100")
     path = EXAMPLES / "find_syncs.py"
     done = run(EXAMPLES.parent, "examples/find_syncs.py")
@@ -99,6 +99,6 @@ def test_find_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stdout.count("Fix: ") == len(found) == 3
     assert done.stdout.splitlines()[-1] == "Without the three, no step waits."
     (shown,) = re.findall(
-        r"^```\n(high .*?)^\.\.\.$", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL | re.MULTILINE
+        r"^```\n(high .*?)^\.\.\.$", (EXAMPLES.parent / "docs" / "syncs.md").read_text(), re.DOTALL | re.MULTILINE
     )
     assert shown in done.stdout

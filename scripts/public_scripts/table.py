@@ -15,9 +15,9 @@ SHOWN = ("plain again", "run", "run --steps A-B", "run --steps all", "syncs")
 HEAD = """\
 # Public scripts
 
-`make public-scripts` runs training scripts that nobody here wrote, plain and under `instrument`, and compares.
+`make public-scripts` runs training scripts of other projects, plain and under `instrument`, and compares.
 It clones them from GitHub at the commits below, or takes them from the folder that `PUBLIC_SCRIPTS` names, with
-clones at `OWNER/NAME` or `OWNER+NAME`, bare or not; nothing of them is kept. `make public-scripts SCRIPTS=mnist`
+clones at `OWNER/NAME` or `OWNER+NAME`, bare or not; no code of theirs is kept. `make public-scripts SCRIPTS=mnist`
 runs one.
 
 Each script runs in a fresh copy, on a CPU, with tiny random data made on the spot:
@@ -26,9 +26,9 @@ Each script runs in a fresh copy, on a CPU, with tiny random data made on the sp
 - **run**, **run --steps A-B**, **run --steps all**: the same. The recorded steps are 2 to 4, A to B (the last but
   one and the two before it), and all up to the last update; the updates were counted by hand. The regions that
   the script has are there.
-- **syncs**: the script comes to its end. It prints the same lines but for numbers and the device, since it takes
+- **syncs**: the script completes. It prints the same lines except for numbers and the device, since it takes
   the branches and the random numbers of a GPU. It has as many steps as updates, and the lines that wait for the
-  GPU are those that a reader of the script agrees to.
+  GPU are those that a person found by reading the script.
 
 What `instrument` prints on standard error is left out. Times, rates and process numbers are masked; the patterns
 are the `times` of each script in `scripts/public_scripts/manifest.py`, with the hand counts, data and edits.

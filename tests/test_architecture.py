@@ -1,0 +1,130 @@
+"""docs/architecture.md: files and names exist, the order is the tested one, the table of patches is complete."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.test_layers import ORDER, SOURCE
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+
+# What changes or registers something outside of the package, by the last part of its name.
+NAMES = re.compile(
+    r"Patch|register_\w*hook|_register_hook_dict|register_prehook|when_imported|register_at_fork|_queued_calls"
+    r"|DEFAULT_CALLBACKS|sync_callbacks|set_sync_debug_mode|meta_path|path_hooks|set_wakeup_fd|setitimer|set_stance"
+    r"|set_default_device|addFilter|addHandler|settrace|setprofile|addaudithook|_register_builtin"
+)
+CALLS = {"atexit.register", "signal.signal", "signal.alarm", "sigaction.exchange"}
+OWN = {"traces/event_args.py"}  # modules that call `setattr` on objects of this package
+
+
+def part_of(title: str) -> str:
+    """Return a section of the page."""
+    (part,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    return str(part)
+
+
+def dotted(node: ast.AST, imported: dict[str, str]) -> str:
+    """Return a name with its module, such as ``signal.signal``, whatever the module was imported as."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value, imported)}.{node.attr}"
+    return imported.get(node.id, node.id) if isinstance(node, ast.Name) else ""
+
+
+def changes(path: Path) -> Iterator[str]:
+    """Find what a module patches, hooks or registers outside of the package."""
+    tree = ast.parse(path.read_text())
+    imported = {}  # of modules and their members
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {(alias.asname or alias.name).partition(".")[0]: alias.name for alias in node.names}
+            modules |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            modules |= {name for name in ("sys", "torch", "warnings") if f"{node.module}.".startswith(f"{name}.")}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
+            name = dotted(node, imported)
+            if NAMES.fullmatch(name.rpartition(".")[2]) and not isinstance(node, ast.Name):
+                yield name
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAMES.fullmatch(node.value):
+            yield node.value
+        if isinstance(node, ast.Call):
+            name = dotted(node.func, imported)
+            if (
+                name in CALLS
+                or NAMES.fullmatch(name.rpartition(".")[2])
+                or re.search(r"(attachment|self)\.wrap$", name)
+            ):
+                yield name
+            if name == "setattr" and ast.unparse(node.args[0]) != "self":
+                yield f"setattr({ast.unparse(node.args[0])})"
+        targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+        for target in targets if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)) else ():
+            for held in target.elts if isinstance(target, ast.Tuple) else [target]:
+                owner = held.value if isinstance(held, ast.Subscript) else held
+                root = ast.unparse(owner).partition(".")[0]
+                if isinstance(owner, ast.Attribute) and root in modules:
+                    yield f"{ast.unparse(held)} = "
+
+
+def test_every_module_that_changes_something_is_in_the_table() -> None:
+    """Each module that patches, hooks or registers has its row, and each row has such a module."""
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", part_of("Who patches what"), re.MULTILINE)
+    found = {str(path.relative_to(SOURCE)): sorted({*changes(path)}) for path in SOURCE.rglob("*.py")}
+    found = {path: names for path, names in found.items() if names and path not in OWN}
+    assert {path: names for path, names in found.items() if path not in listed} == {}
+    assert set(listed) - set(found) == set()
+    assert len(listed) == len(set(listed))
+
+
+def test_files_exist() -> None:
+    """Every file that the page names is there, but for those of the recipes."""
+    files = set(re.findall(r"`([\w/.]+(?:\.py|/))`", PAGE))
+    assert len(files) > 100
+    missing = {file for file in files if not (SOURCE / file).exists() and not (ROOT / file).exists()}
+    assert {file for file in missing if "NAME" not in file} == set()
+
+
+def test_names_exist() -> None:
+    """What the page names after a file is defined there."""
+    pairs = re.findall(r"`([\w/]+\.py)`,\s+`(\w+)`", PAGE)
+    assert len(pairs) > 25
+    for file, name in pairs:
+        assert re.search(rf"^(?:def|class) {name}\b|^{name}\b", (SOURCE / file).read_text(), re.MULTILINE), (
+            file,
+            name,
+        )
+
+
+def test_methods_that_undo_exist() -> None:
+    """Each `Class.method` that undoes something is defined in that class or in a base class."""
+    methods: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                functions = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+                methods.setdefault(node.name, set()).update(functions)
+                bases.setdefault(node.name, set()).update(ast.unparse(base) for base in node.bases)
+    rows = [row for row in part_of("Who patches what").splitlines() if row.startswith("| `")]
+    named = [pair for row in rows for pair in re.findall(r"`([A-Z]\w+)\.(\w+)`", row.split(" | ")[3])]
+    assert len(named) > 25
+    for owner, method in named:
+        assert method in methods[owner].union(*(methods.get(base, set()) for base in bases[owner])), (
+            owner,
+            method,
+        )
+
+
+def test_rooms() -> None:
+    """Every folder has its row, and the order is that of the imports."""
+    rooms = re.findall(r"^\| `(\w+)/` \|", part_of("The rooms"), re.MULTILINE)
+    assert sorted(rooms) == sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+    (order,) = re.findall(r"```\n(.*?)```", part_of("The order of imports"), re.DOTALL)
+    assert [line.split(", ") for line in order.splitlines()] == ORDER
