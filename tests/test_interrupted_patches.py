@@ -26,7 +26,7 @@ from instrument import compat
 from instrument.dryrun.cuda import PretendedCuda
 from instrument.dryrun.session import running
 from instrument.exporters.sessions import OpenRanges
-from instrument.integrations.attachment import Attachment
+from instrument.integrations.adapter import Adapter
 from instrument.integrations.loop import Loop
 from instrument.modules.compiling import HookSuspension
 from instrument.modules.installer import installer
@@ -161,7 +161,7 @@ def dry_run() -> Owner:
 
 
 def attachment() -> Owner:
-    attached, owner = Attachment(Loop("unused")), type("Owner", (), {"call": print})
+    attached, owner = Adapter(Loop("unused")), type("Owner", (), {"call": print})
     return Owner(lambda: attached.wrap(owner, "call", attached.region("call")), attached.remove)
 
 

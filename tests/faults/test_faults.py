@@ -33,7 +33,7 @@ OUTERMOST = {
     "instrument.compat:on_profiler.run_on_profiler_stop",
     "instrument.compat:on_session.leave_trace",
     "instrument.compat:on_session.prepare_trace",
-    "instrument.integrations.attachment:in_place_of.method",
+    "instrument.integrations.adapter:as_replacement.method",
     "instrument.modules.fitting:copied.getstate",
     "instrument.regions.wrap:_generator.wrapper",
     "instrument.stepping.follower:StepFollower._making.init",
@@ -55,7 +55,7 @@ OUTERMOST = {
 # log says why.
 MANIFEST = (
     "instrument.integrations.server:Server._signalled",
-    "instrument.integrations.server:Triggered.",
+    "instrument.integrations.server:OnDemandSchedule.",
     "instrument.windows.finalizer:WindowFinalizer._",
     "instrument.windows.finalizer:WindowFinalizer.finish",
     "instrument.windows.api:Profile._entry",

@@ -329,7 +329,7 @@ def broken(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(integration.Instrumented, "wrap"), (Profile, "step"), (Loop, "start"), (Loop, "name")],
+    [(integration.AccelerateAdapter, "wrap"), (Profile, "step"), (Loop, "start"), (Loop, "name")],
 )
 @pytest.mark.usefixtures("lenient")
 def test_failures_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:

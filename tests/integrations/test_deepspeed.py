@@ -263,10 +263,10 @@ def test_checkpoint(deepspeed: Any, tmp_path: Path) -> None:
 def test_environment(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`install` drives the environment's loop, once, and does nothing where there is none."""
     made = []
-    monkeypatch.setattr(ours, "Attachment", lambda loop: made.append(attached(loop)) or made[-1])
-    attached = __import__("instrument.integrations.attachment", fromlist=["Attachment"]).Attachment
+    monkeypatch.setattr(ours, "Adapter", lambda loop: made.append(attached(loop)) or made[-1])
+    attached = __import__("instrument.integrations.adapter", fromlist=["Adapter"]).Adapter
     for loop in (None, Loop(tmp_path, at=0, active=1)):
-        monkeypatch.setattr(ours, "automatic", lambda loop=loop: loop)
+        monkeypatch.setattr(ours, "loop_from_environment", lambda loop=loop: loop)
         ours.install.cache_clear()
         ours.install()
         ours.install()

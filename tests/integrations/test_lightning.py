@@ -607,9 +607,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The environment asks for windows in this folder."""
     plan = {"out": str(tmp_path / "asked"), "wait": 0, "warmup": 0, "active": 2}
     monkeypatch.setenv("INSTRUMENT_RUN", json.dumps(plan))
-    environment.automatic.cache_clear()
+    environment.loop_from_environment.cache_clear()
     yield tmp_path / "asked"
-    environment.automatic.cache_clear()
+    environment.loop_from_environment.cache_clear()
     while _patches:
         _patches.popitem()[1].undo()
 
@@ -655,7 +655,7 @@ def test_explicit_ones_win(tmp_path: Path, asked: Path) -> None:
 
 def test_within_another_loop(tmp_path: Path, asked: Path) -> None:
     """An evaluation within a loop that is told by others is a region of it and does not end it."""
-    loop = environment.automatic()
+    loop = environment.loop_from_environment()
     loop.start()
     try:
         made = trainer(tmp_path, AutomaticCallback())
@@ -673,7 +673,7 @@ def test_within_another_loop(tmp_path: Path, asked: Path) -> None:
 def test_wrong_environment(tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the environment asks for in vain stops no Trainer."""
     monkeypatch.setenv("INSTRUMENT_RUN", '{"active": 0}')
-    environment.automatic.cache_clear()
+    environment.loop_from_environment.cache_clear()
     install()
     assert [] == callbacks()
     assert [] == automatic(trainer(tmp_path))

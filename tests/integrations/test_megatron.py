@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from instrument.config import RUN
 from instrument.integrations import environment
-from instrument.integrations.megatron import Attachment, attach, core, install
+from instrument.integrations.megatron import MegatronAdapter, attach, core, install
 from instrument.regions import dispatch, region
 from instrument.traces.read import read_file
 from instrument.traces.summary import summarize
@@ -48,7 +48,7 @@ def outline(folder: Path, keep: str, rank: int = 0) -> list[str]:
     return lines
 
 
-def recorded_steps(attachment: Attachment) -> list[Any]:
+def recorded_steps(attachment: MegatronAdapter) -> list[Any]:
     return [entry["steps"] for entry in attachment.windows if entry["status"] == "recorded"]
 
 
@@ -301,7 +301,7 @@ def test_error_in_a_step(
         monkeypatch.setattr(mlp, "forward", fail)
         train(script)
     assert [entry["status"] for entry in attached.windows] == ["partial"]
-    assert len(attached.pushes) == 0
+    assert len(attached.ranges) == 0
     monkeypatch.undo()
     assert everything_of_megatrons() == before
     shown = r"forward|TransformerLayer|megatron.*layer.*"
@@ -398,7 +398,7 @@ def test_balanced_whatever_they_do() -> None:
             recorder = Recorder()
             dispatch.active.add(recorder)
             try:
-                with attached.pushes.around(around, sys._getframe()):
+                with attached.ranges.around(around, sys._getframe()):
                     execute(program, recorder)
                     assert recorder.open[0] == "around"
                 assert recorder.open == []
@@ -428,7 +428,7 @@ def test_returned_early(recorder: Recorder) -> None:
         for _ in range(2):
             early()
             proper()
-        assert len(attached.pushes) == 0
+        assert len(attached.ranges) == 0
     module = __name__
     assert recorder.trace == 2 * [f"{module}.early.mlp", f"{module}.proper.bda", "  message"]
 
@@ -636,14 +636,14 @@ def test_by_environment(package: None, tmp_path: Path, monkeypatch: pytest.Monke
     """`install` drives the loop that the environment asks for, and gives way to `attach`."""
     arguments = {"out": str(tmp_path / "out"), "wait": 0, "warmup": 0, "active": 1, "modules": False}
     monkeypatch.setenv(RUN, json.dumps(arguments))
-    for cache in (environment.automatic, install):
+    for cache in (environment.loop_from_environment, install):
         cache.cache_clear()
     try:
         install()
         install()
         training = Training()
         training.pretrain(train_iters=3)
-        loop = environment.automatic()
+        loop = environment.loop_from_environment()
         assert loop is not None
         assert [entry["steps"] for entry in loop.windows] == [[0, 0]]
         with attach(tmp_path / "own", wait=0, warmup=0, active=1, modules=False) as attached:
@@ -652,20 +652,20 @@ def test_by_environment(package: None, tmp_path: Path, monkeypatch: pytest.Monke
         assert not hasattr(training.module.train_step, "__wrapped__")
     finally:
         monkeypatch.undo()
-        for cache in (environment.automatic, install):
+        for cache in (environment.loop_from_environment, install):
             cache.cache_clear()
-        if Attachment._current is not None:
-            Attachment._current.remove()
+        if MegatronAdapter._current is not None:
+            MegatronAdapter._current.remove()
 
 
 def test_nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the environment variable nothing is attached."""
     monkeypatch.delenv(RUN, raising=False)
-    for cache in (environment.automatic, install):
+    for cache in (environment.loop_from_environment, install):
         cache.cache_clear()
     install()
     install.cache_clear()
-    assert Attachment._current is None
+    assert MegatronAdapter._current is None
 
 
 def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

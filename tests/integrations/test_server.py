@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import instrument
 from instrument.integrations import vllm
 from instrument.integrations.loop import Loop
-from instrument.integrations.server import LOOK_S, Server, Triggered
+from instrument.integrations.server import LOOK_S, OnDemandSchedule, Server
 from instrument.windows.schedule import Phase
 from tests.integrations.trees import recorded, traces, tree
 from tests.support import nsys
@@ -226,7 +226,7 @@ def test_wrong_length(server: Server) -> None:
 )
 def test_plan(asked: list[str | None], warmup: int, active: int) -> None:
     """The plan does what is asked: windows follow each other, and none is longer than asked for."""
-    plan, open_until, count = Triggered(warmup, active), 0, 0
+    plan, open_until, count = OnDemandSchedule(warmup, active), 0, 0
     for step, what in enumerate(asked):
         if what is not None:
             plan.ask(what)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from instrument.integrations import torchtitan
-from instrument.integrations.attachment import Attachment
+from instrument.integrations.adapter import Adapter
 from instrument.integrations.loop import Loop
 from instrument.integrations.torchtitan import attach
 from tests.integrations.trees import recorded, traces, tree
@@ -127,7 +127,7 @@ def as_before() -> Iterator[None]:
     assert Loop.current() is None
 
 
-def steps(attached: Attachment) -> list[list[int]]:
+def steps(attached: Adapter) -> list[list[int]]:
     return [entry["steps"] for entry in attached.loop.windows if entry["status"] == "recorded"]
 
 
@@ -240,7 +240,7 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     monkeypatch.setattr(torchtitan.Followers, "follow", lambda self, trainer: found.append((self, trainer)))
     for loop in (None, Loop(tmp_path)):
-        monkeypatch.setattr(torchtitan, "automatic", lambda loop=loop: loop)
+        monkeypatch.setattr(torchtitan, "loop_from_environment", lambda loop=loop: loop)
         torchtitan.install.cache_clear()
         torchtitan.install()
     torchtitan.install.cache_clear()

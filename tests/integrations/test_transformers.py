@@ -353,7 +353,7 @@ def broken(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(integration, "_callers"), (integration._Follower, "_follow"), (integration.Attachment, "wrap"),
+    [(integration, "_callers"), (integration._Follower, "_follow"), (integration.Adapter, "wrap"),
      (Profile, "step"), (Profile, "start"), (Loop, "start")],
 )  # fmt: skip
 @pytest.mark.usefixtures("lenient")
@@ -404,11 +404,11 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of the loop that the environment asks for."""
     out = tmp_path / "automatic"
     monkeypatch.setenv("INSTRUMENT_RUN", json.dumps({"out": str(out), "wait": 1, "warmup": 0, "active": 2}))
-    environment.automatic.cache_clear()
+    environment.loop_from_environment.cache_clear()
     before = list(transformers.trainer.DEFAULT_CALLBACKS)
     yield out
     transformers.trainer.DEFAULT_CALLBACKS[:] = before
-    environment.automatic.cache_clear()
+    environment.loop_from_environment.cache_clear()
 
 
 def test_installed_for_every_trainer(tmp_path: Path, asked: Path) -> None:
@@ -433,7 +433,7 @@ def test_installed_gives_way(tmp_path: Path, asked: Path) -> None:
 def test_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a word in the environment nothing is installed."""
     monkeypatch.delenv("INSTRUMENT_RUN", raising=False)
-    environment.automatic.cache_clear()
+    environment.loop_from_environment.cache_clear()
     before = list(transformers.trainer.DEFAULT_CALLBACKS)
     integration.install()
     assert before == transformers.trainer.DEFAULT_CALLBACKS

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from instrument.launch.request import Request
+from instrument.launch.request import LaunchRequest
 from tests.support.programs import environment, run
 
 STUB = """#!{python}
@@ -110,10 +110,12 @@ def stub(
     return made
 
 
-def request(tmp_path: Path, *words: str, windows: int | None = 2, **others: Any) -> Request:
+def request(tmp_path: Path, *words: str, windows: int | None = 2, **others: Any) -> LaunchRequest:
     """What a user might ask for; the program is ``python train.py``."""
     others.setdefault("environment", dict(os.environ))
-    return Request(command=words or (sys.executable, "train.py"), out=tmp_path / "out", windows=windows, **others)
+    return LaunchRequest(
+        command=words or (sys.executable, "train.py"), out=tmp_path / "out", windows=windows, **others
+    )
 
 
 LAUNCH = """

@@ -291,7 +291,7 @@ def test_what_cannot_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], error: type, message: str
 ) -> None:
     """One sentence says what is missing and how to get it."""
-    asked = vendor.Request(
+    asked = vendor.LaunchRequest(
         command=arguments.get("command", PROGRAM), out=tmp_path, windows=2, environment=dict(os.environ)
     )
     made = None if "profiler" in arguments else tool("nsys")

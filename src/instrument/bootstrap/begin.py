@@ -54,9 +54,9 @@ def _install(adapter: str, _: ModuleType) -> None:
 
 @guard.contained("following optimizers")
 def _follow(_: Any) -> None:
-    from ..integrations.environment import automatic
+    from ..integrations.environment import loop_from_environment
     from .session import Session
 
-    loop = automatic()
+    loop = loop_from_environment()
     if loop is not None:
         Session(loop).begin()

@@ -32,7 +32,7 @@ def given(ctx: typer.Context) -> dict[str, Any]:
     }
 
 
-def typed(options: Mapping[str, Any]) -> list[str]:
+def as_typed(options: Mapping[str, Any]) -> list[str]:
     """Return the options that choose windows, as they were typed."""
     return [
         f"--{name} {options[name]}" if options[name] is not True else f"--{name}"
@@ -148,3 +148,18 @@ def windows(loop: Mapping[str, Any]) -> int | None:
         return 0
     made = planned(None, {name: loop[name] for name in PLAN if name in loop})
     return made.count if isinstance(made, Schedule) else None
+
+
+def parse_budgets(given: list[str]) -> dict[str, int] | None:
+    """Return the budgets of regions that ``given`` are, each as ``REGION=N``; None if there are none.
+
+    Raises:
+        ValueError: one that is written in another way.
+    """
+    found = {}
+    for text in given:
+        region, _, number = text.rpartition("=")
+        if not region or not number.isdecimal():
+            raise ValueError(f"a budget is written as REGION=N: {text}")
+        found[region] = int(number)
+    return found or None

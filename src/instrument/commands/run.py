@@ -15,14 +15,13 @@ import typer
 from ..bootstrap.program import PROCESS, command, environment, excluded
 from ..config import RUN, settings
 from ..errors import LaunchError
-from ..launch.vendor import VENDORS, Request, command_line, launch
+from ..launch.vendor import VENDORS, LaunchRequest, command_line, launch
 from ..printable import shell_line
 from ..stepping.function_calls import check
 from ..windows.manifest import unwritable
 from ..windows.steps import PLAN
 from . import options
-from .budgets import budgets
-from .errors import say, unusable
+from .errors import exit_unusable, print_message
 from .parsing import Command
 
 _PROGRAM = f"{__name__}.program"
@@ -159,28 +158,28 @@ def run(
         loop |= options.plan(steps, {name: given[name] for name in PLAN if name in given})
         loop |= {argument: True for name, argument in options.TORCH_OPTIONS.items() if name in given}
         if syncs or budget:
-            loop |= {"syncs": True, "budget": budgets(budget or [])}
+            loop |= {"syncs": True, "budget": options.parse_budgets(budget or [])}
         if ranks is not None:
             loop["ranks"] = options.numbers(ranks)
         if step_on is not None:
             loop["step_on"] = check(step_on)
-        loop["typed"] = options.typed(given)
+        loop["run_options"] = options.as_typed(given)
     except ValueError as error:
-        raise unusable(error) from None
+        raise exit_unusable(error) from None
     if profiler in (Profiler.torch, Profiler.none):
         loop |= {"exporter": "torch_profiler"} if profiler is Profiler.torch else {"record": False}
     started = environment(loop)
     if flags := " and ".join(excluded(line)):
         lost = "no step and no region is recorded" if profiler.value in VENDORS else "nothing is recorded"
-        say(f"{lost}: Python does not load instrument's start-up code with {flags}; remove {flags}")
+        print_message(f"{lost}: Python does not load instrument's start-up code with {flags}; remove {flags}")
     if profiler.value in VENDORS:
         count = options.windows(loop)
-        request = Request(line, out.absolute(), count, started, region or (), launches, option or ())
+        request = LaunchRequest(line, out.absolute(), count, started, region or (), launches, option or ())
         raise typer.Exit(_under(profiler.value, request, print_command))
     if profiler is not Profiler.none and (reason := unwritable(out.absolute())):
-        say(f"{reason}; the program goes on, but its windows will not be saved")
+        print_message(f"{reason}; the program goes on, but its windows will not be saved")
     if profiler is Profiler.auto and (sentence := options.ignored(given)):
-        say(sentence)
+        print_message(sentence)
     if print_command:
         typer.echo(_shown(line, started))
         return
@@ -194,10 +193,10 @@ def _command(program: Sequence[str] | None, ctx: typer.Context) -> list[str]:
     try:
         return command([*(program or []), *rest])
     except ValueError as error:
-        raise unusable(error) from None
+        raise exit_unusable(error) from None
 
 
-def _under(profiler: str, request: Request, only_print: bool) -> int:
+def _under(profiler: str, request: LaunchRequest, only_print: bool) -> int:
     """Run a program under a vendor's tool, which this process waits for."""
     try:
         if only_print:
@@ -206,9 +205,9 @@ def _under(profiler: str, request: Request, only_print: bool) -> int:
             return 0
         return launch(profiler, request)
     except LaunchError as error:
-        raise unusable(error) from None
+        raise exit_unusable(error) from None
     except OSError as error:
-        raise unusable(ValueError(f"cannot write to {request.out}: {error.strerror}")) from None
+        raise exit_unusable(ValueError(f"cannot write to {request.out}: {error.strerror}")) from None
 
 
 def _shown(line: list[str], given: Mapping[str, str]) -> str:
@@ -225,4 +224,4 @@ def _become(line: list[str], given: dict[str, str]) -> int:
     try:
         os.execvpe(line[0], line, {**given, PROCESS: str(os.getpid())})
     except OSError as error:
-        raise unusable(ValueError(f"cannot run {line[0]}: {error.strerror}")) from None
+        raise exit_unusable(ValueError(f"cannot run {line[0]}: {error.strerror}")) from None

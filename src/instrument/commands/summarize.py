@@ -23,7 +23,7 @@ from ..traces.timing import Timing
 from ..traces.trace import Trace
 from ..units import counted
 from ..windows.manifest import entry_of
-from .errors import say, sentence
+from .errors import describe, print_message
 from .recorded import Recorded, last_window, recorded
 
 _TRACE = "TRACE"
@@ -69,7 +69,7 @@ def summarize(
         try:
             trace = read_trace(last_window(path))
         except (TraceError, OSError) as error:
-            say(sentence(error))
+            print_message(describe(error))
             failed = True
             continue
         if lanes is not None and isinstance(trace, Trace):
@@ -117,7 +117,7 @@ def _add(trace: Trace, lanes: Path) -> None:
         raise _refused(f"no lanes can be added: {error}", _TRACE) from None
     more = f"; {added.left_out:,} more overlap too many others" if added.left_out else ""
     ranges, streams = counted(added.spans, "range"), counted(added.streams, "stream")
-    say(f"{lanes} has {ranges} of regions and steps on {streams} of the GPU{more}")
+    print_message(f"{lanes} has {ranges} of regions and steps on {streams} of the GPU{more}")
 
 
 def _refused(reason: object, argument: str = "--add-gpu-lanes") -> typer.BadParameter:
@@ -171,5 +171,5 @@ def _read(run: Recorded, held: Trace, unread: list[Path]) -> Windows:
         try:
             yield held if file == held.path else read_file(file), Timing.of(entry)
         except (TraceError, OSError) as error:
-            say(sentence(error))
+            print_message(describe(error))
             unread.append(file)

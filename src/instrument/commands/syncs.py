@@ -23,8 +23,8 @@ from ..syncs.serialize import as_dict
 from ..syncs.stopped import Stopped
 from ..traces.ranks import TraceSet
 from ..traces.read import read_trace
-from .budgets import budgets
-from .errors import say, unusable
+from .errors import exit_unusable, print_message
+from .options import parse_budgets
 from .parsing import Command
 
 Reports = list[tuple[str, SyncReport]]
@@ -94,14 +94,14 @@ def syncs(
     try:
         known = Known.read(baseline) if baseline else None
         excused = Known.read(allowlist, reasons=True) if allowlist else None
-        limits = budgets(budget or [])
+        limits = parse_budgets(budget or [])
         step_on = check(step_on)
         before = Known.read(write_baseline) if write_baseline and write_baseline.exists() else known
         for file in (sarif, write_baseline):
             if file is not None and not file.absolute().parent.is_dir():
                 raise ValueError(f"cannot write {file}: there is no folder {file.absolute().parent}")
     except (OSError, ValueError) as error:
-        raise unusable(error) from None
+        raise exit_unusable(error) from None
     reports: Reports = []
     out = _reserve_stdout() if as_json else sys.stdout
 
@@ -120,7 +120,7 @@ def syncs(
             if write_baseline:
                 _write(fresh, write_baseline, found)
         except OSError as error:
-            raise unusable(error) from None
+            raise exit_unusable(error) from None
         failed = _failed(reports, most, written=write_baseline is not None)
         return _signalled(reports) or int(failed)
 
@@ -133,7 +133,7 @@ def syncs(
         try:
             reports += _look(target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on, caught)
         except (OSError, ValueError, TypeError) as error:
-            raise unusable(error) from None
+            raise exit_unusable(error) from None
         if _signalled(reports):
             break
     if code := conclude():
@@ -212,9 +212,9 @@ def _apply(known: Known, found: list[SyncReport], name: str) -> None:
     """Allow what is known, and say what the file has that is no more so."""
     for report in found:
         for place, now, most in known.allow(report, name):
-            say(f"more waits than {name} has: {place}: {now} in a step, was {most}")
+            print_message(f"more waits than {name} has: {place}: {now} in a step, was {most}")
     for entry in known.stale(found):
-        say(f"no longer found; remove it from {name}: {entry}")
+        print_message(f"no longer found; remove it from {name}: {entry}")
 
 
 def _reserve_stdout() -> TextIO:
@@ -247,9 +247,9 @@ def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
 def _write(fresh: Known, path: Path, found: list[SyncReport]) -> None:
     if all(report.finished for report in found):  # else it would lose what was not come to
         fresh.write(path)
-        say(f"known waits written to {path}: {len(fresh.entries)}")
+        print_message(f"known waits written to {path}: {len(fresh.entries)}")
     else:
-        say(f"{path} is not written: a run ended early")
+        print_message(f"{path} is not written: a run ended early")
 
 
 def _failed(reports: Reports, most: int | None, written: bool) -> bool:
@@ -258,6 +258,6 @@ def _failed(reports: Reports, most: int | None, written: bool) -> bool:
     for target, report in reports:
         reason = (None if report.finished else "the run ended early") if written else report.over(most)
         if reason is not None:
-            say(f"{target}: {reason}")
+            print_message(f"{target}: {reason}")
             failed = True
     return failed

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from ..config import settings
 from ..guard import guard
 from ..windows.steps import PLAN
-from .attachment import Attachment
+from .adapter import Adapter
 from .loop import Loop
 
 try:
@@ -33,7 +33,7 @@ CHECKPOINT = ("save_state", "save_model")
 OPTIONS = ("on_trace_ready", "record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 
 
-class Instrumented(Attachment):
+class AccelerateAdapter(Adapter):
     """What is on one `Accelerator`: ``loop`` is told what its methods do.
 
     The classes have the patches: what is in an object would be part of its copies.
@@ -136,7 +136,7 @@ class Instrumented(Attachment):
         return original(*args, **kwargs)
 
 
-_attached: weakref.WeakKeyDictionary[Accelerator, Instrumented] = weakref.WeakKeyDictionary()
+_attached: weakref.WeakKeyDictionary[Accelerator, AccelerateAdapter] = weakref.WeakKeyDictionary()
 
 
 @guard.prepared(FEATURE, otherwise=lambda accelerator, *_, **__: accelerator)
@@ -182,7 +182,7 @@ def instrumented(
     loop.modes = True
     plain(accelerator)
     if settings.enabled:
-        attached = Instrumented(accelerator, loop, first_step)
+        attached = AccelerateAdapter(accelerator, loop, first_step)
         try:
             attached.attach()
         except Exception:  # not half of it

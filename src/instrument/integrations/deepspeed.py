@@ -26,15 +26,15 @@ import instrument
 from ..guard import guard
 from ..patch import Patch, transparent
 from ..regions import dispatch
-from .attachment import Attachment, require
-from .environment import automatic
+from .adapter import Adapter, require
+from .environment import loop_from_environment
 from .loop import Loop
 
 FEATURE = "following DeepSpeed"
 NAMES = {"DeepSpeedEngine.forward": "forward"}  # by the name that DeepSpeed has
 
 
-def attach(out: str | os.PathLike[str] = "runs/instrument", *, engine: Any = None, **options: Any) -> Attachment:
+def attach(out: str | os.PathLike[str] = "runs/instrument", *, engine: Any = None, **options: Any) -> Adapter:
     """Record windows of an engine's steps, name their parts, and find waits.
 
     Regions: "step"; "micro-step" where gradients are accumulated; "forward", "backward", "checkpoint", and of a
@@ -53,7 +53,7 @@ def attach(out: str | os.PathLike[str] = "runs/instrument", *, engine: Any = Non
         TypeError, ValueError: arguments that are not accepted.
         ImportError: DeepSpeed is not installed.
     """
-    attachment = Attachment(Loop(out, **options))
+    attachment = Adapter(Loop(out, **options))
     require("deepspeed")
     if engine is not None and not hasattr(engine, "global_steps"):
         raise TypeError(f'"engine" must be what deepspeed.initialize returned first: {engine!r}')
@@ -64,12 +64,12 @@ def attach(out: str | os.PathLike[str] = "runs/instrument", *, engine: Any = Non
 @functools.cache
 def install() -> None:
     """Have DeepSpeed's engines drive the loop that the environment asks for, if it does."""
-    loop = automatic()
+    loop = loop_from_environment()
     if loop is not None:
-        _follow(Attachment(loop), None)
+        _follow(Adapter(loop), None)
 
 
-def _follow(attachment: Attachment, engine: Any) -> None:
+def _follow(attachment: Adapter, engine: Any) -> None:
     def imported(package: ModuleType) -> None:
         Ranges(attachment).route()  # first: the engine's methods are among what is decorated
         Engines(attachment, engine).follow()
@@ -81,7 +81,7 @@ def _follow(attachment: Attachment, engine: Any) -> None:
 class Engines:
     """Follows the engines; one of them drives the loop while it is there."""
 
-    def __init__(self, attachment: Attachment, engine: Any) -> None:
+    def __init__(self, attachment: Adapter, engine: Any) -> None:
         self._attachment = attachment
         self._loop = attachment.loop
         self._driver = None if engine is None else weakref.ref(engine)
@@ -182,7 +182,7 @@ class Engines:
 class Ranges:
     """Makes DeepSpeed's ranges regions."""
 
-    def __init__(self, attachment: Attachment) -> None:
+    def __init__(self, attachment: Adapter) -> None:
         self._attachment = attachment
         self._thread = threading.local()
 

@@ -12,7 +12,7 @@ from .loop import Loop
 
 
 @functools.cache
-def automatic() -> Loop | None:
+def loop_from_environment() -> Loop | None:
     """Return the loop that the environment asks for, which steps aside for one of the program's own.
 
     Adapters that the environment brings in drive this one. None where it asks for none.
@@ -22,7 +22,7 @@ def automatic() -> Loop | None:
         return None
     try:
         given = json.loads(text)
-        step_on, typed = given.pop("step_on", None), given.pop("typed", [])
+        step_on, run_options = given.pop("step_on", None), given.pop("run_options", [])
         loop = Loop(**given)
     except (
         TypeError,
@@ -33,6 +33,6 @@ def automatic() -> Loop | None:
         return None
     if not loop.made:
         return None
-    loop.automatic, loop.step_on, loop.typed = True, step_on, typed
-    Loop.asked = loop
+    loop.automatic, loop.step_on, loop.run_options = True, step_on, run_options
+    Loop.requested = loop
     return loop

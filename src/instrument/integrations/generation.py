@@ -19,7 +19,7 @@ from ..patch import Patch, apply, undo
 FEATURE = "naming a part of generate"
 
 
-class Call:
+class GenerateCall:
     """One call of ``generate``: what of it runs now is the open region."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -61,7 +61,7 @@ class Call:
             self._region = region
 
 
-class Request:
+class GenerationAnnotation:
     """The model that somebody wants annotated, which is not kept alive."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -72,7 +72,7 @@ class Request:
         return f"{self._name}.generate"
 
 
-class Generation(Service[Request]):
+class Generation(Service[GenerationAnnotation]):
     """Patches the classes that define what models use to generate, for those models alone.
 
     The methods are found at each call, and none is part of what is compiled for a static cache.
@@ -105,16 +105,16 @@ class Generation(Service[Request]):
         return {
             "generate": self._generate,
             "_prefill": self._prefill,
-            "prepare_inputs_for_generation": functools.partial(self._tells, Call.forward),
-            "_has_unfinished_sequences": functools.partial(self._tells, Call.check),
+            "prepare_inputs_for_generation": functools.partial(self._tells, GenerateCall.forward),
+            "_has_unfinished_sequences": functools.partial(self._tells, GenerateCall.check),
         }
 
-    def _calls(self) -> list[Call]:
+    def _calls(self) -> list[GenerateCall]:
         """Return the calls that run on this thread, the innermost last."""
-        calls: list[Call] = vars(self._running).setdefault("calls", [])
+        calls: list[GenerateCall] = vars(self._running).setdefault("calls", [])
         return calls
 
-    def _call(self, model: Any) -> Call | None:
+    def _call(self, model: Any) -> GenerateCall | None:
         calls = self._calls()
         return calls[-1] if calls and calls[-1].model is model else None
 
@@ -122,7 +122,7 @@ class Generation(Service[Request]):
         def following(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
             if all(request.model() is not model for request in self.requests):
                 return original(model, *args, **kwargs)
-            calls, call = self._calls(), Call(model)
+            calls, call = self._calls(), GenerateCall(model)
             calls.append(call)
             try:
                 with instrument.annotate("generate"):
@@ -148,7 +148,7 @@ class Generation(Service[Request]):
 
         return functools.wraps(original)(guard.around(FEATURE, original, following))
 
-    def _tells(self, event: Callable[[Call], None], original: Callable[..., Any]) -> Callable[..., Any]:
+    def _tells(self, event: Callable[[GenerateCall], None], original: Callable[..., Any]) -> Callable[..., Any]:
         def following(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
             call = self._call(model)
             if call is not None:
@@ -162,7 +162,7 @@ generation = Generation()
 
 
 @served
-def annotate_generation(model: nn.Module) -> Handle[Request]:
+def annotate_generation(model: nn.Module) -> Handle[GenerationAnnotation]:
     """Make ``model.generate()`` the region "generate", with "prefill" and one "decode" a token inside.
 
     "prefill" lasts until the first token is chosen, each "decode" from the preparation of its forward until its
@@ -189,4 +189,4 @@ def annotate_generation(model: nn.Module) -> Handle[Request]:
     found = [module for module in model.modules() if hasattr(type(module), "prepare_inputs_for_generation")]
     if not found:
         raise ValueError(f'"model" must have generate(), as language models do: {type(model).__name__}')
-    return generation.add(Request(found[0]))
+    return generation.add(GenerationAnnotation(found[0]))

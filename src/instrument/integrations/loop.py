@@ -47,7 +47,7 @@ class Loop:
     """
 
     _current: ClassVar[Loop | None] = None  # one at a time, or each would spoil the other's windows
-    asked: ClassVar[Loop | None] = None  # the automatic one of this process
+    requested: ClassVar[Loop | None] = None  # by the environment, for this process
     made = False  # one that could not be made never starts
     models = IdentitySet()
     _given: tuple[Any, dict[str, Any]] = "runs/instrument", {"modules": False, "record": False}
@@ -97,7 +97,7 @@ class Loop:
         self._handles: list[Any] = []
         self._open = []
         self.step_on: str | None = None  # what ends the steps of an automatic one, as `StepFollower` takes it
-        self.typed: list[str] = []  # the options of `instrument run` by which an automatic one is made
+        self.run_options: list[str] = []  # as typed, where `instrument run` made the loop
         # Of a step outside the model, which are regions; a framework may name some itself.
         self.parts: tuple[str, ...] = STEP_PARTS
         self.until_told: Callable[[], None] | None = None  # ends who tells the steps for want of a framework
@@ -163,8 +163,8 @@ class Loop:
         if not self.made:
             return
         other = Loop._current
-        if not self.automatic and Loop.asked is not None:
-            Loop.asked.give_way()
+        if not self.automatic and Loop.requested is not None:
+            Loop.requested.give_way()
         if steps and self.until_told is not None:
             self.until_told()
             self.until_told = None
@@ -268,9 +268,11 @@ class Loop:
 
     def give_way(self) -> None:
         """Say once which options of `instrument run` the program's own windows leave without effect."""
-        if self.typed:
-            log.warning(f"the program records windows of its own, so these are ignored: {' '.join(self.typed)}")
-            self.typed = []
+        if self.run_options:
+            log.warning(
+                f"the program records windows of its own, so these are ignored: {' '.join(self.run_options)}"
+            )
+            self.run_options = []
 
     @guard.contained(FEATURE)
     def enter(self, name: str) -> None:

@@ -34,7 +34,7 @@ FEATURE = "triggering a window"
 LOOK_S = 0.2  # between looks at the file, which may be on a slow file system
 
 
-class Triggered(Schedule):
+class OnDemandSchedule(Schedule):
     """A plan that is made while the loop runs, on the loop's thread; `ask` may be called from anywhere."""
 
     foreseen = False
@@ -133,7 +133,7 @@ class Server:
         signal: int | None = None,
         **options: Any,
     ) -> None:
-        self._plan = Triggered(warmup, active)
+        self._plan = OnDemandSchedule(warmup, active)
         self.loop = Loop(out, schedule=self._plan, **options)
         self._file = file
         self._touched: int | None = None  # when, in ns

@@ -17,8 +17,8 @@ from typing import Any
 
 from .. import log
 from ..guard import guard
-from .attachment import Attachment, require
-from .environment import automatic
+from .adapter import Adapter, require
+from .environment import loop_from_environment
 from .loop import Loop
 
 FEATURE = "following the trainer"
@@ -31,7 +31,7 @@ def attach(
     trainer: Any = None,
     method: str = "train_step",
     **options: Any,
-) -> Attachment:
+) -> Adapter:
     """Record windows of a trainer's steps, name their parts, and find waits.
 
     Regions: "step"; "micro-step" where a step has several; "data", "checkpoint" and "evaluation" where the trainer
@@ -54,7 +54,7 @@ def attach(
         TypeError, ValueError: arguments that are not accepted.
         ImportError: ``trainer`` was not given, and torchtitan is not installed.
     """
-    attachment = Attachment(Loop(out, **options))
+    attachment = Adapter(Loop(out, **options))
     if trainer is None:
         require("torchtitan")
     elif not callable(getattr(trainer, method, None)):
@@ -67,9 +67,9 @@ def attach(
 @functools.cache
 def install() -> None:
     """Have torchtitan's trainers drive the loop that the environment asks for, if it does."""
-    loop = automatic()
+    loop = loop_from_environment()
     if loop is not None:
-        attachment = Attachment(loop)
+        attachment = Adapter(loop)
         if attachment.on:
             Followers(attachment, "train_step").follow(None)
 
@@ -77,7 +77,7 @@ def install() -> None:
 class Followers:
     """Follows the trainers that come up; the first that makes a step drives the loop while it is there."""
 
-    def __init__(self, attachment: Attachment, method: str) -> None:
+    def __init__(self, attachment: Adapter, method: str) -> None:
         self.attachment = attachment
         self.method = method
         self._all: weakref.WeakSet[Follower] = weakref.WeakSet()

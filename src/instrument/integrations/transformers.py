@@ -15,8 +15,8 @@ from torch import nn
 from .. import compat, log
 from ..config import settings
 from ..guard import guard
-from .attachment import Attachment
-from .environment import automatic
+from .adapter import Adapter
+from .environment import loop_from_environment
 from .generation import annotate_generation
 from .loop import Loop
 
@@ -47,7 +47,7 @@ class _Follower(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self._attachment: Attachment | None = None  # to the Trainer that trains
+        self._attachment: Adapter | None = None  # to the Trainer that trains
         self._trainer: weakref.ref[Any] | None = None
         self._thread = 0
 
@@ -71,7 +71,7 @@ class _Follower(TrainerCallback):  # type: ignore[misc, unused-ignore]
         models = [model] if isinstance(model, nn.Module) else []
         self.loop.start(*models, first_step=state.global_step)
         if self.loop.running:
-            self._attachment = Attachment(self.loop)
+            self._attachment = Adapter(self.loop)
             self._following.append(self)
             if trainer is not None:
                 self._trainer, self._thread = weakref.ref(trainer), get_ident()
@@ -176,7 +176,7 @@ class _Automatic(_Follower):
     """Drives the loop that the environment asks for, but in a Trainer that has an `InstrumentCallback`."""
 
     def __init__(self) -> None:
-        loop = automatic()
+        loop = loop_from_environment()
         assert loop is not None  # or `install` did nothing
         super().__init__(loop)
 
@@ -196,7 +196,7 @@ def _callers() -> list[Any]:
 
 def install() -> None:
     """Have every Trainer made from now on drive the loop that the environment asks for, if it asks for one."""
-    if automatic() is not None:
+    if loop_from_environment() is not None:
         compat.when_imported("transformers.trainer", _add)
 
 

@@ -19,8 +19,8 @@ import instrument
 from .. import log
 from ..guard import guard
 from ..regions import dispatch
-from .attachment import Attachment, require
-from .environment import automatic
+from .adapter import Adapter, require
+from .environment import loop_from_environment
 from .loop import Loop
 from .server import Server
 
@@ -32,7 +32,7 @@ VARIABLE = "INSTRUMENT_SERVER"
 
 def attach(
     out: str | os.PathLike[str] = "runs/instrument", *, modules: int | bool | None = False, **options: Any
-) -> Attachment:
+) -> Adapter:
     """Name the iterations of vLLM's model runner, and record windows of them on demand.
 
     Regions: "prefill", "decode" or, of a batch with both, "prefill+decode", with the number of tokens as the
@@ -54,24 +54,24 @@ def attach(
     """
     server = Server(out, modules=modules, **options)
     require("vllm")
-    return _follow(Attachment(server.loop), server)
+    return _follow(Adapter(server.loop), server)
 
 
 @functools.cache
 def install() -> None:
     """Have vLLM drive what the environment asks for, if it does: windows on demand, or those of a plan."""
     text = os.environ.get(VARIABLE)
-    loop = None if text else automatic()
+    loop = None if text else loop_from_environment()
     try:
         if text:
             attach(**json.loads(text))
         elif loop is not None:
-            _follow(Attachment(loop), loop)
+            _follow(Adapter(loop), loop)
     except (ImportError, TypeError, ValueError) as error:  # an environment variable must not stop a server
         log.warning(f"{VARIABLE} is ignored", reason=str(error))
 
 
-def _follow(attachment: Attachment, server: Server | Loop) -> Attachment:
+def _follow(attachment: Adapter, server: Server | Loop) -> Adapter:
     runners = Runners(attachment, server)
     for home in HOMES if attachment.on else ():
         attachment.when_imported(home, FEATURE, runners.follow)
@@ -81,7 +81,7 @@ def _follow(attachment: Attachment, server: Server | Loop) -> Attachment:
 class Runners:
     """Follows the model runner of this process."""
 
-    def __init__(self, attachment: Attachment, server: Server | Loop) -> None:
+    def __init__(self, attachment: Adapter, server: Server | Loop) -> None:
         self._attachment = attachment
         self._server = server
 

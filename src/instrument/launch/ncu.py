@@ -14,7 +14,7 @@ from ..report.kernels import render_kernels
 from ..traces.ncu import read_kernels
 from .installed import Tool, help_of
 from .reports import matching
-from .request import Request
+from .request import LaunchRequest
 
 _LAUNCHES = 100  # a kernel is run several times over, with caches flushed in between
 _SCOPE = "--nvtx-push-pop-scope"
@@ -29,7 +29,7 @@ class Ncu:
     rank: str | None = "%q{RANK}"
     percent = "%%"
 
-    def prefix(self, request: Request, tool: Tool, report: str, *, workers: bool) -> list[str]:
+    def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
         """Return the command line up to the program.
 
         What is measured lies in a window, by cudaProfilerStart, and in one of the regions, by its NVTX range, of

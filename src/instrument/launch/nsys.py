@@ -11,7 +11,7 @@ from rich.console import Console
 
 from .installed import Tool, help_of
 from .reports import matching, show_traces
-from .request import Request
+from .request import LaunchRequest
 
 # Not osrt, cudnn and cublas: to trace them slows down a loop that the CPU bounds by its launches.
 _ALWAYS = ("cuda", "nvtx")
@@ -32,7 +32,7 @@ class Nsys:
     rank: str | None = "%q{RANK}"
     percent = "%%"
 
-    def prefix(self, request: Request, tool: Tool, report: str, *, workers: bool) -> list[str]:
+    def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
         """Return the command line up to the program.
 
         The default end of a capture range kills the program: repeat never does. With sync, which 2022.4 takes

@@ -16,7 +16,7 @@ from ..guard import guard
 from ..report.console import line
 from ..traces.find import rank_of
 from ..windows.manifest import NAME, entries_of, size_of
-from .request import Request, Vendor
+from .request import LaunchRequest, Vendor
 
 
 def size(out: Path) -> int:
@@ -24,7 +24,7 @@ def size(out: Path) -> int:
     return size_of(out / NAME) or 0
 
 
-def tell(vendor: Vendor, request: Request, report: Path, manifest: int, code: int) -> None:
+def tell(vendor: Vendor, request: LaunchRequest, report: Path, manifest: int, code: int) -> None:
     """Print on standard error what the reports say or, where there are none, why.
 
     Args:
@@ -58,7 +58,7 @@ def _read(vendor: Vendor, reports: Sequence[Path], rank: int | None, console: Co
         line(console, f"instrument: the report is there, but {error}")
 
 
-def why(request: Request, windows: Sequence[dict[str, Any]], code: int) -> str:
+def why(request: LaunchRequest, windows: Sequence[dict[str, Any]], code: int) -> str:
     """Return the likely reason for a missing report, and the cure.
 
     Args:

@@ -13,7 +13,7 @@ from .installed import Tool
 
 
 @dataclass(frozen=True)
-class Request:
+class LaunchRequest:
     """What the user asked for.
 
     Attributes:
@@ -50,7 +50,7 @@ class Vendor(Protocol):
     rank: str | None
     percent: str
 
-    def prefix(self, request: Request, tool: Tool, report: str, *, workers: bool) -> list[str]:
+    def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
         """Return the command line up to the program.
 
         Args:

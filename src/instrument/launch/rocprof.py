@@ -9,7 +9,7 @@ from rich.console import Console
 
 from .installed import Tool
 from .reports import matching, show_traces
-from .request import Request
+from .request import LaunchRequest
 
 _ROCPD = (1, 0)  # the first version that writes databases
 
@@ -22,7 +22,7 @@ class Rocprof:
     rank: str | None = "%env{RANK}%"
     percent = "%"
 
-    def prefix(self, request: Request, tool: Tool, report: str, *, workers: bool) -> list[str]:
+    def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
         """Return the command line up to the program; each process of it writes a file of its own."""
         folder, name = Path(report).parent, Path(report).name
         return [

@@ -17,19 +17,19 @@ from .installed import Tool, find
 from .ncu import Ncu
 from .nsys import Nsys
 from .process import run
-from .request import Request, Vendor
+from .request import LaunchRequest, Vendor
 from .rocprof import Rocprof
 from .vtune import Vtune
 from .workers import workers
 
-__all__ = ["VENDORS", "Request", "command_line", "launch"]
+__all__ = ["VENDORS", "LaunchRequest", "command_line", "launch"]
 
 VENDORS: Mapping[str, Vendor] = {"nsys": Nsys(), "ncu": Ncu(), "rocprof": Rocprof(), "vtune": Vtune()}
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
-def command_line(profiler: str, request: Request, tool: Tool | None = None) -> list[str]:
+def command_line(profiler: str, request: LaunchRequest, tool: Tool | None = None) -> list[str]:
     """Return the command line for the installed version of a profiler.
 
     Args:
@@ -44,7 +44,7 @@ def command_line(profiler: str, request: Request, tool: Tool | None = None) -> l
     return _prepared(profiler, request, tool).command
 
 
-def launch(profiler: str, request: Request) -> int:
+def launch(profiler: str, request: LaunchRequest) -> int:
     """Run a program under a profiler, and print the summary of what that wrote on standard error.
 
     Signals go to the program. Where the profiler wrote nothing, the reason is printed.
@@ -69,7 +69,7 @@ class _Prepared:
     report: Path  # as far as its name is known
 
 
-def _prepared(profiler: str, request: Request, tool: Tool | None) -> _Prepared:
+def _prepared(profiler: str, request: LaunchRequest, tool: Tool | None) -> _Prepared:
     if profiler not in VENDORS:
         raise ValueError(f'"profiler" must be one of {", ".join(VENDORS)}: {profiler!r}')
     vendor = VENDORS[profiler]
@@ -91,7 +91,7 @@ def _prepared(profiler: str, request: Request, tool: Tool | None) -> _Prepared:
     return _Prepared(job.under(vendor.prefix(request, tool, name, workers=True)), report)
 
 
-def _fresh(request: Request, profiler: str) -> Path:
+def _fresh(request: LaunchRequest, profiler: str) -> Path:
     """The path of a report, without its suffix, that is not there yet: no tool is to overwrite one."""
     name = f"{profiler}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     given = (request.environment.get(variable, "") for variable in _RANKS)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..report.console import line
 from .installed import Tool, find
-from .request import Request
+from .request import LaunchRequest
 
 
 class Vtune:
@@ -21,7 +21,7 @@ class Vtune:
     rank: str | None = None
     percent = "%"
 
-    def prefix(self, request: Request, tool: Tool, report: str, *, workers: bool) -> list[str]:
+    def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
         """Return the command line up to the program."""
         chosen = any(word.startswith(("-collect", "--collect")) for word in request.extra)
         return [

@@ -23,7 +23,7 @@ def _other() -> bool:
     script = "" if first in ("-m", "-c") else first
     for name in ("instrument.py", os.path.join("instrument", "__init__.py")):
         own = os.path.join(os.path.dirname(script), name)
-        if os.path.isfile(own) and not os.path.isdir(os.path.join(os.path.dirname(own), "automatic", "site")):
+        if os.path.isfile(own) and not os.path.isdir(os.path.join(os.path.dirname(own), "bootstrap", "site")):
             sys.stderr.write(f"instrument: nothing is recorded, as {own!r} has that name too\n")
             return True
     return False

@@ -20,9 +20,9 @@ class AutomaticCallback(InstrumentCallback):
     """Drives the loop that the environment asks for, and does nothing beside one that somebody wrote."""
 
     def __init__(self) -> None:
-        from ..environment import automatic
+        from ..environment import loop_from_environment
 
-        loop = automatic()
+        loop = loop_from_environment()
         if loop is None:
             raise ValueError(f"{RUN} asks for no loop")
         self._follow(loop)
@@ -32,9 +32,9 @@ class AutomaticCallback(InstrumentCallback):
 def callbacks() -> list[Any]:
     """Return what each new Trainer asks the entry point for: nothing, as long as the environment does not ask."""
     if settings.enabled and os.environ.get(RUN):
-        from ..environment import automatic
+        from ..environment import loop_from_environment
 
-        if automatic() is not None:
+        if loop_from_environment() is not None:
             return [AutomaticCallback()]
     return []
 

@@ -13,7 +13,7 @@ from ...config import settings
 from ...errors import SyncError
 from ...guard import guard
 from ...patch import Patch, apply, undo
-from .packages import OfLightning, packages
+from .packages import LightningMixin, packages
 
 if TYPE_CHECKING:
     from ..loop import Loop
@@ -28,7 +28,7 @@ def _without(callback: InstrumentCallback, *_: Any, **__: Any) -> None:
     callback._follow(Loop.__new__(Loop))
 
 
-class InstrumentCallback(OfLightning):
+class InstrumentCallback(LightningMixin):
     """Records windows of optimizer steps, names their parts, and finds waits, in ``Trainer(callbacks=[...])``.
 
     A step is an optimizer step; a batch where `validate`, `test` or `predict` is called without a `fit` before.
@@ -91,14 +91,14 @@ class InstrumentCallback(OfLightning):
 
     def _name(self, owner: Any, method: str, region: str) -> None:
         """Make calls of ``method`` a region; no callback is told of where they begin and end."""
-        from ..attachment import in_place_of
+        from ..adapter import as_replacement
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def named(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                 with self.loop.region(region):
                     return original(*args, **kwargs)
 
-            return in_place_of(original, guard.around(FEATURE, original, named))
+            return as_replacement(original, guard.around(FEATURE, original, named))
 
         apply([Patch(owner, method, make)], self._patches)
 

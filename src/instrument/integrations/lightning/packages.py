@@ -43,7 +43,7 @@ def _joined(kind: Any, bases: tuple[type, ...]) -> Any:
     return type(kind.__name__, (kind, *bases), body | {"_kind": kind})
 
 
-class OfLightning:
+class LightningMixin:
     """Of Lightning's class ``base`` as well, in each package that is imported when an instance is made."""
 
     base: ClassVar[str]

@@ -8,7 +8,7 @@ from typing import Any
 from ... import log
 from ...guard import guard
 from .callback import FEATURE, InstrumentCallback
-from .packages import OfLightning
+from .packages import LightningMixin
 
 
 def _without(profiler: InstrumentProfiler, *_: Any, **__: Any) -> None:
@@ -19,7 +19,7 @@ def _without(profiler: InstrumentProfiler, *_: Any, **__: Any) -> None:
     profiler._report, profiler.loop = [], Loop.__new__(Loop)
 
 
-class InstrumentProfiler(OfLightning):
+class InstrumentProfiler(LightningMixin):
     """Records windows of optimizer steps with Lightning's actions as regions, in ``Trainer(profiler=...)``.
 
     The actions go by Lightning's names (``[Strategy]SingleDeviceStrategy.training_step``, ``run_training_batch``).

@@ -12,16 +12,16 @@ import importlib.util
 import os
 from typing import Any
 
-from ..environment import automatic
+from ..environment import loop_from_environment
 from ..loop import Loop
-from .attachment import Attachment
+from .adapter import MegatronAdapter
 
-__all__ = ["Attachment", "attach", "install"]
+__all__ = ["MegatronAdapter", "attach", "install"]
 
 
 def attach(
     out: str | os.PathLike[str] = "runs/instrument", *, first_step: int = 0, **arguments: Any
-) -> Attachment:
+) -> MegatronAdapter:
     """Have Megatron tell its steps, and make its parts regions, whether it is imported already or not.
 
     Under ``megatron.training`` a step is one iteration, numbered as in ``train_step(iteration=...)``, also when a
@@ -46,12 +46,12 @@ def attach(
         raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
         raise ImportError("megatron-core is missing: pip install megatron-core")
-    return Attachment(Loop(out, **arguments), first_step).apply()
+    return MegatronAdapter(Loop(out, **arguments), first_step).apply()
 
 
 @functools.cache
 def install() -> None:
     """Have Megatron drive the loop that the environment asks for, if any."""
-    loop = automatic()
+    loop = loop_from_environment()
     if loop is not None:
-        Attachment(loop, 0).apply()
+        MegatronAdapter(loop, 0).apply()

@@ -13,8 +13,8 @@ from ...guard import guard
 from ...patch import Change, Patch, apply
 from ...regions import dispatch, region
 from ...regions.region import DOMAIN, Region, by_name
-from .calls import FEATURE, Arguments, Everywhere, named
 from .driver import Driver
+from .references import FEATURE, Arguments, ReferencesPatch, named
 
 Label = tuple[int | None, str]  # the number of a micro-batch, and the stage
 
@@ -86,7 +86,7 @@ def schedules(driver: Driver, module: ModuleType) -> Iterator[Change]:
             label: Label = (None, "stage 0")
             with guard.contained("numbering a micro-batch"):
                 label = microbatches.begin(given, args, kwargs)
-            with driver.pushes.around(labelled("forward", *label), sys._getframe(1)):
+            with driver.ranges.around(labelled("forward", *label), sys._getframe(1)):
                 result = original(*args, **kwargs)
             with guard.contained("numbering a micro-batch"):
                 microbatches.done(label, result)
@@ -103,9 +103,9 @@ def schedules(driver: Driver, module: ModuleType) -> Iterator[Change]:
         def shown(*args: Any, **kwargs: Any) -> Region:
             return labelled("backward", *microbatches.back(given.get("output_tensor", args, kwargs)))
 
-        return named(original, shown, driver.switch, driver.pushes)
+        return named(original, shown, driver.switch, driver.ranges)
 
-    yield Everywhere(module, {"forward_step": forward_step, "backward_step": backward_step})
+    yield ReferencesPatch(module, {"forward_step": forward_step, "backward_step": backward_step})
 
 
 def get_batch(driver: Driver, function: Any) -> list[Patch]:
@@ -130,7 +130,7 @@ def optimizers(driver: Driver, module: ModuleType) -> Iterator[Change]:
             driver.updating = True
             try:
                 if dispatch.recording:
-                    with driver.pushes.around(shown, sys._getframe(1)):
+                    with driver.ranges.around(shown, sys._getframe(1)):
                         result = original(*args, **kwargs)
                 else:
                     result = original(*args, **kwargs)
@@ -154,7 +154,9 @@ def _subclasses(kind: type) -> list[type]:
 def distributed(driver: Driver, module: ModuleType) -> Iterator[Change]:
     """Show when ``megatron.core.distributed`` reduces gradients and gathers parameters, under its own names."""
     final = sys.modules.get(f"{module.__name__}.finalize_model_grads", module)
-    yield Everywhere(final, {"finalize_model_grads": functools.partial(_named, driver, "finalize_model_grads")})
+    yield ReferencesPatch(
+        final, {"finalize_model_grads": functools.partial(_named, driver, "finalize_model_grads")}
+    )
     kind = getattr(module, "DistributedDataParallel", object)
     for method in ("start_grad_sync", "finish_grad_sync", "start_param_sync"):
         if method in vars(kind):
@@ -163,4 +165,4 @@ def distributed(driver: Driver, module: ModuleType) -> Iterator[Change]:
 
 def _named(driver: Driver, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     shown = region.make(name, None, None, None, None)
-    return named(original, lambda *_, **__: shown, driver.switch, driver.pushes)
+    return named(original, lambda *_, **__: shown, driver.switch, driver.ranges)

@@ -14,8 +14,8 @@ from ...modules.parts import Switch
 from ...patch import Change
 from ...stepping.optimizers import OptimizerSteps
 from ..loop import Loop
-from .calls import FEATURE
-from .pushes import Pushes
+from .range_stack import RangeStack
+from .references import FEATURE
 
 
 class Driver:
@@ -28,7 +28,7 @@ class Driver:
     def __init__(self, loop: Loop, first_step: int) -> None:
         self.loop = loop
         self.switch = Switch()
-        self.pushes = Pushes()
+        self.ranges = RangeStack()
         self.changes: list[Change] = []
         self.updating = False  # a step of megatron.core's optimizer runs
         self.training = False  # ``megatron.training`` runs its loop
@@ -52,7 +52,7 @@ class Driver:
     def end(self) -> None:
         """End the recording: training is over."""
         atexit.unregister(self.end)
-        self.pushes.close(0)
+        self.ranges.close(0)
         self.loop.stop(complete=self._number is not None and not self._inside)
 
     def forward(self, model: Any) -> None:
@@ -82,12 +82,12 @@ class Driver:
         for _ in range(self._skipped(number, models)):
             self.loop.step()
         self._inside = True
-        depth = len(self.pushes)
+        depth = len(self.ranges)
         with self.loop.region("step"):
             try:
                 yield
             finally:
-                self.pushes.close(depth)
+                self.ranges.close(depth)
         self._inside = False
 
     def wait_for_optimizers(self) -> None:

@@ -18,22 +18,22 @@ from ...guard import guard
 from ...modules.parts import Switch
 from ...patch import Change, Patch
 from ...regions import dispatch, region
-from .calls import FEATURE, Everywhere, named
 from .driver import Driver
-from .pushes import Pushes
+from .range_stack import RangeStack
+from .references import FEATURE, ReferencesPatch, named
 
 DECORATOR = "nvtx_decorator"
 
 
 def patches(driver: Driver, utils: ModuleType) -> Iterator[Change]:
     """Replace the functions of ``megatron.core.utils``, and what the third has decorated so far."""
-    switch, pushes = driver.switch, driver.pushes
+    switch, ranges = driver.switch, driver.ranges
     before = vars(utils).get(DECORATOR)
     decorated = [found for module in _modules_with(before) for found in _decorated(module)]
     makers = {"nvtx_range_push": _push, "nvtx_range_pop": _pop, DECORATOR: _decorator}
-    yield Everywhere(utils, {name: functools.partial(make, switch, pushes) for name, make in makers.items()})
+    yield ReferencesPatch(utils, {name: functools.partial(make, switch, ranges) for name, make in makers.items()})
     for owner, name, arguments in decorated:
-        yield Patch(owner, name, functools.partial(_decorate, switch, pushes, **arguments))
+        yield Patch(owner, name, functools.partial(_decorate, switch, ranges, **arguments))
 
 
 def _name(frame: FrameType, message: str | None, suffix: str | None) -> str:
@@ -42,7 +42,7 @@ def _name(frame: FrameType, message: str | None, suffix: str | None) -> str:
     return f"{name}.{suffix}" if suffix is not None else name
 
 
-def _push(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Callable[..., None]:
+def _push(switch: Switch, ranges: RangeStack, original: Callable[..., None]) -> Callable[..., None]:
     def nvtx_range_push(msg: str | None = None, suffix: str | None = None) -> None:
         """Open a region."""
         if dispatch.tracing():
@@ -54,7 +54,7 @@ def _push(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Call
             if dispatch.recording:
                 frame = sys._getframe(1)
                 shown = region.make(_name(frame, msg, suffix), None, None, None, None)
-                pushes.push(shown, frame, owned=msg is None)
+                ranges.push(shown, frame, owned=msg is None)
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -65,7 +65,7 @@ def _push(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Call
     return nvtx_range_push
 
 
-def _pop(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Callable[..., None]:
+def _pop(switch: Switch, ranges: RangeStack, original: Callable[..., None]) -> Callable[..., None]:
     def nvtx_range_pop(msg: str | None = None, suffix: str | None = None) -> None:
         """Close a region and what was left open inside."""
         if dispatch.tracing():
@@ -74,8 +74,8 @@ def _pop(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Calla
             original(_name(sys._getframe(1), msg, suffix))
             return
         try:
-            if pushes:
-                pushes.pop(_name(sys._getframe(1), msg, suffix))
+            if ranges:
+                ranges.pop(_name(sys._getframe(1), msg, suffix))
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -86,29 +86,29 @@ def _pop(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Calla
     return nvtx_range_pop
 
 
-def _decorator(switch: Switch, pushes: Pushes, original: Callable[..., Any]) -> Callable[..., Any]:
+def _decorator(switch: Switch, ranges: RangeStack, original: Callable[..., Any]) -> Callable[..., Any]:
     def nvtx_decorator(message: str | None = None, color: str | None = None) -> Callable[[Any], Any]:
         """Make the function a region, under the name that Megatron gives it."""
         if not switch.on:
             decorate: Callable[[Any], Any] = original(message=message, color=color)
             return decorate
-        return lambda function: _decorate(switch, pushes, function, message, color)
+        return lambda function: _decorate(switch, ranges, function, message, color)
 
     return nvtx_decorator
 
 
 def _decorate(
-    switch: Switch, pushes: Pushes, function: Any, message: str | None = None, color: str | None = None
+    switch: Switch, ranges: RangeStack, function: Any, message: str | None = None, color: str | None = None
 ) -> Any:
     if isinstance(function, (staticmethod, classmethod)):
-        return type(function)(_decorate(switch, pushes, function.__func__, message, color))
+        return type(function)(_decorate(switch, ranges, function.__func__, message, color))
     if getattr(function, "__globals__", {}).get("__name__", "").startswith("nvtx."):  # drawn by Megatron itself
         function = getattr(function, "__wrapped__", function)
     try:
         shown = region.make(message or f"{function.__module__}.{function.__name__}", color, None, None, None)
     except ValueError:  # a colour that NVTX alone knows
-        return _decorate(switch, pushes, function, message)
-    return named(function, lambda *_, **__: shown, switch, pushes)
+        return _decorate(switch, ranges, function, message)
+    return named(function, lambda *_, **__: shown, switch, ranges)
 
 
 def _modules_with(decorator: Any) -> list[ModuleType]:

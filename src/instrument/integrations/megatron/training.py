@@ -13,8 +13,8 @@ from ...guard import guard
 from ...patch import Change, Patch
 from ...regions import region
 from ...windows.schedule import schedule
-from .calls import FEATURE, Arguments, named
 from .driver import Driver
+from .references import FEATURE, Arguments, named
 
 REGIONS = {"evaluate": "evaluation", "save_checkpoint_and_time": "checkpoint"}
 
@@ -60,7 +60,7 @@ def patches(driver: Driver, module: ModuleType) -> Iterator[Change]:
                 named,
                 shown=lambda *_, shown=shown, **__: shown,
                 switch=driver.switch,
-                pushes=driver.pushes,
+                ranges=driver.ranges,
             )
             yield Patch(module, name, make)
 

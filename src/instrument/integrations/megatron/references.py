@@ -13,12 +13,12 @@ from ...guard import guard
 from ...modules.parts import Switch
 from ...regions import dispatch
 from ...regions.region import Region
-from .pushes import Pushes
+from .range_stack import RangeStack
 
 FEATURE = "following Megatron"
 
 
-class Everywhere:
+class ReferencesPatch:
     """Functions of ``module`` are ``makers[name](original)`` from `apply` to `undo`, also where imported by name.
 
     Looks at all names of all modules: 50 ms for three thousand modules.
@@ -59,7 +59,7 @@ class Arguments:
 
 
 def named(
-    original: Callable[..., Any], shown: Callable[..., Region | None], switch: Switch, pushes: Pushes
+    original: Callable[..., Any], shown: Callable[..., Region | None], switch: Switch, ranges: RangeStack
 ) -> Callable[..., Any]:
     """Return ``original`` with its calls as the region that ``shown(*arguments)`` returns, if any.
 
@@ -75,7 +75,7 @@ def named(
             region = shown(*args, **kwargs)
         if region is None:
             return original(*args, **kwargs)
-        with pushes.around(region, sys._getframe(1)):
+        with ranges.around(region, sys._getframe(1)):
             return original(*args, **kwargs)
 
     return functools.wraps(original)(guard.around(FEATURE, original, following, when))

@@ -13,7 +13,7 @@ from ...regions.region import Region
 Call = tuple[int, CodeType]
 
 
-class Pushes(threading.local):
+class RangeStack(threading.local):
     """What is open on this thread, outermost first: name, the function call it belongs to if any, token."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`Attachment`: what is replaced in a framework so that it tells a loop, and how that is undone."""
+"""`Adapter`: what is replaced in a framework so that it tells a loop, and how that is undone."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FEATURE = "following the framework"
 Around = Callable[..., Any]  # (original, *arguments) -> what the original returns
 
 
-def _without(attachment: Attachment, loop: Loop) -> None:
+def _without(attachment: Adapter, loop: Loop) -> None:
     """Leave ``attachment`` as one that is not attached."""
     attachment.loop, attachment.on, attachment.complete, attachment.undo = loop, False, False, []
 
 
-class Attachment:
+class Adapter:
     """What was attached to a framework: `remove` takes it out, as does the end of a with statement.
 
     Attributes:
@@ -43,7 +43,7 @@ class Attachment:
         if self.on:
             atexit.register(self.remove)  # what an error left open
 
-    def __enter__(self) -> Attachment:
+    def __enter__(self) -> Adapter:
         return self
 
     @guard.contained(FEATURE)
@@ -93,7 +93,7 @@ class Attachment:
             def when() -> bool:
                 return self.on and not dispatch.tracing()
 
-            return in_place_of(original, guard.around(FEATURE, original, around, when))
+            return as_replacement(original, guard.around(FEATURE, original, around, when))
 
         self.apply(Patch(owner, name, make), undo)
 
@@ -122,7 +122,7 @@ class Attachment:
         compat.when_imported(module, imported)
 
 
-def in_place_of(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+def as_replacement(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
     """Return what stands for ``original`` and calls ``call``; of a bound method, not in copies of its object."""
     if not isinstance(original, MethodType):
         return functools.wraps(original)(call)

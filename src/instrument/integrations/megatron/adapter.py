@@ -1,4 +1,4 @@
-"""`Attachment`: what `attach` returns, which takes itself out again."""
+"""`MegatronAdapter`: what `attach` returns, which takes itself out again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ...config import settings
 from ...guard import guard
 from ...patch import Change, apply, undo
 from . import core, nvtx, training
-from .calls import FEATURE
 from .driver import Driver
+from .references import FEATURE
 
 PATCHES: dict[str, Callable[[Driver, ModuleType], Iterator[Change]]] = {
     "megatron.core.utils": nvtx.patches,
@@ -24,18 +24,18 @@ PATCHES: dict[str, Callable[[Driver, ModuleType], Iterator[Change]]] = {
 }
 
 
-class Attachment(Driver):
+class MegatronAdapter(Driver):
     """What is replaced of Megatron, until `remove`."""
 
-    _current: ClassVar[Attachment | None] = None  # one at a time: a function is replaced once
+    _current: ClassVar[MegatronAdapter | None] = None  # one at a time: a function is replaced once
 
-    def apply(self) -> Attachment:
+    def apply(self) -> MegatronAdapter:
         """Replace what there is of Megatron now, and the rest as it is imported."""
         if not settings.enabled:
             return self
-        if Attachment._current is not None:
-            Attachment._current.remove()
-        Attachment._current = self
+        if MegatronAdapter._current is not None:
+            MegatronAdapter._current.remove()
+        MegatronAdapter._current = self
         if not self.loop.automatic:  # there, who waits for optimizers is there already
             self.wait_for_optimizers()
         for name, patches in PATCHES.items():
@@ -53,14 +53,14 @@ class Attachment(Driver):
         if not self.switch.on:
             return
         self.switch.on = False
-        if Attachment._current is self:
-            Attachment._current = None
+        if MegatronAdapter._current is self:
+            MegatronAdapter._current = None
         self.end()
         self.forget_optimizers()
         with guard.contained("detaching from Megatron"):
             undo(self.changes)
 
-    def __enter__(self) -> Attachment:
+    def __enter__(self) -> MegatronAdapter:
         return self
 
     @guard.contained(FEATURE)
