@@ -72,7 +72,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = Model().eval()
     server = Server(options.out, active=8, file=f"{options.out}/trigger", signal=signal.SIGUSR2)
-    server.start(model)
+    server.attach(model)
     engine, iteration = Engine(model), 0
     print("ready", flush=True)
     while engine.done < options.requests:
@@ -84,7 +84,7 @@ def main() -> None:
         server.step()
         iteration += 1
         time.sleep(options.pause)
-    server.close()
+    server.detach()
 
 
 if __name__ == "__main__":

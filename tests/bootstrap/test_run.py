@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from instrument.bootstrap.program import excluded
+from instrument.bootstrap.program import excluding_options
 from instrument.traces.read import read_trace
 from tests.support.programs import ROOT, environment
 
@@ -311,7 +311,7 @@ def test_what_a_step_holds(tmp_path: Path) -> None:
         (["--ranks", "a", "--", "train.py"], "--ranks must be"),
         (["--budget", "x", "--", "train.py"], "a budget is written as REGION=N"),
         ([], "nothing to run"),
-        (["--", "no-such-program"], "there is no program no-such-program"),
+        (["--", "no-such-program"], "program not found: no-such-program"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, options: list[str], said: str) -> None:
@@ -402,7 +402,7 @@ def test_another_module_of_the_name(tmp_path: Path) -> None:
 )
 def test_options_that_leave_it_out(line: str, options: str) -> None:
     """Options of Python are told from values, from those of the program and from those of other commands."""
-    assert options == " ".join(excluded(line.split()))
+    assert options == " ".join(excluding_options(line.split()))
 
 
 @pytest.mark.parametrize("options", [["-E"], ["-IB"], ["-S"]])

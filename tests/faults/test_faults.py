@@ -54,7 +54,7 @@ OUTERMOST = {
 # These make the lines of the manifest, or plan a server's windows: where one fails, a line may be missing, and the
 # log says why.
 MANIFEST = (
-    "instrument.integrations.server:Server._signalled",
+    "instrument.integrations.server:Server._on_signal",
     "instrument.integrations.server:OnDemandSchedule.",
     "instrument.windows.finalizer:WindowFinalizer._",
     "instrument.windows.finalizer:WindowFinalizer.finish",

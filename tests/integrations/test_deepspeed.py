@@ -170,13 +170,13 @@ def test_other_engine(deepspeed: Any, tmp_path: Path) -> None:
 
 
 def test_error_in_step(deepspeed: Any, tmp_path: Path) -> None:
-    """An error between forward and backward leaves nothing open once this is removed."""
+    """An error between forward and backward leaves nothing open once the adapter is detached."""
     made = engine(deepspeed)
     attached = attach(tmp_path, at=1, active=5)
     with pytest.raises(RuntimeError, match="out of data"):
         train(made, 5, fail_at=3)
-    attached.remove()
-    attached.remove()
+    attached.detach()
+    attached.detach()
     assert not torch.autograd._profiler_enabled()
     assert [] == attached.loop._open
     (entry,) = attached.loop.windows
@@ -198,7 +198,7 @@ def test_error_in_forward(deepspeed: Any, tmp_path: Path) -> None:
 def test_our_failure(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails in here does not stop the training, which has the same losses."""
     expected = train(engine(deepspeed), 3)
-    monkeypatch.setattr(ours.Engines, "_begin", lambda self, engine: 1 / 0)
+    monkeypatch.setattr(ours.DeepSpeedAdapter, "_begin", lambda self, engine: 1 / 0)
     with attach(tmp_path):
         assert train(engine(deepspeed), 3) == expected
 
@@ -262,9 +262,9 @@ def test_checkpoint(deepspeed: Any, tmp_path: Path) -> None:
 
 def test_environment(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`install` drives the environment's loop, once, and does nothing where there is none."""
-    made = []
-    monkeypatch.setattr(ours, "Adapter", lambda loop: made.append(attached(loop)) or made[-1])
-    attached = __import__("instrument.integrations.adapter", fromlist=["Adapter"]).Adapter
+    made: list[ours.DeepSpeedAdapter] = []
+    adapter = ours.DeepSpeedAdapter
+    monkeypatch.setattr(ours, "DeepSpeedAdapter", lambda loop: made.append(adapter(loop)) or made[-1])
     for loop in (None, Loop(tmp_path, at=0, active=1)):
         monkeypatch.setattr(ours, "loop_from_environment", lambda loop=loop: loop)
         ours.install.cache_clear()
@@ -273,7 +273,7 @@ def test_environment(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
     ours.install.cache_clear()
     train(engine(deepspeed), 2)
     (only,) = made
-    only.remove()
+    only.detach()
     assert steps(only) == [[0, 0]]
     assert len(traces(tmp_path)) == 1
 

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from instrument.integrations import adapter as adapter_module
 from instrument.integrations import environment
 from instrument.integrations.lightning import InstrumentCallback, InstrumentProfiler, callbacks, install
-from instrument.integrations.lightning import callback as callback_module
 from instrument.integrations.lightning import packages as packages_module
 from instrument.integrations.lightning.auto import AutomaticCallback, _patches
 from instrument.integrations.loop import Loop
@@ -418,7 +418,7 @@ def test_our_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: st
     expected = losses()
     ours = callback(tmp_path)
     if broken == "Patch":
-        monkeypatch.setattr(callback_module, "Patch", fail)
+        monkeypatch.setattr(adapter_module, "Patch", fail)
     elif broken == "annotate":
         monkeypatch.setattr("instrument.annotate", fail)
     else:
@@ -596,7 +596,7 @@ def test_callback_and_profiler(tmp_path: Path, caplog: Any) -> None:
     training_step = "[Strategy]SingleDeviceStrategy.training_step"
     expected = {"step": 2, "forward": 0, training_step: 2, "backward": 2, "run_training_epoch": 0}
     assert expected == {name: names[name] for name in expected}
-    assert caplog.text.count("goes by the arguments of the InstrumentCallback") == 1
+    assert caplog.text.count("uses the arguments of the Trainer's InstrumentCallback") == 1
 
 
 # With no line changed.

@@ -263,8 +263,8 @@ def test_second_use(script: ModuleType, parallel: None, tmp_path: Path) -> None:
     train(script, iterations=2)
     second = attach(tmp_path / "b", wait=0, warmup=0, active=1)
     train(script, iterations=2)
-    second.remove()
-    first.remove()
+    second.detach()
+    first.detach()
     assert (recorded_steps(first), recorded_steps(second)) == ([[0, 0]], [[0, 0]])
     assert outline(tmp_path / "b", "forward|backward|optimizer") == [*2 * ["forward", "backward"], "optimizer"]
 
@@ -279,7 +279,7 @@ def test_failure_of_ours(
         raise RuntimeError("ours")
 
     plain = train(script)
-    for name in ("begin", "done", "back"):
+    for name in ("label_forward", "remember", "label_backward"):
         monkeypatch.setattr(core.Microbatches, name, fail)
     monkeypatch.setattr(core, "get_batch", fail)
     with attach(tmp_path, wait=0, active=2), warnings.catch_warnings():
@@ -655,7 +655,7 @@ def test_by_environment(package: None, tmp_path: Path, monkeypatch: pytest.Monke
         for cache in (environment.loop_from_environment, install):
             cache.cache_clear()
         if MegatronAdapter._current is not None:
-            MegatronAdapter._current.remove()
+            MegatronAdapter._current.detach()
 
 
 def test_nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import instrument
 from instrument.integrations import vllm
 from instrument.integrations.loop import Loop
-from instrument.integrations.server import LOOK_S, OnDemandSchedule, Server
+from instrument.integrations.server import CHECK_INTERVAL_S, OnDemandSchedule, Server
 from instrument.windows.schedule import Phase
 from tests.integrations.trees import recorded, traces, tree
 from tests.support import nsys
@@ -96,14 +96,14 @@ def test_running_server(tmp_path: Path) -> None:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     made = Server(tmp_path, active=2, warmup=0, file=tmp_path / "trigger", modules=False)
-    made.start()
+    made.attach()
     yield made
-    made.close()
+    made.detach()
     assert Loop.current() is None
 
 
 def windows(server: Server) -> list[tuple[str, Any]]:
-    server.close()
+    server.detach()
     return [(entry["status"], entry["steps"]) for entry in server.loop.windows]
 
 
@@ -145,19 +145,19 @@ def test_closed(server: Server) -> None:
     assert windows(server) == [("partial", [1, 2])]
 
 
-@pytest.mark.parametrize("close", ["", "server.close()"])
+@pytest.mark.parametrize("detach", ["", "server.detach()"])
 @pytest.mark.parametrize("ask", ["", "server.start_profile(1)"])
-def test_no_window_is_said(tmp_path: Path, close: str, ask: str) -> None:
-    """Once, and also where the program ends without `close`."""
+def test_no_window_is_said(tmp_path: Path, detach: str, ask: str) -> None:
+    """Once, and also where the program ends without `detach`."""
     script = tmp_path / "serve.py"
     script.write_text(f"""
 from instrument.integrations.server import Server
 server = Server("out", warmup=0, file="trigger")
-server.start()
+server.attach()
 {ask}
 server.step()
 server.step()
-{close}
+{detach}
 """)
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
@@ -174,9 +174,9 @@ def test_touched(server: Server, tmp_path: Path) -> None:
     """A file that is touched opens a window; one that is there does not open another."""
     iterate(server, 2)
     (tmp_path / "trigger").touch()
-    time.sleep(2 * LOOK_S)
+    time.sleep(2 * CHECK_INTERVAL_S)
     iterate(server, 4)
-    time.sleep(2 * LOOK_S)
+    time.sleep(2 * CHECK_INTERVAL_S)
     iterate(server, 2)
     assert windows(server) == [("recorded", [3, 4])]
 
@@ -188,7 +188,7 @@ def test_signal(tmp_path: Path) -> None:
     try:
         ours = signal.getsignal(signal.SIGUSR2)
         server = Server(tmp_path, active=1, warmup=0, signal=signal.SIGUSR2)
-        server.start()
+        server.attach()
         signal.raise_signal(signal.SIGUSR2)
         iterate(server, 3)
         assert windows(server) == [("recorded", [1, 1])]
@@ -229,7 +229,7 @@ def test_plan(asked: list[str | None], warmup: int, active: int) -> None:
     plan, open_until, count = OnDemandSchedule(warmup, active), 0, 0
     for step, what in enumerate(asked):
         if what is not None:
-            plan.ask(what)
+            plan.request(what)
         if step < open_until:
             open_until = step if what in ("stop", "toggle") else open_until
         elif what in ("start", "toggle"):
@@ -299,9 +299,9 @@ class GPUModelRunner:
 
 def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Iterations are named, dummies and empty ones are none, and the runner is as before in the end."""
-    module = ModuleType(vllm.HOMES[0])
+    module = ModuleType(vllm.RUNNER_MODULES[0])
     module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, vllm.HOMES[0], module)
+    monkeypatch.setitem(sys.modules, vllm.RUNNER_MODULES[0], module)
     monkeypatch.setattr(vllm, "require", lambda package: None)
     before, runner = dict(vars(GPUModelRunner)), GPUModelRunner()
 
@@ -314,7 +314,7 @@ def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with vllm.attach(tmp_path, active=len(BATCHES), warmup=0, file=tmp_path / "trigger") as attached:
         assert serve() == expected
         (tmp_path / "trigger").touch()
-        time.sleep(2 * LOOK_S)
+        time.sleep(2 * CHECK_INTERVAL_S)
         assert serve() == expected
     assert before == dict(vars(GPUModelRunner))
     (entry,) = attached.loop.windows
@@ -328,9 +328,9 @@ def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("lenient")
 def test_vllm_of_another_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that cannot be read is executed all the same."""
-    module = ModuleType(vllm.HOMES[0])
+    module = ModuleType(vllm.RUNNER_MODULES[0])
     module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, vllm.HOMES[0], module)
+    monkeypatch.setitem(sys.modules, vllm.RUNNER_MODULES[0], module)
     monkeypatch.setattr(vllm, "require", lambda package: None)
     with vllm.attach(tmp_path), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         odd = SimpleNamespace(total_num_scheduled_tokens=3)
@@ -348,7 +348,7 @@ def test_real_vllm() -> None:
     """What is replaced is there, and vLLM's own batches are understood as vLLM itself counts them."""
     reason = "vLLM is not installed, or cannot be imported here"
     output = pytest.importorskip("vllm.v1.core.sched.output", reason=reason, exc_type=ImportError)
-    for home in vllm.HOMES:
+    for home in vllm.RUNNER_MODULES:
         runner = pytest.importorskip(home, reason=reason, exc_type=ImportError).GPUModelRunner
         assert callable(runner.execute_model)
         assert callable(runner.sample_tokens)

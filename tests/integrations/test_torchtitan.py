@@ -145,15 +145,15 @@ def test_subclass(tmp_path: Path) -> None:
 
 
 def test_instance_twice(tmp_path: Path) -> None:
-    """An instance is followed through two trainings, and is as before after `remove`."""
+    """An instance is followed through two trainings, and is as before after `detach`."""
     trainer = Trainer()
     before = dict(vars(trainer))
     attached = attach(tmp_path, at="2,5", trainer=trainer)
     trainer.train(3)
     assert not attached.loop.running
     trainer.train(3)
-    attached.remove()
-    attached.remove()
+    attached.detach()
+    attached.detach()
     assert {**before, "step": 6} == vars(trainer)
     assert steps(attached) == [[2, 2], [5, 5]]
 
@@ -238,15 +238,14 @@ def test_own_profiler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`install` follows the Trainer of torchtitan for the environment's loop, and nothing where there is none."""
     found = []
-    monkeypatch.setattr(torchtitan.Followers, "follow", lambda self, trainer: found.append((self, trainer)))
+    monkeypatch.setattr(torchtitan.TorchtitanAdapter, "attach", lambda adapter: found.append(adapter))
     for loop in (None, Loop(tmp_path)):
         monkeypatch.setattr(torchtitan, "loop_from_environment", lambda loop=loop: loop)
         torchtitan.install.cache_clear()
         torchtitan.install()
     torchtitan.install.cache_clear()
-    ((followers, trainer),) = found
-    assert trainer is None
-    followers.attachment.remove()
+    (adapter,) = found
+    assert adapter._trainer is None
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from instrument.integrations import environment
 from instrument.integrations import transformers as integration
 from instrument.integrations.loop import Loop
 from instrument.integrations.transformers import InstrumentCallback
+from instrument.patch import undo
 from instrument.windows.api import Profile
 from tests.integrations.trees import counts, recorded, traces, tree
 from tests.support import nsys
@@ -353,7 +354,7 @@ def broken(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(integration, "_callers"), (integration._Follower, "_follow"), (integration.Adapter, "wrap"),
+    [(integration, "_callers"), (integration.TrainerAdapter, "install_hooks"), (integration.Adapter, "wrap"),
      (Profile, "step"), (Profile, "start"), (Loop, "start")],
 )  # fmt: skip
 @pytest.mark.usefixtures("lenient")
@@ -405,9 +406,10 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     out = tmp_path / "automatic"
     monkeypatch.setenv("INSTRUMENT_RUN", json.dumps({"out": str(out), "wait": 1, "warmup": 0, "active": 2}))
     environment.loop_from_environment.cache_clear()
-    before = list(transformers.trainer.DEFAULT_CALLBACKS)
+    before = transformers.trainer.DEFAULT_CALLBACKS
     yield out
-    transformers.trainer.DEFAULT_CALLBACKS[:] = before
+    undo(integration._patches)
+    assert transformers.trainer.DEFAULT_CALLBACKS is before
     environment.loop_from_environment.cache_clear()
 
 

@@ -284,8 +284,8 @@ def test_vtune_follows_all_ranks_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "error", "message"), [
     ({"profiler": "perf"}, ValueError, "\"profiler\" must be one of nsys, ncu, rocprof, vtune: 'perf'"),
     ({"profiler": "vtune"}, LaunchError, "VTune is not installed or not on PATH; get it from https://www.intel.com"),
-    ({"command": ["no-such-program"]}, LaunchError, "there is no program no-such-program"),
-    ({"command": []}, LaunchError, "there is no program to run"),
+    ({"command": ["no-such-program"]}, LaunchError, "program not found: no-such-program"),
+    ({"command": []}, LaunchError, "no program to run"),
 ])  # fmt: skip
 def test_what_cannot_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], error: type, message: str

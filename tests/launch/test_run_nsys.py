@@ -180,7 +180,7 @@ def test_a_window_that_never_opened(tmp_path: Path) -> None:
     line = launching("nsys", tmp_path, [sys.executable, "-c", "print(1); raise SystemExit(6)"])
     done = run(line, environment(), check=False)
     assert 6 == done.returncode
-    assert "left no report: the program ended with exit code 6 before a window opened" in done.stderr
+    assert "wrote no report: the program ended with exit code 6 before a window opened" in done.stderr
 
 
 def test_each_rank_has_its_own_windows(script: Path) -> None:

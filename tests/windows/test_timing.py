@@ -84,7 +84,7 @@ def test_plans_that_do_not_know_the_next_window(out: Path, monkeypatch: pytest.M
 
     def took(number: int) -> int:
         if asked and number == 29:
-            plan.ask("start")
+            plan.request("start")
         return 100 + number
 
     prof = run(out, Clock(monkeypatch), 500, took, schedule=plan)

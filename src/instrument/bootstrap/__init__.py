@@ -1,1 +1,1 @@
-"""What if the script says nothing? Steps, regions and windows of a program that nobody edited."""
+"""What ``instrument run`` starts in each Python process: it finds the steps of a program that nobody edited."""

@@ -1,4 +1,4 @@
-"""``instrument summarize``: where the time of the recorded steps went."""
+"""``instrument summarize``: shows where the time of the recorded steps went."""
 
 from __future__ import annotations
 
@@ -33,30 +33,31 @@ Windows = Iterable[tuple[Trace, Timing | None]]
 
 def summarize(
     traces: Annotated[
-        list[str], typer.Argument(metavar="TRACE...", help="Files, '-', or folders and patterns of ranks.")
+        list[str],
+        typer.Argument(metavar="TRACE...", help="Files, '-', or folders or patterns of the ranks' files."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers, exact, as JSON.")] = False,
     collectives: Annotated[
         str,
         typer.Option(
-            help="Which kernels communicate: 'auto', or a regular expression of their names.", metavar="REGEX"
+            help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
         ),
     ] = "auto",
     lanes: Annotated[
         Path | None,
         typer.Option(
             "--add-gpu-lanes",
-            help="Write a copy of a trace of torch.profiler that also shows where the work of each region ran, "
-            "in a lane for each stream of the GPU.",
+            help="Write a copy of a torch.profiler trace with lanes that show, for each GPU stream, which region "
+            "its work belongs to.",
             metavar="OUT",
         ),
     ] = None,
 ) -> None:
-    """Say where the time of the recorded steps went, by region and by operator.
+    """Show where the time of the recorded steps went, by region and by operator.
 
     TRACE is a trace of torch.profiler (.json, .json.gz), a report of Nsight Systems (.sqlite, .nsys-rep) or of
-    rocprofv3 (.json, .db). A folder or a pattern holds the traces of the ranks of one job; of the folder of a run
-    all windows of the last run are summed up.
+    rocprofv3 (.json, .db). A folder or a pattern contains the traces of the ranks of one job; for the folder of a
+    run, all windows of the last run are summarized.
     """
     try:
         pattern = compiled(collectives)
@@ -145,7 +146,7 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
 def _print(
     trace: Trace | TraceSet, path: str, run: Recorded | None, collectives: Collectives, console: Console
 ) -> bool:
-    """Print what there is to say of a trace, a set, or a run; return whether all of it could be read."""
+    """Print the summary of a trace, a set or a run; return whether every trace could be read."""
     first = next(iter(trace.values())) if isinstance(trace, TraceSet) else trace
     last: Windows = [(first, Timing.of(entry_of(first.path)))]
     files, folder, unread = [first.path], first.path.parent, list[Path]()
@@ -163,9 +164,9 @@ def _print(
 
 
 def _read(run: Recorded, held: Trace, unread: list[Path]) -> Windows:
-    """Read the windows of a run one by one, but for the one that is ``held``.
+    """Yield the windows of a run one by one, except ``held``, which is read already.
 
-    Say which cannot be read, and add these to ``unread``.
+    Those that cannot be read are reported, and added to ``unread``.
     """
     for file, entry in run.windows:
         try:

@@ -1,4 +1,4 @@
-"""Runs a program under a vendor's profiler, and reads what that wrote."""
+"""Runs a program under a vendor's profiler, and prints a summary of the reports."""
 
 from __future__ import annotations
 
@@ -33,40 +33,40 @@ def command_line(profiler: str, request: LaunchRequest, tool: Tool | None = None
     """Return the command line for the installed version of a profiler.
 
     Args:
-        profiler: out of `VENDORS`.
-        request: what to run.
-        tool: what to run it with; by default what is on ``PATH``.
+        profiler: a key of `VENDORS`.
+        request: the program to run.
+        tool: the installed profiler; by default the one on ``PATH``.
 
     Raises:
-        LaunchError: the profiler or the program is not installed; the message says how to get the first.
-        ValueError: no such profiler.
+        LaunchError: the profiler or the program is not installed; the message says where to get the profiler.
+        ValueError: ``profiler`` is unknown.
     """
     return _prepared(profiler, request, tool).command
 
 
 def launch(profiler: str, request: LaunchRequest) -> int:
-    """Run a program under a profiler, and print the summary of what that wrote on standard error.
+    """Run a program under a profiler, and print a summary of the reports on standard error.
 
-    Signals go to the program. Where the profiler wrote nothing, the reason is printed.
+    Signals go to the program. If the profiler wrote no report, the reason is printed.
 
     Returns:
-        The program's exit code; 128 and the number of the signal that ended it.
+        The program's exit code; 128 plus the number of the signal that ended it.
 
     Raises:
-        LaunchError, ValueError: as `command_line`.
+        LaunchError, ValueError: as for `command_line`.
     """
     prepared = _prepared(profiler, request, None)
     request.out.mkdir(parents=True, exist_ok=True)
-    manifest = outcome.size(request.out)
+    manifest = outcome.manifest_size(request.out)
     code = run(prepared.command, {**request.environment, LAUNCHED: "1"}, request.command)
-    outcome.tell(VENDORS[profiler], request, prepared.report, manifest, code)
+    outcome.print_outcome(VENDORS[profiler], request, prepared.report, manifest, code)
     return code
 
 
 @dataclass(frozen=True)
 class _Prepared:
     command: list[str]
-    report: Path  # as far as its name is known
+    report: Path  # without what the tool adds to the name
 
 
 def _prepared(profiler: str, request: LaunchRequest, tool: Tool | None) -> _Prepared:
@@ -77,9 +77,9 @@ def _prepared(profiler: str, request: LaunchRequest, tool: Tool | None) -> _Prep
     if tool is None:
         raise LaunchError(f"{vendor.title} is not installed or not on PATH; get it from {vendor.get}")
     if not request.command:
-        raise LaunchError("there is no program to run")
+        raise LaunchError("no program to run")
     if shutil.which(request.command[0], path=request.environment.get("PATH")) is None:
-        raise LaunchError(f"there is no program {request.command[0]}")
+        raise LaunchError(f"program not found: {request.command[0]}")
     report = _fresh(request, profiler)
     name = str(report).replace("%", vendor.percent)
     job = workers(request.command, request.environment) if vendor.rank is not None else None
@@ -92,7 +92,7 @@ def _prepared(profiler: str, request: LaunchRequest, tool: Tool | None) -> _Prep
 
 
 def _fresh(request: LaunchRequest, profiler: str) -> Path:
-    """The path of a report, without its suffix, that is not there yet: no tool is to overwrite one."""
+    """Return the path of a new report without its suffix; no tool overwrites an existing one."""
     name = f"{profiler}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     given = (request.environment.get(variable, "") for variable in _RANKS)
     rank = next((f"-rank{rank}" for rank in given if rank.isdecimal()), "")

@@ -1,4 +1,4 @@
-"""VTune: where CPUs, and with ``-collect gpu-hotspots`` Intel's GPUs, spend their time."""
+"""VTune: samples where CPUs, and with ``-collect gpu-hotspots`` Intel GPUs, spend their time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .request import LaunchRequest
 
 
 class Vtune:
-    """Builds ``vtune -collect``; a result is summed up by VTune itself."""
+    """Builds ``vtune -collect`` command lines; VTune itself summarizes a result."""
 
     title = "VTune"
     get = "https://www.intel.com/content/www/us/en/developer/tools/oneapi/vtune-profiler-download.html"
@@ -44,5 +44,5 @@ class Vtune:
                 line(console, said)
         line(
             console,
-            f"\nMore of it: vtune -report hotspots -group-by task -r {reports[0]}, or vtune-gui {reports[0]}",
+            f"\nMore: vtune -report hotspots -group-by task -r {reports[0]}, or vtune-gui {reports[0]}",
         )
