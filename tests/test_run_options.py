@@ -125,7 +125,7 @@ def test_options_of_torch_under_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     assert (
         run("--shapes").stderr
-        == "instrument: --shapes ignored: this runs under nsight systems, and only torch.profiler has them\n"
+        == "instrument: ignored under nsight systems, as only torch.profiler has them: --shapes\n"
     )
     assert run("--shapes", "--profiler", "torch").stderr == ""
 

@@ -309,7 +309,7 @@ def test_what_a_step_holds(tmp_path: Path) -> None:
         (["--steps", "3,4", "--active", "2", "--", "train.py"], "from '3,4' with --active 2"),
         (["--modules", "x", "--", "train.py"], "--modules must be"),
         (["--ranks", "a", "--", "train.py"], "--ranks must be"),
-        (["--budget", "x", "--", "train.py"], "a budget is written as REGION=N"),
+        (["--budget", "x", "--", "train.py"], "--budget must be REGION=N"),
         ([], "nothing to run"),
         (["--", "no-such-program"], "program not found: no-such-program"),
     ],

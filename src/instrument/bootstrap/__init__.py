@@ -1,1 +1,1 @@
-"""What ``instrument run`` starts in each Python process: it finds the steps of a program that nobody edited."""
+"""Finds and records the steps of an unchanged program, in each Python process of ``instrument run``."""

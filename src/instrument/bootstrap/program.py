@@ -42,8 +42,8 @@ def command(program: Sequence[str]) -> list[str]:
 def excluding_options(line: Sequence[str]) -> list[str]:
     """Return the options of Python in a command line that disable what `environment` adds.
 
-    These are ``-E``, ``-I`` and ``-S``, also combined as in ``-IB``. Commands that start Python themselves, such as
-    torchrun, have none.
+    These are ``-E``, ``-I`` and ``-S``, also combined as in ``-IB``. Commands that start Python
+    themselves, such as torchrun, have none.
     """
     if not _PYTHON.fullmatch(Path(line[0]).name):
         return []

@@ -223,8 +223,8 @@ class Session:
         if program_steps.followed:
             self._loop.give_way()
             return
-        asked = os.environ.get(PROCESS) == str(self._process)
-        if asked and not counted and not self._others() and sys.modules.keys().isdisjoint(_LAUNCHERS):
+        started = os.environ.get(PROCESS) == str(self._process)  # by `instrument run` itself
+        if started and not counted and not self._others() and sys.modules.keys().isdisjoint(_LAUNCHERS):
             log.warning(self._why())
 
     def _why(self) -> str:

@@ -68,9 +68,7 @@ def ignored_options(options: Mapping[str, Any]) -> str | None:
     tool = under() if names else None
     if tool is None:
         return None
-    return (
-        f"{', '.join(names)} ignored: this runs under {tool.replace('_', ' ')}, and only torch.profiler has them"
-    )
+    return f"ignored under {tool.replace('_', ' ')}, as only torch.profiler has them: {', '.join(names)}"
 
 
 def plan(steps: str | None, options: Mapping[str, Any]) -> dict[str, Any]:

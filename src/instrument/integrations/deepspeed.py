@@ -180,7 +180,7 @@ def attach(
 
 @functools.cache
 def install() -> None:
-    """Attach to DeepSpeed's engines if the environment asks for a loop."""
+    """Attach to DeepSpeed's engines if the environment requests a loop."""
     loop = loop_from_environment()
     if loop is not None:
         DeepSpeedAdapter(loop).attach()

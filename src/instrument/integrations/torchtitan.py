@@ -136,7 +136,7 @@ def attach(
 
 @functools.cache
 def install() -> None:
-    """Attach to torchtitan's Trainer if the environment asks for a loop."""
+    """Attach to torchtitan's Trainer if the environment requests a loop."""
     loop = loop_from_environment()
     if loop is not None:
         TorchtitanAdapter(loop).attach()

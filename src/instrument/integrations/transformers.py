@@ -82,7 +82,7 @@ class TrainerAdapter(Adapter):
     def abandoned(self, callers: list[Any]) -> bool:
         """Return whether the Trainer stopped training without an event, as after an error of another callback.
 
-        That shows on its own thread alone, by the objects whose methods run there.
+        This can be seen only on its own thread, from the objects whose methods run on it.
         """
         trainer = self._trainer() if self._trainer is not None else None
         return self._thread == get_ident() and all(caller is not trainer for caller in callers)
@@ -192,7 +192,7 @@ class InstrumentCallback(LoopCallback):
 
 
 class AutomaticCallback(LoopCallback):
-    """Drives the loop that the environment asks for, except in a Trainer with an `InstrumentCallback`."""
+    """Drives the loop that the environment requests, except in a Trainer with an `InstrumentCallback`."""
 
     def __init__(self) -> None:
         loop = loop_from_environment()
@@ -218,7 +218,7 @@ _patches: list[Patch] = []  # of the Trainer's module
 
 
 def install() -> None:
-    """Add a callback to every Trainer made from now on if the environment asks for a loop."""
+    """Add a callback to every Trainer made from now on if the environment requests a loop."""
     if loop_from_environment() is not None:
         compat.when_imported("transformers.trainer", _add_default_callback)
 
@@ -236,6 +236,5 @@ def _add_default_callback(module: Any) -> None:
 
 def _tell(text: str) -> None:
     logger = get_logger("transformers.trainer")
-    logger.log(
-        max(logging.WARNING, logger.getEffectiveLevel()), "\n%s", text
-    )  # asked for, so never below the level
+    level = max(logging.WARNING, logger.getEffectiveLevel())  # one that the logger shows, as the user wants it
+    logger.log(level, "\n%s", text)

@@ -110,7 +110,7 @@ def attach(
 
 @functools.cache
 def install() -> None:
-    """Attach to vLLM if the environment asks for windows on demand or for those of a plan."""
+    """Attach to vLLM if the environment requests windows on demand or by a plan."""
     text = os.environ.get(VARIABLE)
     loop = None if text else loop_from_environment()
     try:

@@ -1,4 +1,4 @@
-"""Adds a callback to every Trainer of the process if the environment asks for a loop."""
+"""Adds a callback to every Trainer of the process if the environment requests a loop."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _patches: dict[type, Patch] = {}  # by the class of Trainer
 
 
 class AutomaticCallback(InstrumentCallback):
-    """Drives the loop that the environment asks for, except in a Trainer with another `InstrumentCallback`."""
+    """Drives the loop that the environment requests, except in a Trainer with another `InstrumentCallback`."""
 
     def __init__(self) -> None:
         from ..environment import loop_from_environment
 
         loop = loop_from_environment()
         if loop is None:
-            raise ValueError(f"{RUN} does not ask for a loop")
+            raise ValueError(f"{RUN} does not request a loop")
         self._follow(loop)
 
 
 @guard.prepared(FEATURE, otherwise=list)
 def callbacks() -> list[Any]:
-    """Return the callbacks of the entry point, for each new Trainer: one if the environment asks for a loop."""
+    """Return the callbacks of the entry point, for each new Trainer: one if the environment requests a loop."""
     if settings.enabled and os.environ.get(RUN):
         from ..environment import loop_from_environment
 

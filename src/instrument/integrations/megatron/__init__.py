@@ -63,7 +63,7 @@ def attach(
 
 @functools.cache
 def install() -> None:
-    """Attach to Megatron if the environment asks for a loop."""
+    """Attach to Megatron if the environment requests a loop."""
     loop = loop_from_environment()
     if loop is not None:
         MegatronAdapter(loop, HOOKS).attach()
