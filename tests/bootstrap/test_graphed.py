@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ..windows.training import recorded
-from .test_run import RUN, entries_in, run, write
+from .programs import RUN, entries_in, run, write
 
 TRAIN = """
 import sys

@@ -11,7 +11,7 @@ from torch import nn
 from instrument.bootstrap.models import outermost
 from instrument.traces.read import read_trace
 from instrument.traces.summary import summarize
-from tests.bootstrap.test_run import RUN, run, write
+from tests.bootstrap.programs import RUN, run, write
 
 GAN = """
 import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from .test_run import RUN, entries_in, run, write
+from .programs import RUN, entries_in, run, write
 
 WARN = """
 import logging, pathlib, warnings

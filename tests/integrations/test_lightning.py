@@ -7,164 +7,52 @@ import json
 import logging
 import math
 import pickle
-import signal
-import subprocess
-import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader
 
 from instrument.integrations import adapter as adapter_module
-from instrument.integrations import environment
-from instrument.integrations.lightning import InstrumentCallback, InstrumentProfiler, callbacks, install
+from instrument.integrations.lightning import InstrumentCallback, InstrumentProfiler
 from instrument.integrations.lightning import packages as packages_module
-from instrument.integrations.lightning.auto import AutomaticCallback, _patches
 from instrument.integrations.loop import Loop
 
 from ..conftest import annotations
 from ..support import nsys
-from ..support.programs import ROOT, python, run
 from ..support.programs import environment as environ
-from ..support.ranges import Range, outline
+from ..support.programs import python, run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import lightning.pytorch as pl
-    import pytorch_lightning
+from tests.integrations.lightning_support import (  # noqa: F401
+    DATA,
+    PACKAGES,
+    SCRIPT,
+    Endless,
+    Manual,
+    Module,
+    OtherModule,
+    callback,
+    data,
+    left_nothing,
+    quiet,
+    shape,
+    steps,
+    trainer,
+    windowed,
+)
 
 # Lightning's own, of small loaders and of what torch no longer likes.
+
+
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
 )
-PACKAGES = pytest.mark.parametrize("package", [pl, pytorch_lightning], ids=["lightning", "pytorch_lightning"])
-SCRIPT = ROOT / "integrations" / "lightning" / "train.py"
-DATA = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-
-
-class Training:
-    """What a module of either package does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-        self.losses: list[str] = []
-        self.body: Callable[[int], Any] = lambda index: None
-
-    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        loss = self.net(batch[0]).square().mean()
-        self.losses.append(loss.item().hex())
-        self.body(batch_idx)
-        return loss
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        return -1 if batch_idx == getattr(self, "cut", None) else None
-
-    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
-        self.net(batch[0])
-
-    test_step = validation_step
-
-    def predict_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        return self.net(batch[0])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Module(Training, pl.LightningModule):
-    """One optimizer, stepped by Lightning."""
-
-
-class OtherModule(Training, pytorch_lightning.LightningModule):
-    """The same in the other package."""
-
-
-class Manual(Module):
-    """Two optimizers, as of a GAN, stepped by the module: the second one on every other batch if ``rare``."""
-
-    def __init__(self, rare: bool = False) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.rare = rare
-
-    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
-        for number, optimizer in enumerate(self.optimizers()):
-            if not (number and self.rare and batch_idx % 2):
-                optimizer.zero_grad()
-                self.manual_backward(self.net(batch[0]).square().mean())
-                optimizer.step()
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.Adam(self.parameters())]
-
-
-def data(batches: int) -> DataLoader:
-    generator = torch.Generator().manual_seed(1)
-    return DataLoader(TensorDataset(torch.randn(2 * batches, 4, generator=generator)), batch_size=2)
-
-
-class Endless(IterableDataset):
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(torch.ones(3, 4))
-
-
-def trainer(tmp_path: Path, *added: Any, package: Any = pl, **arguments: Any) -> Any:
-    quiet: dict[str, Any] = {
-        "max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_progress_bar": False,
-        "enable_model_summary": False, "enable_checkpointing": False, "default_root_dir": tmp_path,
-    }  # fmt: skip
-    return package.Trainer(callbacks=list(added), **quiet | arguments)
-
-
-def callback(tmp_path: Path, **arguments: Any) -> Any:
-    """One that records all steps."""
-    plan = {"wait": 0, "warmup": 0, "active": 1000, "tell": lambda text: None}
-    return InstrumentCallback(tmp_path / "out", **plan | arguments)
-
-
-def steps(callback: Any) -> list[Any]:
-    """The first and the last step of each window."""
-    return [window["steps"] and tuple(window["steps"]) for window in callback.loop.windows]
-
-
-def windowed(out: Path) -> list[dict[str, Any]]:
-    (trace,) = out.glob("window-*/*.gz")
-    return annotations(trace)
-
-
-def shape(events: list[dict[str, Any]]) -> str:
-    """The regions as a tree, without those of modules."""
-    ranges = [
-        Range(e["name"], round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000), "push_pop", e["tid"], e["pid"])
-        for e in events
-        if e["name"].removesuffix(" (backward)") not in ("Linear", "ReLU", "Sequential")
-    ]
-    return outline(ranges)
-
-
-def left_nothing(trainer: Any, callback: Any) -> bool:
-    patched = {"save_checkpoint", "training_step"} & (vars(trainer).keys() | vars(trainer.strategy).keys())
-    return not (patched or callback.loop.running or Loop.current() or torch.autograd._profiler_enabled())
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Hide what Lightning says, and let it not take Ctrl-C away."""
-    handler = signal.getsignal(signal.SIGINT)
-    for package in (pl, pytorch_lightning):
-        logging.getLogger(package.__name__).setLevel(logging.WARNING)
-    yield
-    for package in (pl, pytorch_lightning):
-        logging.getLogger(package.__name__).setLevel(logging.INFO)
-    signal.signal(signal.SIGINT, handler)
 
 
 # The script, in processes of its own.
@@ -202,6 +90,8 @@ step
     Optimizer.step#AdamW.step
       forward
       backward"""
+
+
 BETWEEN = f"""
 evaluation
   {DATA}
@@ -508,207 +398,3 @@ def test_summary_goes_to_the_log(tmp_path: Path, caplog: Any, capfd: Any, monkey
         assert logged == ("Where the step went" in caplog.text)
         if not logged:
             assert "Where the step went" in capfd.readouterr().err
-
-
-# The profiler.
-
-
-def test_profiler(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning's actions are the regions of its steps, and the summary is its report."""
-    logger = logging.getLogger("lightning.pytorch")
-    monkeypatch.setattr(logger, "propagate", True)
-    logger.setLevel(logging.INFO)
-    ours = InstrumentProfiler(tmp_path / "out", wait=1, warmup=0, active=1)
-    made = trainer(tmp_path, profiler=ours, accumulate_grad_batches=2)
-    made.fit(Module(), data(4), data(1))
-    events = windowed(tmp_path / "out")
-    lines = shape(events).splitlines()
-    strategy = "[Strategy]SingleDeviceStrategy"
-    chosen = [
-        line
-        for line in lines
-        if any(part in line for part in ("step", "Step", "run_", f"{strategy}.backward", "_next"))
-        and ".on_" not in line
-    ]
-    assert chosen == [
-        "ProfilerStep#1",
-        "  [_TrainingEpochLoop].train_dataloader_next",
-        f"    {DATA}",
-        "  step",
-        "    run_training_batch",
-        f"      {strategy}.training_step",
-        f"      {strategy}.backward",
-        "    [_TrainingEpochLoop].train_dataloader_next",
-        f"      {DATA}",
-        "    run_training_batch",
-        "      [LightningModule]Module.optimizer_step",
-        "        Optimizer.step#SGD.step",
-        f"          {strategy}.training_step",
-        f"          {strategy}.backward",
-    ]
-    assert not {"forward", "micro-step"} & {event["name"] for event in events}
-    assert caplog.text.count("Where the step went") == 1
-    assert "Where the step went" in ours.summary()
-    assert left_nothing(made, ours)
-
-
-def test_profiler_of_a_run_that_fails(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report is logged all the same, which Lightning leaves out."""
-    logger = logging.getLogger("lightning.pytorch")
-    monkeypatch.setattr(logger, "propagate", True)
-    logger.setLevel(logging.INFO)
-    module = Module()
-    module.body = lambda index: 1 / (1 - index)
-    with pytest.raises(ZeroDivisionError):
-        trainer(tmp_path, profiler=InstrumentProfiler(tmp_path, wait=0, warmup=0, active=9)).fit(module, data(3))
-    assert caplog.text.count("Where the step went") == 1
-
-
-def test_profiler_actions_left_open(tmp_path: Path, recorded: Any) -> None:
-    """Actions that nobody stopped, or stopped in another order, or twice, end with the one around them."""
-    ours = InstrumentProfiler(tmp_path)
-    made = trainer(tmp_path, profiler=ours)
-    module = Module()
-
-    def body(index: int) -> None:
-        ours.stop("never begun")
-        for action in ("a", "b", "c", "c", "left"):
-            ours.start(action)
-        for action in ("c", "b", "c", "a", "a"):
-            ours.stop(action)
-        ours.start("left too")
-
-    module.body = body
-    names = Counter(event["name"] for event in recorded(lambda: made.fit(module, data(2))))
-    expected = {"a": 2, "b": 2, "c": 4, "left": 2, "left too": 2}
-    assert expected == {name: names[name] for name in expected}
-    assert not ours.loop._open
-
-
-def test_callback_and_profiler(tmp_path: Path, caplog: Any) -> None:
-    """Together they record one window, with each part of a step in it once."""
-    ours = callback(tmp_path)
-    made = trainer(tmp_path, ours, profiler=InstrumentProfiler(tmp_path / "other", wait=0, active=1))
-    made.fit(Module(), data(2))
-    assert [(0, 1)] == steps(ours)
-    assert not (tmp_path / "other").exists()
-    names = Counter(event["name"] for event in windowed(tmp_path / "out"))
-    training_step = "[Strategy]SingleDeviceStrategy.training_step"
-    expected = {"step": 2, "forward": 0, training_step: 2, "backward": 2, "run_training_epoch": 0}
-    assert expected == {name: names[name] for name in expected}
-    assert caplog.text.count("uses the arguments of the Trainer's InstrumentCallback") == 1
-
-
-# With no line changed.
-
-
-@pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The environment asks for windows in this folder."""
-    plan = {"out": str(tmp_path / "asked"), "wait": 0, "warmup": 0, "active": 2}
-    monkeypatch.setenv("INSTRUMENT_RUN", json.dumps(plan))
-    environment.loop_from_environment.cache_clear()
-    yield tmp_path / "asked"
-    environment.loop_from_environment.cache_clear()
-    while _patches:
-        _patches.popitem()[1].undo()
-
-
-def automatic(trainer: Any) -> list[Any]:
-    return [callback for callback in trainer.callbacks if isinstance(callback, AutomaticCallback)]
-
-
-@PACKAGES
-def test_nothing_is_asked(tmp_path: Path, package: Any) -> None:
-    """Without the environment variable a Trainer gets nothing, and its class stays as it is."""
-    before = package.Trainer.__init__
-    install()
-    assert (before, []) == (package.Trainer.__init__, callbacks())
-    assert [] == [c for c in trainer(tmp_path, package=package).callbacks if isinstance(c, InstrumentCallback)]
-
-
-@PACKAGES
-def test_installed(tmp_path: Path, asked: Path, package: Any) -> None:
-    """Each Trainer has one callback that drives the loop of the process, however often it was installed."""
-    install()
-    install()
-    made = trainer(tmp_path, package=package)
-    assert 1 == len(automatic(made))
-    made.fit(Module() if package is pl else OtherModule(), data(3))
-    assert {"step", "forward", "backward"} <= {event["name"] for event in windowed(asked)}
-
-
-def test_explicit_ones_win(tmp_path: Path, asked: Path) -> None:
-    """The first callback, or the profiler, that somebody wrote is the only one that works."""
-    install()
-    ours, second = callback(tmp_path), callback(tmp_path / "second")
-    made = trainer(tmp_path, AutomaticCallback(), ours, second)
-    made.fit(Module(), data(3))
-    assert ([(0, 2)], []) == (steps(ours), steps(second))
-    names = Counter(event["name"] for event in windowed(tmp_path / "out"))
-    assert (3, 3) == (names["step"], names["forward"])
-    profiler = InstrumentProfiler(tmp_path / "profiler", wait=0, warmup=0, active=2)
-    trainer(tmp_path, profiler=profiler).fit(Module(), data(3))
-    assert [(0, 1)] == steps(profiler)
-    assert not asked.exists()
-
-
-def test_within_another_loop(tmp_path: Path, asked: Path) -> None:
-    """An evaluation within a loop that is told by others is a region of it and does not end it."""
-    loop = environment.loop_from_environment()
-    loop.start()
-    try:
-        made = trainer(tmp_path, AutomaticCallback())
-        made.validate(Module(), data(1), verbose=False)
-        failing = Module()
-        failing.validation_step = lambda *_: 1 / 0
-        with pytest.raises(ZeroDivisionError):
-            made.validate(failing, data(1), verbose=False)
-        assert (True, []) == (loop.running, loop._open)
-    finally:
-        loop.stop()
-    assert "evaluation" in {event["name"] for event in windowed(asked)}
-
-
-def test_wrong_environment(tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the environment asks for in vain stops no Trainer."""
-    monkeypatch.setenv("INSTRUMENT_RUN", '{"active": 0}')
-    environment.loop_from_environment.cache_clear()
-    install()
-    assert [] == callbacks()
-    assert [] == automatic(trainer(tmp_path))
-
-
-def test_entry_point_is_light() -> None:
-    """Loading the entry point imports no more than a few small modules of ours."""
-    code = """
-import sys
-import instrument.integrations.lightning as door
-assert door.callbacks() == []
-print(sorted({name.split(".")[1] for name in sys.modules if name.startswith("instrument.")}))
-print(sorted({"torch", "lightning", "pytorch_lightning", "structlog", "wrapt"} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environ())
-    light = ["config", "errors", "guard", "integrations", "interrupts", "log", "patch", "printable", "stderr"]
-    assert f"{light}\n[]\n" == done.stdout
-
-
-@pytest.mark.parametrize("method", ["validate", "test", "predict"])
-def test_evaluation_by_itself(tmp_path: Path, method: str) -> None:
-    """Without a training before it, its batches are the steps."""
-    ours = callback(tmp_path, wait=1, active=2, repeat=1)
-    made = trainer(tmp_path, ours)
-    getattr(made, method)(Module(), data(5), **({} if method == "predict" else {"verbose": False}))
-    assert [(1, 2)] == steps(ours)
-    names = Counter(event["name"] for event in windowed(tmp_path / "out"))
-    assert (2, 2) == (names["step"], names["Linear"])
-    assert left_nothing(made, ours)
-
-
-def test_evaluation_too_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What records nothing says so, with the reason."""
-    ours = callback(tmp_path, wait=50, active=2, repeat=1)
-    trainer(tmp_path, ours).validate(Module(), data(3), verbose=False)
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "instrument"]
-    assert said.startswith("instrument: no window was recorded in ")
-    assert "steps 50-51 were asked for, and the loop ended before step 3" in said

@@ -10,20 +10,10 @@ from instrument.launch.doctor.machine import Check, Machine
 from instrument.launch.doctor.trials import TorchTrial
 
 VERSION = "NVIDIA Nsight Systems version 2023.4.1.97"
-
-
 CPU = TorchTrial(version="2.13.0+cpu", region=True)
-
-
 CUDA = TorchTrial(version="2.13.0+cu130", cuda="13.0", gpus=("H100",), region=True, kernel=True)
-
-
 ROCM = TorchTrial(version="2.13.0+rocm7.0", rocm="7.0", gpus=("MI300X",), region=True, kernel=True)
-
-
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
-
-
 FULL = TorchTrial(version="2.13.0+cu130", cuda="13.0", gpus=("H100",) * 2, why_no_gpu=BUSY, region=True)
 
 
