@@ -1,6 +1,6 @@
 """Lets megatron-core, whose schedules and optimizers use CUDA, run on a machine without it.
 
-Not for training: it is there to try a script and to test. What asks for a CUDA device gets the CPU.
+Not for training, but to try a script and for tests. Code that selects a CUDA device gets the CPU.
 """
 
 from __future__ import annotations

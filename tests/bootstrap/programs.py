@@ -36,7 +36,7 @@ def run(folder: Path, command: list[str], given: str = "", **variables: str) -> 
 
 
 def entries_in(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a manifest."""
+    """Return the lines of the manifest."""
     return [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""A program under `instrument run` is what it is without: its arguments, exit code, signals and processes."""
+"""A program behaves under `instrument run` as without: arguments, exit code, signals and processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.programs import environment
         (["--", "folder", "x"], ["folder", "x"]),
     ],
 )
-def test_as_without(tmp_path: Path, program: list[str], plain: list[str]) -> None:
+def test_unchanged(tmp_path: Path, program: list[str], plain: list[str]) -> None:
     """Arguments, ``__main__``, ``sys.path``, interpreter options and standard input are the program's own."""
     for name in ("train.py", "package/train.py", "folder/__main__.py"):
         write(tmp_path, SHOW, name)
@@ -47,7 +47,7 @@ def test_exit_code(tmp_path: Path, code: int) -> None:
 
 
 def test_traceback(tmp_path: Path) -> None:
-    """An error looks as it does without."""
+    """A traceback looks as it does without `instrument run`."""
     write(tmp_path, "import torch\n1 / 0")
     assert run(tmp_path, [*RUN, "--", "train.py"]).stderr.startswith(
         run(tmp_path, [sys.executable, "train.py"]).stderr
@@ -56,7 +56,7 @@ def test_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGUSR1])
 def test_signals(tmp_path: Path, number: signal.Signals) -> None:
-    """The process that was started is the program: a signal finds it, and ends it as without."""
+    """The started process is the program: a signal reaches it, and ends it as without `instrument run`."""
     write(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
     codes = []
     for command in ([sys.executable, "train.py"], [*RUN, "--", "train.py"]):
@@ -71,7 +71,7 @@ def test_signals(tmp_path: Path, number: signal.Signals) -> None:
 
 
 def test_interrupted_training(tmp_path: Path) -> None:
-    """What was recorded until Ctrl-C is kept, and the program ends as it would."""
+    """Steps recorded before Ctrl-C are kept, and the program ends as it would without."""
     write(
         tmp_path,
         TRAIN.replace("range(5)", "iter(int, 1)").replace(
@@ -97,7 +97,7 @@ def test_interrupted_training(tmp_path: Path) -> None:
 
 
 def test_off(tmp_path: Path) -> None:
-    """With INSTRUMENT=0 the program is run as it is, and nothing of ours is in it."""
+    """With INSTRUMENT=0 the program runs without this library."""
     write(
         tmp_path, TRAIN + "\nimport sys, os\nprint(sorted(n for n in sys.modules if n.startswith('instrument')))"
     )
@@ -107,7 +107,7 @@ def test_off(tmp_path: Path) -> None:
 
 
 def test_own_sitecustomize(tmp_path: Path) -> None:
-    """The ``sitecustomize`` of a user's own still runs, and is the module of that name."""
+    """A user's own ``sitecustomize`` still runs, and is the module of that name."""
     write(tmp_path, "import os\nos.environ['OWN'] = 'yes'\nvalue = 3", "own/sitecustomize.py")
     write(tmp_path, "import os, sitecustomize\nprint(os.environ['OWN'], sitecustomize.value)")
     paths = os.pathsep.join([str(tmp_path / "own"), environment()["PYTHONPATH"]])
@@ -116,7 +116,7 @@ def test_own_sitecustomize(tmp_path: Path) -> None:
 
 
 def test_failing_sitecustomize(tmp_path: Path) -> None:
-    """One that fails is reported by Python, as without, and the program runs."""
+    """Python reports a failing ``sitecustomize``, as without, and the program runs."""
     write(tmp_path, "1 / 0", "own/sitecustomize.py")
     write(tmp_path, "print('ran')")
     paths = os.pathsep.join([str(tmp_path / "own"), environment()["PYTHONPATH"]])
@@ -126,7 +126,7 @@ def test_failing_sitecustomize(tmp_path: Path) -> None:
 
 
 def test_processes_of_the_program(tmp_path: Path) -> None:
-    """Processes that it spawns or forks work, and only those that train record."""
+    """Processes that the program spawns or forks work, and only those that train record."""
     write(
         tmp_path,
         """
@@ -166,7 +166,7 @@ if __name__ == "__main__":
 
 
 def test_nothing_to_record(tmp_path: Path) -> None:
-    """A program that trains nothing is told so at its end, with what to write; one without torch is not."""
+    """A program without steps gets a warning with a hint at its end; one without torch gets none."""
     write(tmp_path, "import torch")
     assert "--step-on" in run(tmp_path, [*RUN, "--", "train.py"]).stderr
     write(tmp_path, TRAIN.replace("    optimizer.step()", "    pass"))
@@ -204,7 +204,7 @@ def test_nothing_to_record(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments(tmp_path: Path, options: list[str], said: str) -> None:
-    """What is wrong is said at once, in one line, and nothing is run."""
+    """Wrong arguments are reported at once, in one line, and nothing runs."""
     write(tmp_path, "print('ran')")
     done = run(tmp_path, [*RUN, *options])
     assert (done.returncode, done.stdout) == (2, "")
@@ -213,7 +213,7 @@ def test_wrong_arguments(tmp_path: Path, options: list[str], said: str) -> None:
 
 
 def test_print_command(tmp_path: Path) -> None:
-    """What is printed does the same when a shell runs it."""
+    """The printed command line does the same in a shell."""
     write(tmp_path, TRAIN)
     printed = run(tmp_path, [*RUN, "--steps", "2", "--print-command", "--", "train.py"])
     assert not (tmp_path / "runs").exists()
@@ -222,14 +222,14 @@ def test_print_command(tmp_path: Path) -> None:
 
 
 def test_syncs(tmp_path: Path) -> None:
-    """Without a GPU it is said that no wait is looked for; the windows are there all the same."""
+    """Without a GPU, a message says that synchronizations are not detected; windows are recorded."""
     write(tmp_path, TRAIN)
     done = run(tmp_path, [*RUN, "--steps", "2", "--syncs", "--budget", "x=1", "--", "train.py"])
     assert "no wait is looked for" in done.stderr
     assert "Where the step went" in done.stderr
 
 
-def test_nobody_records(tmp_path: Path) -> None:
+def test_profiler_none(tmp_path: Path) -> None:
     """``--profiler none`` opens no window and writes nothing."""
     write(tmp_path, TRAIN)
     done = run(tmp_path, [*RUN, "--profiler", "none", "--", "train.py"])
@@ -238,7 +238,7 @@ def test_nobody_records(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """It is said before the program starts, and in a line for each window; the program is as without."""
+    """A message before the program and one for each window report the folder; the program is unaffected."""
     write(tmp_path, 'import sys; print("begun", file=sys.stderr)\n' + TRAIN)
     (tmp_path / "taken").write_text("")
     done = run(
@@ -256,15 +256,15 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_empty_entries_of_the_path(tmp_path: Path) -> None:
-    """An empty entry of PYTHONPATH, which is the current folder, stays where it is."""
+    """An empty entry of PYTHONPATH, which is the current folder, keeps its place."""
     write(tmp_path, "value = 5", "here.py")
     write(tmp_path, "import here; print(here.value)", "scripts/train.py")
     done = run(tmp_path, [*RUN, "--", "scripts/train.py"], PYTHONPATH=f"{os.pathsep}{environment()['PYTHONPATH']}")
     assert (done.stdout, done.stderr) == ("5\n", "")
 
 
-def test_another_module_of_the_name(tmp_path: Path) -> None:
-    """A program with an ``instrument`` of its own gets that one, and is told that nothing is recorded."""
+def test_another_module_of_the_same_name(tmp_path: Path) -> None:
+    """A program with its own module ``instrument`` imports that one, and a message says so."""
     write(tmp_path, "name = 'violin'", "own/instrument.py")
     write(tmp_path, "import instrument; print(instrument.name)", "own/train.py")
     done = run(tmp_path, [*RUN, "--", "own/train.py"])
@@ -289,14 +289,14 @@ def test_another_module_of_the_name(tmp_path: Path) -> None:
         ("torchrun -E train.py", ""),
     ],
 )
-def test_options_that_leave_it_out(line: str, options: str) -> None:
-    """Options of Python are told from values, from those of the program and from those of other commands."""
+def test_options_that_exclude_it(line: str, options: str) -> None:
+    """Options of Python are distinguished from values and from options of the program and other commands."""
     assert options == " ".join(excluding_options(line.split()))
 
 
 @pytest.mark.parametrize("options", [["-E"], ["-IB"], ["-S"]])
 def test_nothing_is_recorded(tmp_path: Path, options: list[str]) -> None:
-    """Where Python does not load the start-up code, one sentence says so, and the program runs."""
+    """If Python does not load the start-up code, one message says so, and the program runs."""
     done = run(tmp_path, [*RUN, "--out", "nope", "--", sys.executable, *options, "-c", "print(1)"])
     flag = options[0][:2]
     lost = "nothing is recorded: Python does not load instrument's start-up code"
@@ -305,7 +305,7 @@ def test_nothing_is_recorded(tmp_path: Path, options: list[str]) -> None:
 
 
 def test_another_python(tmp_path: Path) -> None:
-    """A Python without the library says so as the program, and not as a process that the program starts."""
+    """A Python without the library prints a message as the program, but not as one of its processes."""
     venv.create(tmp_path / "other", symlinks=True)
     python = tmp_path / "other" / "bin" / "python"
     code = "import subprocess, sys; print(subprocess.run([sys.executable, '-c', '2'], stderr=-1).stderr)"
@@ -314,8 +314,8 @@ def test_another_python(tmp_path: Path) -> None:
     assert [f"install instrument for {python}"] == re.findall("install instrument for [^ ]*", done.stderr)
 
 
-def test_no_window_is_said(tmp_path: Path) -> None:
-    """Where the steps asked for never come, the reason is told at the end."""
+def test_no_window_warning(tmp_path: Path) -> None:
+    """If the requested steps are not reached, the reason is printed at the end."""
     write(tmp_path, TRAIN)
     done = run(tmp_path, [*RUN, "--steps", "100-110", "--", "train.py"])
     assert "no window was recorded" in done.stderr
@@ -323,7 +323,7 @@ def test_no_window_is_said(tmp_path: Path) -> None:
 
 
 def test_all_steps(tmp_path: Path) -> None:
-    """The summary, at the end and of the file, is of the steps that were run; what follows is a row by itself."""
+    """The summaries, at the end and of the file, cover the steps that ran; what follows has a row of its own."""
     write(tmp_path, TRAIN + "\nmodel.eval()\nfor _ in range(50):\n    model(torch.ones(4096, 2))\n")
     at_the_end = run(tmp_path, [*RUN, "--steps", "all", "--", "train.py"]).stderr
     of_the_file = run(tmp_path, [*RUN[:-1], "summarize", *map(str, tmp_path.glob("runs/*/*/*.gz"))]).stdout
@@ -341,14 +341,14 @@ def test_all_steps(tmp_path: Path) -> None:
 
 
 def test_off_prints_the_command(tmp_path: Path) -> None:
-    """With INSTRUMENT=0 the command that is printed is the program's, and it is not run."""
+    """With INSTRUMENT=0 the program's own command is printed, and does not run."""
     write(tmp_path, "print('ran')")
     done = run(tmp_path, [*RUN, "--print-command", "--", "train.py"], INSTRUMENT="0")
     assert done.stdout == f"{sys.executable} train.py\n"
 
 
 def test_closed_output(tmp_path: Path) -> None:
-    """Without a standard output the program runs all the same."""
+    """The program runs without a standard output."""
     write(tmp_path, "open('ran', 'w')")
     done = run(tmp_path, ["bash", "-c", f"{sys.executable} -m instrument run -- train.py >&-"])
     assert done.returncode == 0
@@ -357,7 +357,7 @@ def test_closed_output(tmp_path: Path) -> None:
 
 @pytest.mark.nsys
 def test_no_folder_for_a_report(tmp_path: Path) -> None:
-    """A folder that cannot be made is one line, and nothing is run."""
+    """A folder that cannot be created is reported in one line, and nothing runs."""
     write(tmp_path, "print('ran')")
     (tmp_path / "taken").touch()
     done = run(tmp_path, [*RUN, "--profiler", "nsys", "-o", "taken", "--", "train.py"])
@@ -377,7 +377,7 @@ FAILING = [
 
 
 def test_tracebacks_in_a_window(tmp_path: Path) -> None:
-    """No frame of the library is in a traceback of the program, whichever torch function raises."""
+    """Tracebacks of the program contain no frame of the library, whichever torch function raises."""
     caught = "".join(f"        try: {line}\n        except Exception: traceback.print_exc()\n" for line in FAILING)
     write(tmp_path, f"import traceback\n{TRAIN}    if _ == 3:\n{caught}        model(torch.ones(1, 3))\n")
     plain = run(tmp_path, [sys.executable, "train.py"]).stderr
@@ -401,7 +401,7 @@ print(captured.getvalue(), end="")
 
 
 def test_captured_standard_error(tmp_path: Path) -> None:
-    """What the program captures of its own is its own; log lines and the summary are on the terminal."""
+    """Output that the program captures is its own; log lines and the summary go to the terminal."""
     write(tmp_path, CAPTURED)
     done = run(tmp_path, [*RUN, "--", "train.py"])
     assert done.stdout == "the program's own"

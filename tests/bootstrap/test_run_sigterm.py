@@ -27,7 +27,7 @@ SIGTERM = (
     [("", -signal.SIGTERM), ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))", 3)],
 )
 def test_sigterm(tmp_path: Path, handler: str, code: int) -> None:
-    """An open window is saved, and the process ends by the signal; a program's own handler is left alone."""
+    """An open window is saved, and the process ends by the signal; a program's own handler is kept."""
     write(tmp_path, f"import signal, sys\n{handler}\n" + SIGTERM.format(body="pass"))
     with subprocess.Popen(
         [*RUN, "--steps", "2-1000000000", "--", "train.py"],
@@ -45,7 +45,7 @@ def test_sigterm(tmp_path: Path, handler: str, code: int) -> None:
 
 
 def test_sigterm_twice(tmp_path: Path) -> None:
-    """The second signal ends the process at once, also where Python runs no handler."""
+    """The second signal ends the process at once, also when Python can run no handler."""
     stuck = """
 import ctypes
 def stuck():
@@ -73,7 +73,7 @@ def stuck():
 
 @pytest.mark.parametrize("ending", ["SyncError('on purpose')", "ZeroDivisionError('on purpose')"])
 def test_sigterm_where_saving_fails(tmp_path: Path, ending: str) -> None:
-    """The process ends by the signal all the same."""
+    """The process still ends by the signal."""
     patch = f"""
 import instrument.integrations.loop
 from instrument.errors import SyncError
@@ -88,7 +88,7 @@ instrument.integrations.loop.Loop.stop = stop
 
 
 def test_sigterm_after_the_last_window(tmp_path: Path) -> None:
-    """The handler and the wakeup descriptor are there while windows are ahead, and no longer."""
+    """The handler and the wakeup descriptor exist only while windows are to come."""
     text = """
     import signal, threading
     wakeup = signal.set_wakeup_fd(-1)
@@ -107,7 +107,7 @@ def test_sigterm_after_the_last_window(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_handler_in_c_stays(tmp_path: Path, when: str) -> None:
-    """`faulthandler` sets one that Python does not know of: SIGTERM prints the stacks, and the program goes on."""
+    """A handler that `faulthandler` sets in C is kept: SIGTERM prints the stacks, and the program continues."""
     register = "import faulthandler, os, signal; faulthandler.register(15, chain=False, all_threads=False)"
     sent = "\n    if _ in (3, 4): import os, signal; os.kill(os.getpid(), signal.SIGTERM)\nprint('end')"
     before, after = (register, "") if when == "before" else ("", f"\n    if _ == 1: {register}")
@@ -118,7 +118,7 @@ def test_a_handler_in_c_stays(tmp_path: Path, when: str) -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_handler_that_the_program_sets_later(tmp_path: Path, times: int) -> None:
-    """It gets the signals from then on, also while windows are to come."""
+    """A handler that the program sets later gets the signals, also while windows are to come."""
     text = f"""
     import os, signal, time
     import instrument.bootstrap.termination as termination
@@ -137,7 +137,7 @@ print("end")
 
 @pytest.mark.parametrize("last", [64, 1024])
 def test_a_program_that_closes_all_files(tmp_path: Path, last: int) -> None:
-    """Those that it opens under the same numbers are neither written to nor closed."""
+    """Files that the program then opens under the same numbers are neither written to nor closed."""
     body = f"""
     if _ == 0:
         import os, signal, sys
@@ -159,7 +159,7 @@ assert all(os.path.getsize(file.name) == 29 for file in files)
 
 
 def test_children_have_the_default(tmp_path: Path) -> None:
-    """A forked process ends by the signal as it would, and nothing of ours is left in it."""
+    """A forked process ends by the signal as without, and keeps nothing of the library."""
     write(
         tmp_path,
         TRAIN

@@ -24,14 +24,14 @@ for _ in range(110):
     ("program", "steps", "untimed", "around"),
     [
         (TRAIN, "2", [0, 0], [[1, 1], [3, 4]]),
-        (TRAIN, "0", None, [[1, 4]]),  # step 0 begins where its recording does
-        (FORWARD, "104", [0, 100], [[101, 103], [105, 109]]),  # 100 calls may be those of one step
+        (TRAIN, "0", None, [[1, 4]]),  # step 0 begins where its recording begins
+        (FORWARD, "104", [0, 100], [[101, 103], [105, 109]]),  # 100 calls may belong to one step
     ],
 )
 def test_steps_whose_beginning_is_not_known(
     tmp_path: Path, program: str, steps: str, untimed: list[int] | None, around: list[list[int]]
 ) -> None:
-    """They are not timed, which the summary says, but are steps of the run."""
+    """Such steps are not timed, as the summary says, but count as steps of the run."""
     write(tmp_path, program)
     done = run(tmp_path, [*RUN, "--steps", steps, "--", "train.py"])
     (entry,) = entries_in(tmp_path / "runs/instrument")
@@ -51,8 +51,8 @@ for parameter in model.parameters():
 
 
 @pytest.mark.parametrize("update", ["optimizer.step()", HAND.strip()])
-def test_own_windows_come_first(tmp_path: Path, update: str) -> None:
-    """Where the program records steps itself its windows are recorded; typed options are said to be ignored."""
+def test_own_windows_take_precedence(tmp_path: Path, update: str) -> None:
+    """If the program records steps itself, its own windows are recorded; a message names the ignored options."""
     text = TRAIN.replace("range(5)", "instrument.steps(range(5), 'own', at='1-3')").replace(
         "optimizer.step()", update
     )
@@ -68,8 +68,8 @@ def test_own_windows_come_first(tmp_path: Path, update: str) -> None:
     assert "are ignored" not in run(tmp_path, [*RUN, "--", "train.py"]).stderr
 
 
-def test_what_a_step_holds(tmp_path: Path) -> None:
-    """Validation after an update is a part of the next step, under `run` and in `instrument.steps`."""
+def test_what_a_step_contains(tmp_path: Path) -> None:
+    """Validation after an update is part of the next step, under `run` and in `instrument.steps`."""
     text = TRAIN.replace(
         "optimizer.step()", "optimizer.step()\n    with instrument.annotate(f'validate {_}'): pass"
     )
@@ -88,7 +88,7 @@ def test_what_a_step_holds(tmp_path: Path) -> None:
 
 
 def test_windows_back_to_back_in_the_backward(tmp_path: Path) -> None:
-    """Where optimizers step in the backward, windows may follow each other without a pause."""
+    """If optimizers step in the backward pass, windows may follow each other without a gap."""
     write(
         tmp_path,
         """
@@ -107,8 +107,8 @@ for _ in range(8):
     assert [entry["steps"] for entry in entries] == [[step, step] for step in range(5)]
 
 
-def test_optimizers_that_compare_as_they_like(tmp_path: Path) -> None:
-    """One that cannot be hashed disturbs nothing, and its steps count."""
+def test_unhashable_optimizers(tmp_path: Path) -> None:
+    """An optimizer that cannot be hashed works, and its steps count."""
     write(
         tmp_path,
         TRAIN.replace("torch.optim.SGD", "Odd").replace(
@@ -176,7 +176,7 @@ for number in range(12):
     ],
 )
 def test_what_a_step_is(tmp_path: Path, program: str, options: list[str], last: int, said: str | None) -> None:
-    """The best sign that the program gives, which is said where it is no optimizer; or what the user says."""
+    """A step is the best sign of the program, which is logged unless it is an optimizer; or what the user says."""
     write(tmp_path, program)
     done = run(tmp_path, [*RUN, "--steps", "3,1000", *options, "--", "train.py"])
     assert done.returncode == 0, done.stderr
@@ -190,7 +190,7 @@ def test_what_a_step_is(tmp_path: Path, program: str, options: list[str], last: 
 
 @pytest.mark.parametrize("program", [TRAIN, BY_HAND, EVALUATION])
 def test_step_0(tmp_path: Path, program: str) -> None:
-    """The first step is recorded where it is asked for, with the regions of the model."""
+    """Step 0 is recorded on request, with the regions of the model."""
     write(tmp_path, program)
     done = run(tmp_path, [*RUN, "--steps", "0", "--", "train.py"])
     (entry,) = entries_in(tmp_path / "runs/instrument")
@@ -232,7 +232,7 @@ gc.get_objects, gc.get_referrers = counted(gc.get_objects), counted(gc.get_refer
     ],
 )  # fmt: skip
 def test_no_search_is_recorded(tmp_path: Path, program: str, options: list[str]) -> None:
-    """All objects of the process are searched before a window opens, and not inside."""
+    """All objects of the process are searched before a window opens, not inside it."""
     write(tmp_path, f"{SEARCHES}{program}\nprint(len(searches))")
     done = run(tmp_path, [*RUN, *options, "--", "train.py"])
     (entry,) = entries_in(tmp_path / "runs/instrument")
@@ -243,7 +243,7 @@ def test_no_search_is_recorded(tmp_path: Path, program: str, options: list[str])
 
 @pytest.mark.parametrize(("steps", "inside"), [("2-6", False), ("0", True)])
 def test_an_optimizer_that_is_made_in_a_window(tmp_path: Path, steps: str, inside: bool) -> None:
-    """What it takes to find its model is between two steps, or in step 0 where that is recorded, and is said."""
+    """Its model is searched between two steps, or in step 0 if that is recorded, which is logged."""
     program = f"""{MODEL}
 def train(network, count):
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
@@ -279,7 +279,7 @@ train(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(2, 1)), 5)
     ],
 )
 def test_steps_that_pass_unseen(tmp_path: Path, steps: list[str], entries: list[Any]) -> None:
-    """No window is recorded of calls that ended before it was known that a call is a step."""
+    """Calls that ended before a call was known to be a step are not recorded."""
     write(tmp_path, f"{MODEL}for _ in range(110):\n    model(torch.ones(1, 2))\n")
     done = run(tmp_path, [*RUN, *steps, "--", "train.py"])
     unseen = "steps up to 100 passed before it was known what a step is"
@@ -300,7 +300,7 @@ def test_steps_that_pass_unseen(tmp_path: Path, steps: list[str], entries: list[
     ],
 )
 def test_step_after_the_last_update(tmp_path: Path, end: str, status: str, steps: list[int] | None) -> None:
-    """It is cut short where an error or a signal ends the program in it; at the program's end it never ran."""
+    """The step is cut short if an error or a signal ends the program in it; at the program's end it never ran."""
     write(tmp_path, f"{TRAIN}\n{end}\n")
     done = run(tmp_path, [*RUN, "--steps", "2,5", "--", "train.py"])
     found = entries_in(tmp_path / "runs/instrument")
@@ -321,15 +321,15 @@ def test_wrong_sign_of_a_step(tmp_path: Path, wrong: str) -> None:
     assert (done.returncode, wrong.partition(":")[0] in done.stderr) == (2, True)
 
 
-def test_function_that_is_not_there(tmp_path: Path) -> None:
-    """At the end it is said that nothing was recorded, and why."""
+def test_function_that_does_not_exist(tmp_path: Path) -> None:
+    """At the end, a message says that nothing was recorded, and why."""
     write(tmp_path, TRAIN)
     done = run(tmp_path, [*RUN, "--step-on", "train.py:nothing", "--", "train.py"])
     assert "was not found, or never called" in done.stderr
 
 
 def test_one_backward(tmp_path: Path) -> None:
-    """Code that is annotated "backward" has that region once."""
+    """Code that is annotated as "backward" has that region once."""
     text = TRAIN.replace("    model(", "    with instrument.annotate('backward'): model(")
     write(tmp_path, f"import instrument\n{text}")
     done = run(tmp_path, [*RUN, "--steps", "2", "--", "train.py"])

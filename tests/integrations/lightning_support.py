@@ -33,7 +33,7 @@ DATA = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
 class Training:
-    """What a module of either package does."""
+    """The methods of a module of either package."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Module(Training, pl.LightningModule):
 
 
 class OtherModule(Training, pytorch_lightning.LightningModule):
-    """The same in the other package."""
+    """The same module for the other package."""
 
 
 class Manual(Module):
@@ -109,13 +109,13 @@ def trainer(tmp_path: Path, *added: Any, package: Any = pl, **arguments: Any) ->
 
 
 def callback(tmp_path: Path, **arguments: Any) -> Any:
-    """One that records all steps."""
+    """Return a callback that records all steps."""
     plan = {"wait": 0, "warmup": 0, "active": 1000, "tell": lambda text: None}
     return InstrumentCallback(tmp_path / "out", **plan | arguments)
 
 
 def steps(callback: Any) -> list[Any]:
-    """The first and the last step of each window."""
+    """Return the first and the last step of each window."""
     return [window["steps"] and tuple(window["steps"]) for window in callback.loop.windows]
 
 
@@ -125,7 +125,7 @@ def windowed(out: Path) -> list[dict[str, Any]]:
 
 
 def shape(events: list[dict[str, Any]]) -> str:
-    """The regions as a tree, without those of modules."""
+    """Return the regions as a tree, without those of modules."""
     ranges = [
         Range(e["name"], round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000), "push_pop", e["tid"], e["pid"])
         for e in events
@@ -141,7 +141,7 @@ def left_nothing(trainer: Any, callback: Any) -> bool:
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Hide what Lightning says, and let it not take Ctrl-C away."""
+    """Hide Lightning's messages, and keep it from replacing the handler of Ctrl-C."""
     handler = signal.getsignal(signal.SIGINT)
     for package in (pl, pytorch_lightning):
         logging.getLogger(package.__name__).setLevel(logging.WARNING)

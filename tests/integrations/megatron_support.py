@@ -21,7 +21,7 @@ PATH = "megatron.core."
 
 
 def outline(folder: Path, keep: str, rank: int = 0) -> list[str]:
-    """The regions of the first window whose names match, indented by how they nest, of the main thread."""
+    """Return the main thread's regions in the first window whose names match, indented by nesting."""
     (file,) = (folder / "window-0001").glob(f"rank{rank}.*")
     events = [event for event in annotations(file) if re.fullmatch(keep, event["name"])]
     lines, open_ends = [], []

@@ -39,26 +39,26 @@ def losses(output: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def unchanged() -> list[str]:
-    """What the script prints without us."""
+    """Return what the script prints without this library."""
     return losses(run(python(SCRIPT), environment({"INSTRUMENT": "0"})).stdout)
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """What the script leaves and prints."""
+    """Return what the script writes and prints."""
     out = tmp_path_factory.mktemp("script") / "out"
     return out, run(python(SCRIPT, ["--out", str(out)]), environment({"COLUMNS": "100"}))
 
 
 def test_same_losses(script: tuple[Path, subprocess.CompletedProcess[str]], unchanged: list[str]) -> None:
-    """The script trains as without us, to the last bit."""
+    """The losses of the script are the same as without this library, to the last bit."""
     assert 12 == len(unchanged)
     assert unchanged == losses(script[1].stdout)
     assert "Where the step went" in script[1].stderr
 
 
 def test_tree(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    """Each recorded step has its micro-steps and its update, and the checkpoint after the one before."""
+    """Each recorded step has its micro-steps and its update, and the checkpoint before it."""
     step = "".join(f"  {line}\n" for line in STEP.splitlines())
     expected = f"ProfilerStep#2\n{step}ProfilerStep#3\n{step}ProfilerStep#4\n  checkpoint\n{step}"
     assert expected == tree(recorded(script[0]), {*NAMES, "ProfilerStep"}) + "\n"
@@ -87,7 +87,7 @@ def alone() -> Iterator[None]:
 
 
 class Training:
-    """A loop as people write it."""
+    """A typical hand-written loop."""
 
     def __init__(self, accelerator: Accelerator, *, scheduled: bool = False) -> None:
         torch.manual_seed(0)
@@ -148,7 +148,7 @@ def test_the_same_accelerator(tmp_path: Path) -> None:
 
 
 def test_end_of_training(tmp_path: Path) -> None:
-    """``end_training`` ends it, and the loop may go on."""
+    """``end_training`` detaches, and the loop may continue."""
     training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.run(3)
     training.accelerator.end_training()
@@ -158,7 +158,7 @@ def test_end_of_training(tmp_path: Path) -> None:
 
 
 def test_updates_are_steps(tmp_path: Path) -> None:
-    """Batches that are only accumulated are no steps."""
+    """Batches that only accumulate gradients are not steps."""
     training = Training(attached(accelerator(3), tmp_path / "out", wait=1, warmup=0, active=2))
     training.run(12)
     adapter_of(training.accelerator).detach()
@@ -167,7 +167,7 @@ def test_updates_are_steps(tmp_path: Path) -> None:
 
 
 def test_without_accumulation_there_are_no_micro_steps(tmp_path: Path) -> None:
-    """A body of ``accumulate`` that is a whole step is not called a part of one."""
+    """A body of ``accumulate`` that is a whole step has no region "micro-step"."""
     training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.run(3)
     adapter_of(training.accelerator).detach()
@@ -175,7 +175,7 @@ def test_without_accumulation_there_are_no_micro_steps(tmp_path: Path) -> None:
 
 
 def test_skipped_updates_count(tmp_path: Path) -> None:
-    """What the scaler of mixed precision skips is a step."""
+    """An update that the gradient scaler skips is a step."""
     training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.optimizer._is_overflow = True
     training.run(3)
@@ -186,7 +186,7 @@ def test_skipped_updates_count(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_the_optimizer(tmp_path: Path) -> None:
-    """It steps its own parameters, and tells no steps."""
+    """A copy steps its own parameters, and its steps do not count."""
     training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     other = copy.deepcopy(training.optimizer)
     (parameter,) = other.param_groups[0]["params"][:1]
@@ -199,7 +199,7 @@ def test_a_copy_of_the_optimizer(tmp_path: Path) -> None:
 
 
 def test_freed(tmp_path: Path) -> None:
-    """`free_memory` frees the model, and an optimizer that is prepared afterwards tells the steps."""
+    """`free_memory` frees the model, and the steps of an optimizer that is prepared afterwards count."""
     used = attached(accelerator(), tmp_path / "out", at="5")
     training = Training(used)
     training.run(3)
@@ -215,7 +215,7 @@ def test_freed(tmp_path: Path) -> None:
 
 
 def test_prepared_before(tmp_path: Path) -> None:
-    """It may be called after everything is prepared."""
+    """`attach` may be called after everything is prepared."""
     training = Training(accelerator())
     attached(training.accelerator, tmp_path / "out", wait=0, warmup=0, active=2)
     training.run(3)
@@ -224,7 +224,7 @@ def test_prepared_before(tmp_path: Path) -> None:
 
 
 def test_two_optimizers(tmp_path: Path) -> None:
-    """Where there are several, the one that was prepared first tells the steps."""
+    """Of several optimizers, the steps of the one prepared first count."""
     training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     other = training.accelerator.prepare(torch.optim.Adam(training.model.parameters()))
     for _ in range(2):
@@ -235,7 +235,7 @@ def test_two_optimizers(tmp_path: Path) -> None:
 
 
 def test_a_scheduler_around_the_step(tmp_path: Path) -> None:
-    """A scheduler that takes the place of the optimizer's method keeps working, during and after."""
+    """A scheduler that replaces the optimizer's method keeps working, while attached and after."""
     expected = Training(accelerator(), scheduled=True)
     expected.run(6)
     training = Training(attached(accelerator(), tmp_path / "out"), scheduled=True)
@@ -247,7 +247,7 @@ def test_a_scheduler_around_the_step(tmp_path: Path) -> None:
 
 
 def test_an_error_inside_a_step(tmp_path: Path) -> None:
-    """The region of the step is closed, and a loop that goes on is recorded further."""
+    """The region of the step is closed, and recording continues with the loop."""
     training = Training(attached(accelerator(2), tmp_path / "out", wait=0, warmup=0, active=2))
     with pytest.raises(RuntimeError, match="lost"), training.accelerator.accumulate(training.model):
         raise RuntimeError("lost")
@@ -265,7 +265,7 @@ def test_resumed(tmp_path: Path) -> None:
 
 
 def test_again(tmp_path: Path) -> None:
-    """A second call takes the place of the first."""
+    """A second adapter detaches the first."""
     training = Training(attached(accelerator(), tmp_path / "one", wait=0, warmup=0, active=9))
     training.run(2)
     attached(training.accelerator, tmp_path / "two", wait=0, warmup=0, active=1)
@@ -275,7 +275,7 @@ def test_again(tmp_path: Path) -> None:
 
 
 def test_checkpoints(tmp_path: Path) -> None:
-    """Writing the state or the model is a "checkpoint", and both are as without us."""
+    """Writing the state or the model is the region "checkpoint", and both are written as without."""
     training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.run(1)
     training.accelerator.save_state(str(tmp_path / "state"))
@@ -292,7 +292,7 @@ OPTIONS = {"activities": ["cpu"], "record_shapes": True, "schedule_option": {"wa
 
 @pytest.mark.parametrize("given", [True, False])
 def test_profile_of_accelerate(tmp_path: Path, given: bool) -> None:
-    """A `ProfileKwargs`, handed over or found in the accelerator, says the same as with its own ``profile()``."""
+    """A `ProfileKwargs`, given or found in the accelerator, has the meaning that it has in ``profile()``."""
     called = []
     profile = ProfileKwargs(
         **OPTIONS, output_trace_dir=str(tmp_path / "out"), on_trace_ready=lambda p: called.append(p.key_averages())
@@ -306,7 +306,7 @@ def test_profile_of_accelerate(tmp_path: Path, given: bool) -> None:
 
 
 def test_own_arguments_before_the_profile(tmp_path: Path) -> None:
-    """What is said in our terms goes before what a `ProfileKwargs` says."""
+    """Arguments take precedence over a `ProfileKwargs`."""
     profile = ProfileKwargs(**OPTIONS, output_trace_dir=str(tmp_path / "theirs"))
     made = accelerator()
     training = Training(attached(made, tmp_path / "out", profile=profile, wait=0, warmup=0, active=2))
@@ -317,7 +317,7 @@ def test_own_arguments_before_the_profile(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments() -> None:
-    """What is not accepted fails at once and leaves the accelerator alone."""
+    """Wrong arguments fail at once and leave the accelerator unchanged."""
     made = accelerator()
     before = dict(vars(made))
     for arguments, message in [
@@ -342,8 +342,8 @@ def broken(*_: Any, **__: Any) -> Any:
     [(integration.AccelerateAdapter, "wrap"), (Profile, "step"), (Loop, "start"), (Loop, "name")],
 )
 @pytest.mark.usefixtures("lenient")
-def test_failures_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-    """Whatever of ours fails, the loop goes through with the same losses."""
+def test_failures_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """If any part of this library fails, the loop has the same losses."""
     expected = Training(accelerator())
     expected.run(4)
     with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""Lightning's Trainer with the callback, the profiler, and neither, from both of its packages."""
+"""Lightning's Trainer with `InstrumentCallback`, from both of its packages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tests.integrations.lightning_support import (  # noqa: F401
     windowed,
 )
 
-# Lightning's own, of small loaders and of what torch no longer likes.
+# Lightning's own warnings, of small loaders and deprecated functions of torch.
 
 
 pytestmark = pytest.mark.filterwarnings(
@@ -55,12 +55,12 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-# The script, in processes of its own.
+# The script, in its own process
 
 
 @pytest.fixture(scope="module", params=["lightning", "pytorch_lightning"])
 def script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What the script printed, and its folder."""
+    """Return what the script printed, and its folder."""
     out = tmp_path_factory.mktemp("script")
     done = run(python(SCRIPT, ["--out", str(out)]), environ({"LIGHTNING": request.param, "COLUMNS": "100"}))
     assert "Where the step went" in done.stderr
@@ -73,7 +73,7 @@ def plain() -> str:
 
 
 def test_script_losses(script: tuple[str, Path], plain: str) -> None:
-    """The losses have the bits that they have without us."""
+    """The losses are the same as without this library, to the last bit."""
     assert plain == script[0]
     assert plain.startswith("steps 6, losses 0x")
 
@@ -100,7 +100,7 @@ checkpoint"""
 
 
 def test_script_regions(script: tuple[str, Path]) -> None:
-    """Two steps were recorded: two batches each, validation and checkpoint between the epochs apart."""
+    """Two steps of two batches each are recorded, with validation and checkpoint between the epochs."""
     first, second = (f"ProfilerStep#{number}{part}" for number, part in ((3, BETWEEN + STEP), (4, STEP)))
     expected = "\n".join(part.replace("\n", "\n  ") for part in (first, second))
     events = windowed(script[1])
@@ -111,7 +111,7 @@ def test_script_regions(script: tuple[str, Path]) -> None:
 
 @pytest.mark.nsys
 def test_script_nsight_systems(tmp_path: Path, plain: str) -> None:
-    """The ranges of every step, of the sanity check and of the windows arrive in nsys."""
+    """The report of nsys has the ranges of every step, of the sanity check and of the windows."""
     report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path / "out")])
     assert plain == report.stdout[report.stdout.index("steps") :][: len(plain)]
     names = Counter(found.name for found in nsys.ranges(report.file) if found.domain == "instrument")
@@ -131,12 +131,12 @@ def test_two_processes(tmp_path: Path) -> None:
         assert {"step", "micro-step", "forward", "backward"} <= {event["name"] for event in annotations(trace)}
 
 
-# Steps.
+# Steps
 
 
 @pytest.mark.parametrize("batches, accumulate, epochs", [(1, 1, 1), (4, 2, 1), (5, 2, 2), (3, 4, 2)])
 def test_steps_are_updates(tmp_path: Path, batches: int, accumulate: int, epochs: int) -> None:
-    """There are as many steps as updates, also where the last of an epoch has fewer batches."""
+    """There are as many steps as updates, also if the last of an epoch has fewer batches."""
     ours = callback(tmp_path)
     made = trainer(tmp_path, ours, accumulate_grad_batches=accumulate, max_epochs=epochs)
     made.fit(Module(), data(batches))
@@ -149,7 +149,7 @@ def test_steps_are_updates(tmp_path: Path, batches: int, accumulate: int, epochs
 
 @pytest.mark.parametrize("rare", [False, True])
 def test_two_optimizers(tmp_path: Path, rare: bool) -> None:
-    """A batch that updates two optimizers is one step; resumed, the run goes on with the next."""
+    """A batch that updates two optimizers is one step; a resumed run continues with the next."""
     ours = callback(tmp_path)
     made = trainer(tmp_path, ours)
     made.fit(Manual(rare), data(4))
@@ -165,7 +165,7 @@ def test_two_optimizers(tmp_path: Path, rare: bool) -> None:
 
 
 def test_skipped_updates(tmp_path: Path) -> None:
-    """A step whose update the GradScaler skipped is a step, as for Lightning."""
+    """An update that the GradScaler skips is a step, as for Lightning."""
     from lightning.pytorch.plugins import MixedPrecision
 
     class Infinite(Module):
@@ -182,7 +182,7 @@ def test_skipped_updates(tmp_path: Path) -> None:
 
 
 def test_epoch_cut_short(tmp_path: Path) -> None:
-    """A batch that the module skips together with the rest of the epoch is no step, and its regions are closed."""
+    """A batch that the module skips with the rest of the epoch is not a step, and its regions are closed."""
     module, ours = Module(), callback(tmp_path)
     module.cut = 3
     made = trainer(tmp_path, ours, max_epochs=2, accumulate_grad_batches=2)
@@ -190,12 +190,12 @@ def test_epoch_cut_short(tmp_path: Path) -> None:
     assert (2, [(0, 1)]) == (made.global_step, steps(ours))
     assert left_nothing(made, ours)
     lines = shape(windowed(tmp_path / "out")).splitlines()
-    assert 4 == lines.count("  step")  # in each epoch a whole one and one that was cut short
-    assert 8 == lines.count("    micro-step")  # also the one of the batch that was skipped
+    assert 4 == lines.count("  step")  # in each epoch one complete and one that was cut short
+    assert 8 == lines.count("    micro-step")  # including the skipped batch
 
 
 def test_no_length(tmp_path: Path) -> None:
-    """Steps of a stream of unknown length, whose last batch Lightning knows only when it is there."""
+    """Steps of a stream of unknown length, whose last batch Lightning detects only when it arrives."""
     ours = callback(tmp_path)
     made = trainer(tmp_path, ours, accumulate_grad_batches=2)
 
@@ -208,7 +208,7 @@ def test_no_length(tmp_path: Path) -> None:
 
 
 def test_resumed(tmp_path: Path) -> None:
-    """A resumed run goes on with the number of its next step; nothing of ours is in the checkpoint."""
+    """A resumed run continues with the number of its next step; checkpoints contain nothing of the callback."""
     ours = callback(tmp_path)
     made = trainer(tmp_path, ours, accumulate_grad_batches=2)
     made.fit(Module(), data(6))
@@ -222,11 +222,11 @@ def test_resumed(tmp_path: Path) -> None:
     assert "ProfilerStep#4" in {event["name"] for event in windowed(tmp_path / "resumed" / "out")}
 
 
-# Runs.
+# Runs
 
 
 @PACKAGES
-def test_apart(tmp_path: Path, package: Any, recorded: Any) -> None:
+def test_evaluations_are_regions(tmp_path: Path, package: Any, recorded: Any) -> None:
     """Sanity check, validation, test and prediction are regions; before any training, batches are steps."""
     ours = callback(tmp_path, at=100, active=1, wait=None)
     made = trainer(tmp_path, ours, package=package)
@@ -247,7 +247,7 @@ def test_apart(tmp_path: Path, package: Any, recorded: Any) -> None:
 
 
 def test_twice(tmp_path: Path) -> None:
-    """A second `fit` counts on, and a `fit` that has nothing to do leaves nothing on."""
+    """A second `fit` continues counting, and a `fit` without batches leaves no hook."""
     ours = callback(tmp_path, at=3, active=1, wait=None)
     made, module = trainer(tmp_path, ours), Module()
     made.fit(module, data(2))
@@ -263,7 +263,7 @@ def test_twice(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("as_profiler", [False, True])
 def test_training_fails(tmp_path: Path, error: BaseException, raised: type, as_profiler: bool) -> None:
-    """A step that raises leaves no region open and no profiler running, and what was recorded is there."""
+    """A step that raises leaves no region open and no profiler running, and the recording is kept."""
 
     def fail(index: int) -> None:
         if index == 1:
@@ -287,14 +287,14 @@ def test_training_fails(tmp_path: Path, error: BaseException, raised: type, as_p
     if as_profiler:
         assert "Where the step went" in ours.summary()
 
-    made.fit(Module(), data(3))  # the next run is as if nothing was
+    made.fit(Module(), data(3))  # the next run is not affected
     assert left_nothing(made, ours)
 
 
 @pytest.mark.usefixtures("lenient")
 @pytest.mark.parametrize("broken", ["Patch", "annotate", "profile"])
-def test_our_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """What fails in our code neither stops the training nor changes it."""
+def test_failures_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """A failure of this library neither stops the training nor changes it."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("ours")
@@ -318,14 +318,14 @@ def test_our_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: st
 
 
 def test_fast_dev_run(tmp_path: Path) -> None:
-    """A run of one batch ends before the window, which the manifest says."""
+    """A run of one batch ends before the window, as the manifest says."""
     ours = InstrumentCallback(tmp_path / "out", wait=2, warmup=1, active=1)
     trainer(tmp_path, ours, fast_dev_run=True).fit(Module(), data(3), data(1))
     assert ["not reached"] == [window["status"] for window in ours.loop.windows]
 
 
 def test_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switched off, nothing is patched and nothing begins."""
+    """With INSTRUMENT=0 nothing is patched and no loop starts."""
     monkeypatch.setattr("instrument.config.settings.enabled", False)
     ours, module, seen = callback(tmp_path), Module(), []
     made = trainer(tmp_path, ours)
@@ -334,12 +334,12 @@ def test_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [True, True] == seen
 
 
-# What it is.
+# Construction
 
 
 @PACKAGES
-def test_of_both_packages(tmp_path: Path, package: Any) -> None:
-    """Any Trainer takes the callback, also bare, and the profiler; what is subclassed, too."""
+def test_both_packages(tmp_path: Path, package: Any) -> None:
+    """The Trainers of both packages accept the callback, also its class, the profiler, and subclasses."""
 
     class Mine(InstrumentCallback):
         pass
@@ -353,7 +353,7 @@ def test_of_both_packages(tmp_path: Path, package: Any) -> None:
 
 
 def test_copies(tmp_path: Path) -> None:
-    """A Trainer with ours in it can be pickled, as for processes that it spawns, and copied, also after a run."""
+    """A Trainer with a callback can be copied and pickled, as for spawned processes, also after a run."""
     ours, profiler = callback(tmp_path, tell=None), InstrumentProfiler(tmp_path / "profiler", wait=3, active=1)
     made = trainer(tmp_path, ours)
     made.fit(Module(), data(1))
@@ -370,7 +370,7 @@ def test_copies(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
-    """What is not accepted is said at once."""
+    """Wrong arguments fail at once."""
     for kind in (InstrumentCallback, InstrumentProfiler):
         with pytest.raises(ValueError, match="active must be an integer >= 1"):
             kind(tmp_path, active=0)
@@ -379,14 +379,14 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 
 def test_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Lightning the constructor says how to get it."""
+    """Without Lightning, the error says how to install it."""
     monkeypatch.setattr(packages_module, "PACKAGES", ("no_such_package.pytorch", "no_such_package"))
     with pytest.raises(ImportError, match="Lightning is not installed: pip install lightning"):
         InstrumentCallback(tmp_path)
 
 
 def test_summary_goes_to_the_log(tmp_path: Path, caplog: Any, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning's log has the summary, standard error where that log is silenced."""
+    """The summary goes to Lightning's log, or to standard error if that log is silenced."""
     logger = logging.getLogger("lightning.pytorch")
     monkeypatch.setattr(logger, "propagate", True)
     for level, logged in ((logging.INFO, True), (logging.ERROR, False)):

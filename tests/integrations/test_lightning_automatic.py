@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The environment asks for windows in this folder."""
+    """Request windows in this folder by the environment."""
     plan = {"out": str(tmp_path / "asked"), "wait": 0, "warmup": 0, "active": 2}
     monkeypatch.setenv("INSTRUMENT_RUN", json.dumps(plan))
     environment.loop_from_environment.cache_clear()
@@ -57,8 +57,8 @@ def automatic(trainer: Any) -> list[Any]:
 
 
 @PACKAGES
-def test_nothing_is_asked(tmp_path: Path, package: Any) -> None:
-    """Without the environment variable a Trainer gets nothing, and its class stays as it is."""
+def test_not_requested(tmp_path: Path, package: Any) -> None:
+    """Without the environment variable a Trainer gets no callback, and its class is unchanged."""
     before = package.Trainer.__init__
     install()
     assert (before, []) == (package.Trainer.__init__, callbacks())
@@ -67,7 +67,7 @@ def test_nothing_is_asked(tmp_path: Path, package: Any) -> None:
 
 @PACKAGES
 def test_installed(tmp_path: Path, asked: Path, package: Any) -> None:
-    """Each Trainer has one callback that drives the loop of the process, however often it was installed."""
+    """Each Trainer has one callback that drives the loop of the process, after any number of installs."""
     install()
     install()
     made = trainer(tmp_path, package=package)
@@ -76,8 +76,8 @@ def test_installed(tmp_path: Path, asked: Path, package: Any) -> None:
     assert {"step", "forward", "backward"} <= {event["name"] for event in windowed(asked)}
 
 
-def test_explicit_ones_win(tmp_path: Path, asked: Path) -> None:
-    """The first callback, or the profiler, that somebody wrote is the only one that works."""
+def test_explicit_callbacks_take_precedence(tmp_path: Path, asked: Path) -> None:
+    """A callback or profiler in the program takes precedence, the first of several."""
     install()
     ours, second = callback(tmp_path), callback(tmp_path / "second")
     made = trainer(tmp_path, AutomaticCallback(), ours, second)
@@ -92,7 +92,7 @@ def test_explicit_ones_win(tmp_path: Path, asked: Path) -> None:
 
 
 def test_within_another_loop(tmp_path: Path, asked: Path) -> None:
-    """An evaluation within a loop that is told by others is a region of it and does not end it."""
+    """An evaluation inside a loop that something else drives is a region of it, and does not stop it."""
     loop = environment.loop_from_environment()
     loop.start()
     try:
@@ -109,7 +109,7 @@ def test_within_another_loop(tmp_path: Path, asked: Path) -> None:
 
 
 def test_wrong_environment(tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the environment asks for in vain stops no Trainer."""
+    """A wrong environment variable does not stop a Trainer."""
     monkeypatch.setenv("INSTRUMENT_RUN", '{"active": 0}')
     environment.loop_from_environment.cache_clear()
     install()
@@ -118,7 +118,7 @@ def test_wrong_environment(tmp_path: Path, asked: Path, monkeypatch: pytest.Monk
 
 
 def test_entry_point_is_light() -> None:
-    """Loading the entry point imports no more than a few small modules of ours."""
+    """Loading the entry point imports only a few small modules of this library."""
     code = """
 import sys
 import instrument.integrations.lightning as door
@@ -133,7 +133,7 @@ print(sorted({"torch", "lightning", "pytorch_lightning", "structlog", "wrapt"} &
 
 @pytest.mark.parametrize("method", ["validate", "test", "predict"])
 def test_evaluation_by_itself(tmp_path: Path, method: str) -> None:
-    """Without a training before it, its batches are the steps."""
+    """In an evaluation without a training before it, the batches are the steps."""
     ours = callback(tmp_path, wait=1, active=2, repeat=1)
     made = trainer(tmp_path, ours)
     getattr(made, method)(Module(), data(5), **({} if method == "predict" else {"verbose": False}))
@@ -144,7 +144,7 @@ def test_evaluation_by_itself(tmp_path: Path, method: str) -> None:
 
 
 def test_evaluation_too_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What records nothing says so, with the reason."""
+    """An evaluation that records nothing logs the reason."""
     ours = callback(tmp_path, wait=50, active=2, repeat=1)
     trainer(tmp_path, ours).validate(Module(), data(3), verbose=False)
     (said,) = [record.getMessage() for record in caplog.records if record.name == "instrument"]

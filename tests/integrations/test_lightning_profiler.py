@@ -72,7 +72,7 @@ def test_profiler(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_profiler_of_a_run_that_fails(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report is logged all the same, which Lightning leaves out."""
+    """The report is logged, although Lightning omits it."""
     logger = logging.getLogger("lightning.pytorch")
     monkeypatch.setattr(logger, "propagate", True)
     logger.setLevel(logging.INFO)
@@ -84,7 +84,7 @@ def test_profiler_of_a_run_that_fails(tmp_path: Path, caplog: Any, monkeypatch: 
 
 
 def test_profiler_actions_left_open(tmp_path: Path, recorded: Any) -> None:
-    """Actions that nobody stopped, or stopped in another order, or twice, end with the one around them."""
+    """Actions that are not stopped, stopped in another order, or twice, end with the enclosing one."""
     ours = InstrumentProfiler(tmp_path)
     made = trainer(tmp_path, profiler=ours)
     module = Module()
@@ -105,7 +105,7 @@ def test_profiler_actions_left_open(tmp_path: Path, recorded: Any) -> None:
 
 
 def test_callback_and_profiler(tmp_path: Path, caplog: Any) -> None:
-    """Together they record one window, with each part of a step in it once."""
+    """Together, callback and profiler record one window, in which each part of a step occurs once."""
     ours = callback(tmp_path)
     made = trainer(tmp_path, ours, profiler=InstrumentProfiler(tmp_path / "other", wait=0, active=1))
     made.fit(Module(), data(2))

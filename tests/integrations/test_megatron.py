@@ -1,4 +1,4 @@
-"""megatron-core and megatron.training: what `attach` shows of them, and that it is gone afterwards."""
+"""The Megatron adapter on the real megatron-core: regions, steps, and that `detach` undoes everything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.programs import python, run
 pytest.importorskip("megatron.core")
 from tests.integrations.megatron_support import FOLDER, PATH, SCRIPT, losses, outline, recorded_steps
 
-# The script, run by hand, under torchrun and under nsys.
+# The script, alone, under torchrun and under nsys
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ SHOWN = (
 
 
 def test_regions_of_a_step(plain: list[str], tmp_path: Path) -> None:
-    """The script's trace is the expected tree for each step, and its losses are those without us, bit by bit."""
+    """The trace has the expected tree for each step, and the losses are those without this library, bit by bit."""
     env = clean({"OMP_NUM_THREADS": "1"})
     done = run(python(SCRIPT, ["--cpu", "--out", str(tmp_path)]), env)
     assert losses(done.stdout) == plain
@@ -118,7 +118,7 @@ def torchrun(script_args: list[str], env: dict[str, str]) -> str:
 
 
 def test_interleaved_pipeline(tmp_path: Path) -> None:
-    """Two ranks with two chunks each: micro-batches and their communication, each in the phase it is of."""
+    """Two ranks with two chunks each: micro-batches and their communication, each in its phase."""
     args = ["--pipeline", "2", "--chunks", "2", "--iterations", "4", "--out", str(tmp_path)]
     annotated = losses(torchrun(args, {}))
     assert annotated == losses(torchrun(args, {"INSTRUMENT": "0"}))
@@ -137,7 +137,7 @@ def test_interleaved_pipeline(tmp_path: Path) -> None:
 
 @pytest.mark.nsys
 def test_nsight_systems(plain: list[str], tmp_path: Path) -> None:
-    """The ranges are in the report, with micro-batch and stage, and Megatron's own are not drawn a second time."""
+    """The report has the ranges, with micro-batch and stage, and none of Megatron's own in addition."""
     report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--cpu"], env={"OMP_NUM_THREADS": "1"})
     assert losses(report.stdout) == plain
     ranges = nsys.ranges(report.file)
@@ -149,12 +149,12 @@ def test_nsight_systems(plain: list[str], tmp_path: Path) -> None:
     assert {found.domain for found in ranges} == {"instrument"}
 
 
-# In this process: the real megatron.core on the CPU.
+# In this process: the real megatron.core on the CPU
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    """The script as a module, with one process in the group."""
+    """Return the script as a module, with one process in the group."""
     sys.path.insert(0, str(FOLDER))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -178,7 +178,7 @@ def parallel(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> It
 def train(
     script: ModuleType, optimizer: Any = None, iterations: int = 5, told: Callable[[], None] | None = None
 ) -> Any:
-    """A loop of megatron.core's own parts; returns the losses."""
+    """Train in a loop of megatron.core's own parts; return the losses."""
     with script.no_cuda(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
@@ -203,8 +203,8 @@ def train(
         return found
 
 
-def everything_of_megatrons() -> dict[str, Any]:
-    """What can be replaced, by name."""
+def replaceable_attributes() -> dict[str, Any]:
+    """Return everything that can be replaced, by name."""
     found = {}
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith("megatron.") or module_name in ("train", "__main__"):
@@ -217,20 +217,20 @@ def everything_of_megatrons() -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["megatron", "torch", "told", "told too"])
 def test_steps_of_a_loop(kind: str, script: ModuleType, parallel: None, tmp_path: Path) -> None:
-    """Each optimizer step is one step, whoever tells, and what was replaced is put back."""
+    """Each optimizer step is one step, whatever counts it, and everything replaced is restored."""
     plain = train(script, (lambda model: torch.optim.SGD(model.parameters(), 0.1)) if kind == "torch" else None)
-    before = everything_of_megatrons()
+    before = replaceable_attributes()
     with attach(tmp_path, wait=1, warmup=0, active=2, repeat=2, first_step=10) as attached:
         own = {"torch": lambda model: torch.optim.SGD(model.parameters(), 0.1)}.get(kind)
         assert train(script, own, told=attached.step if kind.startswith("told") else None) == plain
     assert recorded_steps(attached) == [[11, 12]]
     assert [entry["steps"] for entry in attached.windows] == [[11, 12], [14, 14]]
-    after = everything_of_megatrons()
+    after = replaceable_attributes()
     assert [name for name in before if after[name] is not before[name]] == []
 
 
 def test_second_use(script: ModuleType, parallel: None, tmp_path: Path) -> None:
-    """Another call takes the place of the first; both record."""
+    """A second adapter detaches the first; both record."""
     first = attach(tmp_path / "a", wait=0, warmup=0, active=1)
     train(script, iterations=2)
     second = attach(tmp_path / "b", wait=0, warmup=0, active=1)
@@ -242,10 +242,10 @@ def test_second_use(script: ModuleType, parallel: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("lenient")
-def test_failure_of_ours(
+def test_failures_of_the_library(
     script: ModuleType, parallel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on, with the same losses."""
+    """The training continues, with the same losses."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("ours")
@@ -262,9 +262,9 @@ def test_failure_of_ours(
 def test_error_in_a_step(
     script: ModuleType, parallel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reaches the caller; nothing stays open, on or replaced."""
+    """The error reaches the caller; nothing stays open, active or replaced."""
     mlp = importlib.import_module("megatron.core.transformer.mlp").MLP
-    before = everything_of_megatrons()
+    before = replaceable_attributes()
 
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
@@ -275,7 +275,7 @@ def test_error_in_a_step(
     assert [entry["status"] for entry in attached.windows] == ["partial"]
     assert len(attached.ranges) == 0
     monkeypatch.undo()
-    assert everything_of_megatrons() == before
+    assert replaceable_attributes() == before
     shown = r"forward|TransformerLayer|megatron.*layer.*"
     layer = "transformer.transformer_layer._forward_"
     assert outline(tmp_path, shown) == ["forward", "  TransformerLayer", *(f"    {layer}{part}" for part in (
@@ -284,7 +284,7 @@ def test_error_in_a_step(
 
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path: Path) -> None:
-    """The script trains without the CPU's help, and its regions have GPU time."""
+    """The script trains on the GPU, and its regions have GPU time."""
     env = {"OMP_NUM_THREADS": "1"}
     plain = run(python(SCRIPT, ["--out", str(tmp_path / "plain")]), clean({"INSTRUMENT": "0", **env}))
     done = run(python(SCRIPT, ["--out", str(tmp_path / "out")]), clean(env))

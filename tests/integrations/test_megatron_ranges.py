@@ -21,7 +21,7 @@ from tests.integrations.megatron_support import PATH
 
 
 class Recorder:
-    """An emitter that nests ranges as NVTX does: what is closed is what was opened last."""
+    """An emitter that nests ranges like NVTX: it closes the range opened last."""
 
     name = "recorder"
 
@@ -64,7 +64,7 @@ PROGRAMS = st.recursive(
 
 
 def test_balanced_whatever_they_do() -> None:
-    """Pushes without pops, pops of others or of none, exceptions: ranges nest, and all end with what is around."""
+    """Ranges nest, and all end with the enclosing one, despite missing or wrong pops and exceptions."""
     from megatron.core import utils
 
     around = region.make("around", None, None, None, None)
@@ -80,7 +80,7 @@ def test_balanced_whatever_they_do() -> None:
                 function = utils.nvtx_range_push if action.startswith("push") else utils.nvtx_range_pop
                 before = list(recorder.open)
                 function(**{"suffix" if "suffix" in action else "msg": what})
-                if action.startswith("pop"):  # nothing but it and what is inside is closed
+                if action.startswith("pop"):  # only the range and those inside it are closed
                     assert before[: len(recorder.open)] == recorder.open
                 else:
                     assert recorder.open[-1].endswith(what)
@@ -103,7 +103,7 @@ def test_balanced_whatever_they_do() -> None:
 
 
 def test_returned_early(recorder: Recorder) -> None:
-    """A range that a function left open is over when the function is, by the next range at the latest."""
+    """A range that a function left open ends with the function, at the latest at the next range."""
     from megatron.core.utils import nvtx_range_pop, nvtx_range_push
 
     def early() -> None:
@@ -128,7 +128,7 @@ def test_returned_early(recorder: Recorder) -> None:
 
 
 def test_imported_by_name(recorder: Recorder) -> None:
-    """Whoever imported the functions before or after, calls ours while attached, and theirs afterwards."""
+    """Modules that imported the functions by name, before or after, call the replacements while attached."""
     from megatron.core import utils
     from megatron.core.transformer import mlp
 
@@ -143,8 +143,8 @@ def test_imported_by_name(recorder: Recorder) -> None:
     del sys.modules["late"]
 
 
-def test_their_nvtx_is_on(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With their ranges turned on nothing shows twice: torch.cuda.nvtx is not called."""
+def test_megatrons_nvtx_is_on(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Megatron's NVTX profiling on, nothing shows twice: torch.cuda.nvtx is not called."""
     from megatron.core import utils
 
     called: list[str] = []
@@ -153,7 +153,7 @@ def test_their_nvtx_is_on(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -
     try:
         with attach(at=1000):
             utils.nvtx_range_push("range")
-            utils.nvtx_range_pop("another")  # which theirs raises ValueError for
+            utils.nvtx_range_pop("another")  # Megatron's raises ValueError for these
             utils.nvtx_range_pop("range")
             utils.nvtx_range_pop("range")  # and RuntimeError
     finally:
@@ -162,7 +162,7 @@ def test_their_nvtx_is_on(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_decorated(recorder: Recorder) -> None:
-    """What Megatron decorates is a region, decorated before or after, with its message, and not afterwards."""
+    """Functions decorated before or after `attach` are regions, with their messages, until `detach`."""
     from megatron.core import utils
     from megatron.core.fusions.fused_bias_swiglu import SwiGLUFunction
 

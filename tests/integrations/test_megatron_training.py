@@ -23,7 +23,7 @@ from tests.integrations.megatron_support import outline, recorded_steps
 
 
 class Training:
-    """A model, what trains it, and ``megatron.training`` of the tests' own making."""
+    """A model and its training, with a ``megatron.training`` made for the tests."""
 
     def __init__(self) -> None:
         self.module = importlib.import_module("megatron.training.training")
@@ -52,7 +52,7 @@ class Training:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """``megatron.training`` can be imported, and was not."""
+    """Make ``megatron.training`` importable, but do not import it."""
     megatron_training.install(tmp_path / "site")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     yield
@@ -84,7 +84,7 @@ PROFILE = {"profile": True, "profile_step_start": 10, "profile_step_end": 12, "t
     ids=str,
 )  # fmt: skip
 def test_profile_arguments(package: None, tmp_path: Path, args: dict[str, Any], steps: list[Any]) -> None:
-    """The iterations from start up to end are recorded, also on resume, and not by Megatron as well."""
+    """The iterations from start to before end are recorded, also in a resumed run, and not by Megatron too."""
     with attach(tmp_path / "out", modules=False) as attached:
         training = Training()
         training.pretrain(**args)
@@ -95,7 +95,7 @@ def test_profile_arguments(package: None, tmp_path: Path, args: dict[str, Any], 
 
 
 def test_profile_with_a_plan(package: None, tmp_path: Path) -> None:
-    """A plan of ours is followed instead, still by one profiler."""
+    """A plan given to `attach` is followed instead, by one profiler."""
     with (
         attach(tmp_path / "out", wait=2, warmup=0, active=1, modules=False) as attached,
         warnings.catch_warnings(),
@@ -109,7 +109,7 @@ def test_profile_with_a_plan(package: None, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torchs", [False, True])
 def test_profile_of_nothing(package: None, tmp_path: Path, torchs: bool) -> None:
-    """Arguments that name no iteration are Megatron's own to answer."""
+    """Arguments that contain no iteration are left to Megatron."""
     args = PROFILE | {"profile_step_end": 10, "use_pytorch_profiler": torchs, "train_iters": 11}
     with attach(tmp_path / "out", modules=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -135,7 +135,7 @@ def test_regions_of_an_iteration(package: None, tmp_path: Path, imported: str) -
 
 
 def test_last_iteration(package: None, tmp_path: Path) -> None:
-    """A window that the training ends in holds the last iteration; a second training goes on counting."""
+    """A window in which the training ends contains the last iteration; a second training continues counting."""
     with attach(tmp_path / "out", wait=1, warmup=0, active=3, repeat=2, modules=False) as attached:
         training = Training()
         training.pretrain(train_iters=3)
@@ -145,7 +145,7 @@ def test_last_iteration(package: None, tmp_path: Path) -> None:
 
 
 def test_error_in_an_iteration(package: None, tmp_path: Path) -> None:
-    """It reaches the caller; the profiler is off, nothing is open, and what was recorded is kept."""
+    """The error reaches the caller; the profiler is off, no region is open, and the recording is kept."""
     with attach(tmp_path / "out", wait=1, warmup=0, active=4) as attached:
         training = Training()
         training.fail_at = 3
@@ -161,7 +161,7 @@ def test_error_in_an_iteration(package: None, tmp_path: Path) -> None:
 
 
 def test_by_environment(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lenient: None) -> None:
-    """`install` drives the loop that the environment asks for, and gives way to `attach`."""
+    """`install` drives the loop that the environment requests, and yields to `attach`."""
     arguments = {"out": str(tmp_path / "out"), "wait": 0, "warmup": 0, "active": 1, "modules": False}
     monkeypatch.setenv(RUN, json.dumps(arguments))
     for cache in (environment.loop_from_environment, install):
@@ -186,7 +186,7 @@ def test_by_environment(package: None, tmp_path: Path, monkeypatch: pytest.Monke
             MegatronAdapter._current.detach()
 
 
-def test_nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the environment variable nothing is attached."""
     monkeypatch.delenv(RUN, raising=False)
     for cache in (environment.loop_from_environment, install):
@@ -197,7 +197,7 @@ def test_nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong ones fail at once; so does a missing Megatron, with the cure."""
+    """Wrong arguments fail at once; so does a missing Megatron, with the command that installs it."""
     with pytest.raises(ValueError, match='"first_step" must be an integer >= 0: -1'):
         attach(first_step=-1)
     with pytest.raises(ValueError, match='"modules" must be'):
