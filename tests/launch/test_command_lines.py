@@ -207,7 +207,7 @@ def test_a_report_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_percent_signs_in_the_folder_stay(tmp_path: Path) -> None:
-    """nsys and ncu would replace what follows a percent sign."""
+    """Nsys and ncu would replace what follows a percent sign."""
     asked = request(tmp_path / "100%q")
     for name, shown in (("nsys", "100%%q"), ("ncu", "100%%q"), ("rocprof", "100%q")):
         line = command_line(name, asked, tool(name))

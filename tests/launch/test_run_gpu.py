@@ -72,7 +72,7 @@ def launched(
 
 @pytest.mark.parametrize("scope", [True, False])
 def test_ncu_measures_the_whole_backward_pass(tmp_path: Path, scope: bool) -> None:
-    """ncu finds the kernels that autograd's thread launches for each cosine, also without the scope."""
+    """Ncu finds the kernels that autograd's thread launches for each cosine, also without the scope."""
     pytest.importorskip("nvtx")
     real = shutil.which("ncu")
     if real is None:

@@ -176,7 +176,7 @@ def test_signals_that_end_the_program(script: Path, number: int, code: int) -> N
 
 
 def test_a_window_that_never_opened(tmp_path: Path) -> None:
-    """nsys silently writes no report: the likely reason is printed, and the program's exit code returned."""
+    """Nsys silently writes no report: the likely reason is printed, and the program's exit code returned."""
     line = launching("nsys", tmp_path, [sys.executable, "-c", "print(1); raise SystemExit(6)"])
     done = run(line, environment(), check=False)
     assert 6 == done.returncode
