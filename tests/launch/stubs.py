@@ -121,11 +121,11 @@ def request(tmp_path: Path, *words: str, windows: int | None = 2, **others: Any)
 LAUNCH = """
 import json, os, sys
 from pathlib import Path
-from instrument.launch.vendor import Request, launch
+from instrument.launch.vendor import LaunchRequest, launch
 
 arguments = json.loads(sys.argv[2])
 arguments["out"] = Path(arguments["out"])
-sys.exit(launch(sys.argv[1], Request(environment=dict(os.environ), **arguments)))
+sys.exit(launch(sys.argv[1], LaunchRequest(environment=dict(os.environ), **arguments)))
 """
 
 

@@ -45,7 +45,7 @@ def tool(name: str, *version: int) -> Tool:
 def command_line(*arguments: Any) -> list[str]:
     """Return the command line without the shells that separate the output of nsys from the program's."""
     line = vendor.command_line(*arguments)
-    for shell in (nsys._ASIDE, nsys._BACK):
+    for shell in (nsys._HIDE_STDOUT, nsys._RESTORE_STDOUT):
         at = next((at for at in range(len(line)) if line[at : at + len(shell)] == [*shell]), len(line))
         line = line[:at] + line[at + len(shell) :]
     return line

@@ -36,7 +36,7 @@ def summarize(
         list[str],
         typer.Argument(metavar="TRACE...", help="Files, '-', or folders or patterns of the ranks' files."),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers, exact, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON, unrounded.")] = False,
     collectives: Annotated[
         str,
         typer.Option(

@@ -78,7 +78,7 @@ class Adapter:
         with guard.contained(self.feature):
             if settings.enabled and not (self.attached or self._inert):
                 self.detach_first_at_exit()
-                self.attached = True
+                self.attached, self.step_complete = True, False
                 try:
                     self.install_hooks()
                 except BaseException:
