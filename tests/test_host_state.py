@@ -207,10 +207,10 @@ def in_torchtitan(ours):
             for _ in range(6):
                 self.train_step()
     loop = Trainer()
-    attachment = torchtitan.attach("out", trainer=loop, **PLAN) if ours else None
+    adapter = torchtitan.attach("out", trainer=loop, **PLAN) if ours else None
     loop.train()
     if ours:
-        attachment.remove()
+        adapter.detach()
 
 def with_server(ours):
     from instrument.integrations.server import Server

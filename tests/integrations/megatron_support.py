@@ -32,8 +32,8 @@ def outline(folder: Path, keep: str, rank: int = 0) -> list[str]:
     return lines
 
 
-def recorded_steps(attachment: MegatronAdapter) -> list[Any]:
-    return [entry["steps"] for entry in attachment.windows if entry["status"] == "recorded"]
+def recorded_steps(adapter: MegatronAdapter) -> list[Any]:
+    return [entry["steps"] for entry in adapter.windows if entry["status"] == "recorded"]
 
 
 def losses(text: str) -> list[str]:

@@ -40,7 +40,7 @@ def help_of(tool: Tool, *words: str) -> str:
     return done.stdout
 
 
-def find(name: str) -> Tool | None:
+def find_tool(name: str) -> Tool | None:
     """Return the tool ``name`` of `COMMANDS` that is on ``PATH``; None if it is not installed."""
     path = shutil.which(COMMANDS[name])
     if path is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..config import LAUNCHED
 from ..errors import LaunchError
 from . import outcome
-from .installed import Tool, find
+from .installed import Tool, find_tool
 from .ncu import Ncu
 from .nsys import Nsys
 from .process import run
@@ -73,7 +73,7 @@ def _prepared(profiler: str, request: LaunchRequest, tool: Tool | None) -> _Prep
     if profiler not in VENDORS:
         raise ValueError(f'"profiler" must be one of {", ".join(VENDORS)}: {profiler!r}')
     vendor = VENDORS[profiler]
-    tool = tool or find(profiler)
+    tool = tool or find_tool(profiler)
     if tool is None:
         raise LaunchError(f"{vendor.title} is not installed or not on PATH; get it from {vendor.get}")
     if not request.command:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..report.console import line
-from .installed import Tool, find
+from .installed import Tool, find_tool
 from .request import LaunchRequest
 
 
@@ -36,7 +36,7 @@ class Vtune:
 
     def show(self, reports: Sequence[Path], console: Console) -> None:
         """Print VTune's own summary."""
-        tool = find("vtune")
+        tool = find_tool("vtune")
         if tool is not None:
             command = [tool.path, "-report", "summary", "-r", str(reports[0])]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")

@@ -100,9 +100,9 @@ class Machine:
         return str(found.version) if found else ""
 
     def tool(self, name: str) -> Tool | None:
-        """Return an installed profiler, as `installed.find` does."""
+        """Return an installed profiler, as `installed.find_tool` does."""
         if name not in self._tools:
-            self._tools[name] = installed.find(name)
+            self._tools[name] = installed.find_tool(name)
         return self._tools[name]
 
     @property
