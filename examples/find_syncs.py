@@ -1,4 +1,4 @@
-"""Find three lines that make the CPU wait for the GPU, on a machine that has none."""
+"""Find three lines that make the CPU wait for the GPU, on a machine without one."""
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ def train_without_waiting(steps: int = 4) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     history = []
     for _ in range(steps):
-        batch = torch.randint(256, (8, 32)).pin_memory()  # in a training: DataLoader(..., pin_memory=True)
+        batch = torch.randint(256, (8, 32)).pin_memory()  # in training: DataLoader(..., pin_memory=True)
         tokens = batch.to("cuda", non_blocking=True)
         with instrument.annotate("forward"):
             logits = model(tokens)

@@ -1,4 +1,4 @@
-"""Profile a matrix product and an addition: small or large, cold or warm, eager or compiled."""
+"""Profile a matmul and an addition: small or large, cold or warm, eager or compiled."""
 
 import argparse
 from pathlib import Path
@@ -26,7 +26,7 @@ def main() -> None:
     x, w, b = torch.randn(3, args.size, args.size, dtype=DTYPES[args.dtype], device=device)
     step = torch.compile(matmul_add) if args.compile else matmul_add
 
-    # Cold, the very first call is recorded, with everything that happens only once.
+    # Cold: the first call is recorded, with the work that is done only once.
     wait, warmup = (2, 1) if args.warmup else (0, 0)
     start, mode = "warm" if args.warmup else "cold", "compiled" if args.compile else "eager"
     name = f"{args.size}_{args.dtype}_{start}_{mode}"

@@ -1,4 +1,4 @@
-"""Train a small transformer to repeat what it reads, on a GPU where there is one."""
+"""Train a small transformer to repeat its input, on a GPU if there is one."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The transformer that nobody edited, its layers named from outside: three lines more than transformer.py."""
+"""The unchanged transformer, its layers named from outside: three lines more than transformer.py."""
 
 import argparse
 

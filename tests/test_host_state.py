@@ -116,12 +116,12 @@ def reading():
 
 def server():
     server = Server("out", active=2, file="trigger", signal=signal.SIGUSR2)
-    server.start(net)
+    server.attach(net)
     server.step()
     signal.raise_signal(signal.SIGUSR2)
     for _ in range(5):
         server.step()
-    server.close()
+    server.detach()
 
 def wrong():
     for call in (lambda: instrument.profile(3), lambda: instrument.schedule("x"), lambda: instrument.steps(3)):
@@ -171,7 +171,7 @@ def in_accelerate(ours):
         state._reset_state()
     accelerator = Accelerator(cpu=True)
     if ours:
-        accelerate.instrumented(accelerator, "out", **PLAN)
+        accelerate.attach("out", accelerator=accelerator, **PLAN)
     net = Net()
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
     for _ in range(6):
@@ -207,21 +207,21 @@ def in_torchtitan(ours):
             for _ in range(6):
                 self.train_step()
     loop = Trainer()
-    attachment = torchtitan.attach("out", trainer=loop, **PLAN) if ours else None
+    adapter = torchtitan.attach("out", trainer=loop, **PLAN) if ours else None
     loop.train()
     if ours:
-        attachment.remove()
+        adapter.detach()
 
 def with_server(ours):
     from instrument.integrations.server import Server
     net, server = Net(), Server("out", active=2, on_summary=lambda text: None)
     if ours:
-        server.start(net)
+        server.attach(net)
         server.start_profile()
     for _ in range(6):
         net(torch.randn(2, 4))
         server.step()
-    server.close()
+    server.detach()
 
 EXPECTED = {"sys.meta_path"}
 changed = {}

@@ -26,7 +26,7 @@ from instrument import compat
 from instrument.dryrun.cuda import PretendedCuda
 from instrument.dryrun.session import running
 from instrument.exporters.sessions import OpenRanges
-from instrument.integrations.attachment import Attachment
+from instrument.integrations.adapter import Adapter
 from instrument.integrations.loop import Loop
 from instrument.modules.compiling import HookSuspension
 from instrument.modules.installer import installer
@@ -160,9 +160,9 @@ def dry_run() -> Owner:
     return Owner(lambda: stack.enter_context(running(False)), stack.close)
 
 
-def attachment() -> Owner:
-    attached, owner = Attachment(Loop("unused")), type("Owner", (), {"call": print})
-    return Owner(lambda: attached.wrap(owner, "call", attached.region("call")), attached.remove)
+def adapter() -> Owner:
+    attached, owner = Adapter(Loop("unused")), type("Owner", (), {"call": print})
+    return Owner(lambda: attached.wrap(owner, "call", attached.in_region("call")), attached.detach)
 
 
 CASES: dict[str, Callable[[], Owner]] = {
@@ -180,7 +180,7 @@ CASES: dict[str, Callable[[], Owner]] = {
     "sources of waits": sources,
     "a pretended GPU": pretended,
     "a dry run": dry_run,
-    "a framework": attachment,
+    "a framework": adapter,
 }
 
 ONCE = ("steps", "steps by forward", "steps by function", "updates", "the outermost model")

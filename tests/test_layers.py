@@ -38,6 +38,12 @@ ORDER = [
     ["descriptors", "sigaction", "stderr"],
     ["interrupts", "printable", "units"],
 ]
+# What adapters may import from other rooms, beside the public names of the package: their internal interface.
+ADAPTER_INTERFACE = {
+    "compat", "config", "errors", "guard", "identity", "interrupts", "log", "patch",
+    "modules.service", "regions.dispatch", "regions.region", "stepping.optimizers",
+    "windows.profile", "windows.schedule", "windows.steps",
+}  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
 
@@ -82,6 +88,17 @@ def test_imports_run_downward(path: Path) -> None:
     for module in imports(path, ast.parse(path.read_text())):
         other = room(module)
         assert other == own or LEVEL[own] < LEVEL[other], f"{'.'.join(name(path))} imports {'.'.join(module)}"
+
+
+def test_integrations_import_an_interface() -> None:
+    """Integrations import the modules of `ADAPTER_INTERFACE` from other rooms, each of them and no other."""
+    imported = {
+        ".".join(module[1:])
+        for path in (SOURCE / "integrations").rglob("*.py")
+        for module in imports(path, ast.parse(path.read_text()))
+        if room(module) != "integrations"
+    }
+    assert imported - {""} == ADAPTER_INTERFACE
 
 
 def test_no_cycles() -> None:

@@ -23,15 +23,15 @@ LEAVING = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="signals a process")
 def test_a_program_that_leaves_a_process_with_its_output(tmp_path: Path) -> None:
-    """What it printed is there when it ends, while that process lives."""
+    """The output is complete when the program ends, while the process lives on."""
     done = run(python(program(LEAVING, tmp_path), ["3"]), environment(), check=False, timeout=30)
-    os.kill(int(done.stdout.split()[0]), signal.SIGKILL)  # raises where it is gone
+    os.kill(int(done.stdout.split()[0]), signal.SIGKILL)  # raises if the process is gone
     assert (3, "warned\n") == (done.returncode, done.stderr)
     assert done.stdout.endswith(" \\xff\n")
 
 
 def test_a_program_that_fails(tmp_path: Path) -> None:
-    """The error shows its exit code and both of its outputs."""
+    """The error shows the exit code and both outputs of the program."""
     with pytest.raises(AssertionError, match="ended with 4\nstdout:\nout\n\nstderr:\nerr\n"):
         run(python(program("import sys; print('out'); print('err', file=sys.stderr); sys.exit(4)", tmp_path)),
             environment())  # fmt: skip

@@ -34,7 +34,7 @@ OPTIONS = WINDOWS | TORCH | NCU | VENDOR | ALWAYS
 
 @pytest.fixture(autouse=True)
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has every tool, and a script."""
+    """Make a machine that has every tool, and a script."""
     for name in ("nsys", "ncu", "rocprofv3", "vtune"):
         path = tmp_path / "bin" / name
         path.parent.mkdir(exist_ok=True)
@@ -51,7 +51,7 @@ def run(*options: str) -> Result:
 
 
 def settings(*options: str) -> dict[str, object]:
-    """What the processes of a run are told."""
+    """Return the settings for the processes of a run."""
     result = run(*options)
     assert result.exit_code == 0, result.stderr
     (text,) = [word for word in shlex.split(result.stdout) if word.startswith("INSTRUMENT_RUN=")]
@@ -70,7 +70,7 @@ def effective(option: str, profiler: Profiler) -> bool:
 
 
 def test_every_option_is_known() -> None:
-    """The cases below hold all options."""
+    """The cases below contain all options."""
     (options,) = [
         command.callback.__annotations__
         for command in app.registered_commands
@@ -83,7 +83,7 @@ def test_every_option_is_known() -> None:
 @pytest.mark.parametrize("profiler", Profiler)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_without_effect_are_refused(option: str, profiler: Profiler) -> None:
-    """An option either has an effect with a profiler, or it is refused in a sentence that names both."""
+    """An option has an effect with a profiler, or is rejected with a message that names both."""
     value = OPTIONS[option]
     words = [f"--{option}" if value is None else f"--{option}={value}"]
     result = run("--profiler", profiler.value, *words)
@@ -97,7 +97,7 @@ def test_options_without_effect_are_refused(option: str, profiler: Profiler) -> 
 
 @pytest.mark.parametrize("profiler", ["nsys", "ncu", "rocprof", "vtune"])
 def test_ranks_of_a_whole_run(profiler: str) -> None:
-    """A vendor's tool records every rank where it records the whole run."""
+    """A vendor's tool that records the whole run records every rank."""
     result = run("--profiler", profiler, "--steps", "all", "--ranks", "0")
     assert result.exit_code == 2
     assert "--ranks has no effect with --steps all" in result.stderr
@@ -114,18 +114,18 @@ def test_ranks_of_a_whole_run(profiler: str) -> None:
     ],
 )
 def test_options_that_change_nothing(options: list[str], said: str) -> None:
-    """One that has no effect beside another is refused, also with a value that is 0 or the default."""
+    """An option that has no effect beside another is rejected, also with the value 0 or the default."""
     result = run(*options)
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr
 
 
 def test_options_of_torch_under_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a tool, which records instead of torch.profiler, the options of the latter are named."""
+    """Under a tool, which records instead of torch.profiler, the latter's options are named as ignored."""
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     assert (
         run("--shapes").stderr
-        == "instrument: this runs under nsight systems; only torch.profiler takes these: --shapes\n"
+        == "instrument: ignored under nsight systems, as only torch.profiler has them: --shapes\n"
     )
     assert run("--shapes", "--profiler", "torch").stderr == ""
 
@@ -144,6 +144,6 @@ def test_options_of_torch_under_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_defaults(options: list[str], plan: tuple[int | None, ...]) -> None:
-    """What is not given of wait, warmup and active is what --help says."""
+    """The defaults of wait, warmup and active are those in --help."""
     found = settings(*options)
     assert plan == tuple(found.get(name) for name in ("wait", "warmup", "active", "repeat"))

@@ -1,4 +1,4 @@
-"""Train a small GPT-2 on random tokens in a loop of one's own, with Accelerate: accumulation and a checkpoint."""
+"""Train a small GPT-2 on random tokens in a hand-written Accelerate loop: gradient accumulation, a checkpoint."""
 
 import argparse
 import tempfile
@@ -12,7 +12,7 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(f"{error}. This script needs it: pip install accelerate transformers") from None
 
-from instrument.integrations.accelerate import instrumented
+from instrument.integrations.accelerate import attach
 
 
 def main() -> None:
@@ -20,10 +20,8 @@ def main() -> None:
     parser.add_argument("--out", default="runs/accelerate")
     options = parser.parse_args()
 
-    accelerator = instrumented(
-        Accelerator(gradient_accumulation_steps=2, cpu=not torch.cuda.is_available()),
-        options.out, wait=1, warmup=1, active=3,
-    )  # fmt: skip
+    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=not torch.cuda.is_available())
+    attach(options.out, accelerator=accelerator, wait=1, warmup=1, active=3)
 
     set_seed(0)
     sizes = {"vocab_size": 512, "n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 2}

@@ -43,7 +43,7 @@ def main() -> None:
             "zero_optimization": {"stage": options.stage},
         },
     )
-    for _ in range(12):  # batches, of which two make a step
+    for _ in range(12):  # batches, two for each step
         inputs, labels = torch.randn(4, 16), torch.randint(4, (4,))
         loss = nn.functional.cross_entropy(engine(inputs.to(engine.device)), labels.to(engine.device))
         engine.backward(loss)

@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
 
 from instrument.integrations.lightning import InstrumentCallback
 
-warnings.filterwarnings("ignore", category=UserWarning)  # of workers, loggers and small batches
+warnings.filterwarnings("ignore", category=UserWarning)  # about workers, loggers and small batches
 logging.getLogger(f"{pl.__name__}.utilities.rank_zero").setLevel(logging.WARNING)
 
 

@@ -1,6 +1,6 @@
-"""Lets megatron-core, whose schedules and optimizers ask for CUDA, run on a machine that has none.
+"""Lets megatron-core, whose schedules and optimizers use CUDA, run on a machine without it.
 
-Not for training: it is there to try a script and to test. What asks for a CUDA device gets the CPU.
+Not for training, but to try a script and for tests. Code that selects a CUDA device gets the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _is_cuda(device: Any) -> bool:
 
 
 class CudaIsCpu(TorchFunctionMode):
-    """Sends tensors that are meant for CUDA to the CPU."""
+    """Places CUDA tensors on the CPU."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -39,7 +39,7 @@ class CudaIsCpu(TorchFunctionMode):
 
 @contextlib.contextmanager
 def no_cuda() -> Iterator[None]:
-    """Run the body with every CUDA device being the CPU."""
+    """Run the body with the CPU in place of every CUDA device."""
     from megatron.core.tensor_parallel import random
 
     def nothing(*_, **__):

@@ -1,4 +1,4 @@
-"""Trains a small GPT with megatron-core alone: its pipeline schedule, its data parallelism, its optimizer.
+"""Train a small GPT with only megatron-core: its pipeline schedule, data parallelism and optimizer.
 
 python train.py --cpu                                      # on a laptop
 torchrun --nproc-per-node 2 train.py --pipeline 2          # on GPUs
@@ -33,7 +33,7 @@ VOCABULARY, LENGTH, MICROBATCHES = 128, 32, 2
 
 
 def build(stages: int, chunks: int) -> list[torch.nn.Module]:
-    """Make the chunks of the model that this rank has."""
+    """Return the chunks of the model on this rank."""
     config = TransformerConfig(
         num_layers=2 * stages * chunks, hidden_size=64, num_attention_heads=4, attention_dropout=0.0,
         hidden_dropout=0.0, bias_activation_fusion=False, masked_softmax_fusion=False, use_cpu_initialization=True,

@@ -15,7 +15,7 @@ VOCABULARY, WIDTH, SLOTS, LENGTH = 256, 64, 4, 48
 
 
 class Model(nn.Module):
-    """One block of GPT-2, with a cache of keys and values for each request that runs."""
+    """One block of GPT-2, with a cache of keys and values for each running request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Model(nn.Module):
 
 
 class Engine:
-    """Runs a prompt that waits, if there is a free slot, or else all requests by one token."""
+    """Runs a waiting prompt if there is a free slot, or else generates one token for each request."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.waiting, self.running, self.done = model, [], {}, 0
@@ -72,11 +72,11 @@ def main() -> None:
     torch.manual_seed(0)
     model = Model().eval()
     server = Server(options.out, active=8, file=f"{options.out}/trigger", signal=signal.SIGUSR2)
-    server.start(model)
+    server.attach(model)
     engine, iteration = Engine(model), 0
     print("ready", flush=True)
     while engine.done < options.requests:
-        if iteration % 10 == 0:  # a request comes in
+        if iteration % 10 == 0:  # a request arrives
             engine.waiting.append(torch.randint(VOCABULARY, (5 + iteration % 7,)).tolist())
         if iteration == 44:
             server.start_profile()  # as a handler of POST /start_profile would, on its own thread
@@ -84,7 +84,7 @@ def main() -> None:
         server.step()
         iteration += 1
         time.sleep(options.pause)
-    server.close()
+    server.detach()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""torchtitan means to run on an accelerator; where there is none, it is told that the CPU is one."""
+"""Makes torchtitan, which needs an accelerator, take the CPU for one on a machine without."""
 
 import torch
 

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-import cpu  # before torchtitan, which asks for the device as it is imported
+import cpu  # before torchtitan, whose import looks up the device
 import torch
 
 try:

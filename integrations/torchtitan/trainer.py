@@ -36,7 +36,7 @@ class Trainer:
     gradient_accumulation_steps = 2
 
     def __init__(self, step=0):
-        self.step = step  # more than 0 where a checkpoint is loaded
+        self.step = step  # more than 0 after loading a checkpoint
         self.model_parts = [Model()]
         self.optimizer = torch.optim.AdamW(self.model_parts[0].parameters(), lr=1e-2)
         self.checkpointer, self.validator = Checkpointer(), Validator()

@@ -1,4 +1,4 @@
-"""Train a small GPT-2 on random tokens with the Trainer: accumulation, an evaluation, a checkpoint."""
+"""Train a small GPT-2 on random tokens with the Trainer: gradient accumulation, an evaluation, a checkpoint."""
 
 import argparse
 import os

@@ -18,7 +18,7 @@ _NCU = "tests/launch/test_run_gpu.py::test_ncu_measures_the_whole_backward_pass"
 _ALONE = (
     "tests/syncs/test_gpu_syncs.py",
     "tests/traces/test_gpu_step_lengths.py",
-    "tests/launch/test_doctor.py",
+    "tests/launch/doctor/test_trials.py",
     "tests/launch/test_run_gpu.py",
 )
 

@@ -38,13 +38,13 @@ def _version(wanted: bool) -> None:
 def command(
     version: Annotated[bool, typer.Option("--version", callback=_version, help="Print the version.")] = False,
 ) -> None:
-    """Record the steps of a program, read what profilers wrote, and find what makes the CPU wait for the GPU."""
+    """Record the steps of a program, summarize traces, and find the lines that make the CPU wait for the GPU."""
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command line."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # names may have letters that the terminal has not
+        sys.stdout.reconfigure(errors="replace")  # the terminal may lack characters of a name
     try:
         app()
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ..windows.training import recorded
-from .test_run import RUN, entries_in, run, write
+from .programs import RUN, entries_in, run, write
 
 TRAIN = """
 import sys
@@ -30,7 +30,7 @@ ROOT = str(Path(__file__).parents[2])
 @pytest.mark.parametrize("warmups", [3, 4])
 @pytest.mark.parametrize("steps", ["3-5", "50-52", "102-104"])
 def test_a_whole_step_in_a_graph(tmp_path: Path, warmups: int, steps: str) -> None:
-    """Replays are steps; the capture is a part of the first; a window ends, at the latest with the program."""
+    """Replays are steps, and the capture is part of the first; a window ends at the latest with the program."""
     write(tmp_path, TRAIN.format(root=ROOT, warmups=warmups))
     done = run(tmp_path, [*RUN, "--steps", steps, "--", "train.py"])
     assert done.stdout.splitlines()[0] == "[] 100", done.stderr
@@ -41,7 +41,7 @@ def test_a_whole_step_in_a_graph(tmp_path: Path, warmups: int, steps: str) -> No
     assert entry["status"] == ("recorded" if last < count else "partial")
     assert recorded(tmp_path / "runs/instrument") == [
         list(range(first, min(last, count) + 1))
-    ]  # one more has begun
+    ]  # another step has begun
 
 
 CALLABLES = """
@@ -64,7 +64,7 @@ print(device.violations, device.replays)
 
 @pytest.mark.parametrize("step_on", ["forward", "backward"])
 def test_a_model_that_became_graphs(tmp_path: Path, step_on: str) -> None:
-    """A call of it is one step, and so is a backward pass; it had no hook when graphs were made."""
+    """A call of the model is one step, and so is a backward pass; the model has no hook while graphs are made."""
     write(tmp_path, CALLABLES.format(root=ROOT))
     done = run(tmp_path, [*RUN, "--step-on", step_on, "--steps", "4-5,8-20", "--", "train.py"])
     assert done.stdout.splitlines()[0] == "[] 18", done.stderr

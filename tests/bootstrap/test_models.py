@@ -1,4 +1,4 @@
-"""`instrument run` finds all models before the first window, and names each the same in all of its steps."""
+"""`instrument run` finds all models before the first window, and each has the same name in all steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from instrument.bootstrap.models import outermost
 from instrument.traces.read import read_trace
 from instrument.traces.summary import summarize
-from tests.bootstrap.test_run import RUN, run, write
+from tests.bootstrap.programs import RUN, run, write
 
 GAN = """
 import torch
@@ -62,7 +62,7 @@ for _ in range(3):
 
 
 def models(folder: Path, program: str, *options: str) -> dict[str, tuple[int, int, bool]]:
-    """The calls of each model, forward and backward, the steps that they are in, and whether some are missing."""
+    """Return the calls of each model, forward and backward, with their steps, and whether some are missing."""
     write(folder, program)
     done = run(folder, [*RUN, *options, "--", "train.py"])
     assert done.returncode == 0, done.stderr
@@ -85,7 +85,7 @@ def test_a_model_whose_optimizer_steps_second(tmp_path: Path) -> None:
 
 
 def test_a_model_whose_optimizer_is_made_in_the_window(tmp_path: Path) -> None:
-    """Its backward is marked, since the forward before was not seen; a model keeps its name in the window."""
+    """Its backward is marked, as the forward before was missed; a model keeps its name in the window."""
     assert models(tmp_path, GAN.format(made=2), "--steps", "1-5") == {
         "Sequential[generator]": (3, 3, False),
         "Sequential": (10, 5, False),
@@ -95,7 +95,7 @@ def test_a_model_whose_optimizer_is_made_in_the_window(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_model_in_step_0(tmp_path: Path) -> None:
-    """The one that is called first has its name from the start."""
+    """The part that is called first has its name from the start."""
     assert models(tmp_path, AGENT, "--steps", "0-2") == {
         "Sequential[actor]": (5, 3, False),
         "Sequential[critic]": (3, 3, False),
@@ -105,7 +105,7 @@ def test_parts_of_a_model_in_step_0(tmp_path: Path) -> None:
 
 
 def test_a_closure_in_step_0(tmp_path: Path) -> None:
-    """The first step begins around the optimizer's, as the others do, and lacks nothing."""
+    """The first step begins around the optimizer's step, as the others do, and is complete."""
     assert models(tmp_path, LBFGS, "--steps", "all") == {
         "Optimizer.step#LBFGS.step/Sequential": (6, 3, False),
         "Optimizer.step#LBFGS.step/backward/Sequential (backward)": (6, 3, False),
@@ -113,7 +113,7 @@ def test_a_closure_in_step_0(tmp_path: Path) -> None:
 
 
 def test_the_outermost_models() -> None:
-    """Models are looked for once for all optimizers; each is there once, and those of a population are few."""
+    """One search finds the models of all optimizers, each once, and only a few of a large population."""
     gc.collect()
     agent = nn.ModuleDict({"actor": nn.Linear(2, 2), "critic": nn.Linear(2, 2)})
     alone, population = nn.Linear(2, 2), [nn.Linear(1, 1) for _ in range(100)]

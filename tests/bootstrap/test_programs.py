@@ -1,4 +1,4 @@
-"""`instrument run` on programs that nobody edited: the right steps, the same output, their regions everywhere."""
+"""`instrument run` on unchanged programs: the right steps, the same output, regions in every profiler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REGIONS = {
     "gan": {
         "Generator": 1, "Discriminator": 3, "backward": 2, "Optimizer.step#Adam.step[g_optimizer]": 1,
         "Optimizer.step#Adam.step[d_optimizer]": 1,
-    },  # the backward of the generator is that of the step before, whose forward no hook saw
+    },  # the generator's backward belongs to the step before, whose forward had no hook
     "ddp": {"DistributedDataParallel": 1, "Linear": 2, "backward": 1, "Optimizer.step#SGD.step": 1},
     "huggingface": {"GPT2LMHeadModel": 2, "GPT2Block": 2, "backward": 2, "Optimizer.step#AdamW.step": 1},
     "lit": {"Linear": 4, "backward": 2, "Optimizer.step#SGD.step": 1},
@@ -44,7 +44,7 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
 
 
 def without_log(output: str) -> str:
-    """What the program printed itself: DeepSpeed, which others import, logs there with the time."""
+    """Return the program's own output, without the timestamped log lines of DeepSpeed, which others import."""
     return re.sub(r"^\[\d{4}-.*\n", "", output, flags=re.MULTILINE)
 
 
@@ -54,7 +54,7 @@ def instrumented(name: str, *options: str) -> list[str]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_steps_and_regions(name: str, tmp_path: Path) -> None:
-    """Its steps are counted and one of them recorded, with its regions; what it prints is the same."""
+    """The program's steps are counted, one is recorded with its regions, and the output is unchanged."""
     plain = run(instrumented(name), INSTRUMENT="0")
     done = run(instrumented(name, "--steps", "4,1000", "-o", str(tmp_path)))
     assert without_log(plain.stdout) == without_log(done.stdout)

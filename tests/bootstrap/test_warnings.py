@@ -1,11 +1,11 @@
-"""Warnings of a program under `instrument run` have the file and line that they have without."""
+"""Warnings of a program have the same file and line under `instrument run`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from .test_run import RUN, entries_in, run, write
+from .programs import RUN, entries_in, run, write
 
 WARN = """
 import logging, pathlib, warnings
@@ -73,7 +73,7 @@ print(*places, sep="\\n")
 
 
 def test_places_of_warnings(tmp_path: Path) -> None:
-    """Those with a ``stacklevel``, in a window and outside of one."""
+    """Warnings with a ``stacklevel`` keep their places, inside and outside a window."""
     write(tmp_path, WARN)
     expected = run(tmp_path, [sys.executable, "train.py"]).stdout
     assert "optimizer made 3" in expected

@@ -180,9 +180,9 @@ def accelerate(plain: bool) -> Outcome:
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     if not plain:
-        from instrument.integrations.accelerate import instrumented
+        from instrument.integrations.accelerate import attach
 
-        accelerator = instrumented(accelerator, "out", **PLAN)
+        attach("out", accelerator=accelerator, **PLAN)
     net, losses, calls = Net(), [], Counter[str]()
     model, optimizer, loader = accelerator.prepare(
         net, torch.optim.AdamW(net.parameters(), lr=1e-2), batches(2 * BATCHES)
@@ -263,7 +263,7 @@ def server(plain: bool) -> Outcome:
 
         Path("trigger").touch()
         made = Server("out", active=2, file="trigger", signal=signal.SIGUSR1)
-        made.start(model)
+        made.attach(model)
         made.start_profile()
     for number in range(BATCHES):
         losses.append(model(torch.full((2, 4), float(number))).mean().item())
@@ -273,7 +273,7 @@ def server(plain: bool) -> Outcome:
             made.step()
     if made is not None:
         made.stop_profile()
-        made.close()
+        made.detach()
     return outcome(losses, model, calls)
 
 

@@ -33,7 +33,7 @@ OUTERMOST = {
     "instrument.compat:on_profiler.run_on_profiler_stop",
     "instrument.compat:on_session.leave_trace",
     "instrument.compat:on_session.prepare_trace",
-    "instrument.integrations.attachment:in_place_of.method",
+    "instrument.integrations.adapter:as_replacement.method",
     "instrument.modules.installer:copied.getstate",
     "instrument.regions.wrap:_generator.wrapper",
     "instrument.stepping.follower:StepFollower._making.init",
@@ -54,8 +54,8 @@ OUTERMOST = {
 # These make the lines of the manifest, or plan a server's windows: where one fails, a line may be missing, and the
 # log says why.
 MANIFEST = (
-    "instrument.integrations.server:Server._signalled",
-    "instrument.integrations.server:Triggered.",
+    "instrument.integrations.server:Server._on_signal",
+    "instrument.integrations.server:OnDemandSchedule.",
     "instrument.windows.finalizer:WindowFinalizer._",
     "instrument.windows.finalizer:WindowFinalizer.finish",
     "instrument.windows.outcomes:Outcomes.entry",

@@ -1,4 +1,4 @@
-"""`instrumented` around the `Accelerator` of Hugging Face Accelerate."""
+"""The adapter for the `Accelerator` of Hugging Face Accelerate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import ProfileKwargs
 
 from instrument.integrations import accelerate as integration
-from instrument.integrations.accelerate import instrumented, plain
+from instrument.integrations.accelerate import AccelerateAdapter, attach
 from instrument.integrations.loop import Loop
 from instrument.windows.profile import Profile
 from tests.integrations.trees import counts, recorded, tree
@@ -39,26 +39,26 @@ def losses(output: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def unchanged() -> list[str]:
-    """What the script prints without us."""
+    """Return what the script prints without this library."""
     return losses(run(python(SCRIPT), environment({"INSTRUMENT": "0"})).stdout)
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """What the script leaves and prints."""
+    """Return what the script writes and prints."""
     out = tmp_path_factory.mktemp("script") / "out"
     return out, run(python(SCRIPT, ["--out", str(out)]), environment({"COLUMNS": "100"}))
 
 
 def test_same_losses(script: tuple[Path, subprocess.CompletedProcess[str]], unchanged: list[str]) -> None:
-    """The script trains as without us, to the last bit."""
+    """The losses of the script are the same as without this library, to the last bit."""
     assert 12 == len(unchanged)
     assert unchanged == losses(script[1].stdout)
     assert "Where the step went" in script[1].stderr
 
 
 def test_tree(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    """Each recorded step has its micro-steps and its update, and the checkpoint after the one before."""
+    """Each recorded step has its micro-steps and its update, and the checkpoint before it."""
     step = "".join(f"  {line}\n" for line in STEP.splitlines())
     expected = f"ProfilerStep#2\n{step}ProfilerStep#3\n{step}ProfilerStep#4\n  checkpoint\n{step}"
     assert expected == tree(recorded(script[0]), {*NAMES, "ProfilerStep"}) + "\n"
@@ -87,7 +87,7 @@ def alone() -> Iterator[None]:
 
 
 class Training:
-    """A loop as people write it."""
+    """A typical hand-written loop."""
 
     def __init__(self, accelerator: Accelerator, *, scheduled: bool = False) -> None:
         torch.manual_seed(0)
@@ -117,29 +117,39 @@ def accelerator(steps: int = 1, **arguments: Any) -> Accelerator:
     return Accelerator(cpu=True, gradient_accumulation_steps=steps, **arguments)
 
 
+def attached(accelerator: Accelerator, out: Path | None = None, **options: Any) -> Accelerator:
+    """Attach to ``accelerator`` and return it."""
+    attach(out, accelerator=accelerator, **options)
+    return accelerator
+
+
+def adapter_of(accelerator: Accelerator) -> AccelerateAdapter:
+    return integration._attached[accelerator]
+
+
 def windows(out: Path) -> list[Any]:
     return [json.loads(line)["steps"] for line in (out / "manifest.jsonl").read_text().splitlines()]
 
 
 def test_the_same_accelerator(tmp_path: Path) -> None:
-    """What comes back is what was given, and `plain` makes it as it was."""
+    """The accelerator keeps its class, and is as before once the adapter is detached."""
     given = accelerator()
     before = dict(vars(given))
-    assert instrumented(given, tmp_path / "out") is given
+    adapter = attach(tmp_path / "out", accelerator=given)
     assert type(given) is Accelerator
     training = Training(given)
     training.run(3)
-    assert plain(given) is given
+    adapter.detach()
     assert set(before) == set(vars(given))
     assert "step" not in vars(training.optimizer)
     assert all(not module._forward_hooks for module in training.model.modules())
     assert [[2, 2]] == windows(tmp_path / "out")
-    assert plain(given) is given
+    adapter.detach()
 
 
 def test_end_of_training(tmp_path: Path) -> None:
-    """``end_training`` ends it, and the loop may go on."""
-    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    """``end_training`` detaches, and the loop may continue."""
+    training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.run(3)
     training.accelerator.end_training()
     assert {"instrument", "_instrument"}.isdisjoint(vars(training.accelerator))
@@ -148,49 +158,49 @@ def test_end_of_training(tmp_path: Path) -> None:
 
 
 def test_updates_are_steps(tmp_path: Path) -> None:
-    """Batches that are only accumulated are no steps."""
-    training = Training(instrumented(accelerator(3), tmp_path / "out", wait=1, warmup=0, active=2))
+    """Batches that only accumulate gradients are not steps."""
+    training = Training(attached(accelerator(3), tmp_path / "out", wait=1, warmup=0, active=2))
     training.run(12)
-    plain(training.accelerator)
+    adapter_of(training.accelerator).detach()
     found = recorded(tmp_path / "out")
     assert {"micro-step": 6, "backward": 6, "Net": 6} == counts(found, ["micro-step", "backward", "Net"])
 
 
 def test_without_accumulation_there_are_no_micro_steps(tmp_path: Path) -> None:
-    """A body of ``accumulate`` that is a whole step is not called a part of one."""
-    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    """A body of ``accumulate`` that is a whole step has no region "micro-step"."""
+    training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.run(3)
-    plain(training.accelerator)
+    adapter_of(training.accelerator).detach()
     assert {"micro-step": 0, "backward": 2} == counts(recorded(tmp_path / "out"), ["micro-step", "backward"])
 
 
 def test_skipped_updates_count(tmp_path: Path) -> None:
-    """What the scaler of mixed precision skips is a step."""
-    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    """An update that the gradient scaler skips is a step."""
+    training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.optimizer._is_overflow = True
     training.run(3)
     training.optimizer._is_overflow = False
     training.run(3)
-    plain(training.accelerator)
+    adapter_of(training.accelerator).detach()
     assert {"backward": 2} == counts(recorded(tmp_path / "out"), ["backward"])
 
 
 def test_a_copy_of_the_optimizer(tmp_path: Path) -> None:
-    """It steps its own parameters, and tells no steps."""
-    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    """A copy steps its own parameters, and its steps do not count."""
+    training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     other = copy.deepcopy(training.optimizer)
     (parameter,) = other.param_groups[0]["params"][:1]
     parameter.grad = torch.ones_like(parameter)
     before = parameter.detach().clone()
     other.step()
     assert not torch.equal(before, parameter)
-    plain(training.accelerator)
+    adapter_of(training.accelerator).detach()
     assert not torch.autograd._profiler_enabled()
 
 
 def test_freed(tmp_path: Path) -> None:
-    """`free_memory` frees the model, and an optimizer that is prepared afterwards tells the steps."""
-    used = instrumented(accelerator(), tmp_path / "out", at="5")
+    """`free_memory` frees the model, and the steps of an optimizer that is prepared afterwards count."""
+    used = attached(accelerator(), tmp_path / "out", at="5")
     training = Training(used)
     training.run(3)
     gone = weakref.ref(training.model)
@@ -199,80 +209,80 @@ def test_freed(tmp_path: Path) -> None:
     gc.collect()
     assert gone() is None
     Training(used).run(4)
-    plain(used)
+    adapter_of(used).detach()
     entries = [json.loads(line) for line in (tmp_path / "out/manifest.jsonl").read_text().splitlines()]
     assert [(entry["status"], entry["steps"]) for entry in entries] == [("recorded", [5, 5])]
 
 
 def test_prepared_before(tmp_path: Path) -> None:
-    """It may be called after everything is prepared."""
+    """`attach` may be called after everything is prepared."""
     training = Training(accelerator())
-    instrumented(training.accelerator, tmp_path / "out", wait=0, warmup=0, active=2)
+    attached(training.accelerator, tmp_path / "out", wait=0, warmup=0, active=2)
     training.run(3)
-    plain(training.accelerator)
+    adapter_of(training.accelerator).detach()
     assert {"Net": 2} == counts(recorded(tmp_path / "out"), ["Net"])
 
 
 def test_two_optimizers(tmp_path: Path) -> None:
-    """Where there are several, the one that was prepared first tells the steps."""
-    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    """Of several optimizers, the steps of the one prepared first count."""
+    training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     other = training.accelerator.prepare(torch.optim.Adam(training.model.parameters()))
     for _ in range(2):
         training.run(1)
         other.step()
-    plain(training.accelerator)
+    adapter_of(training.accelerator).detach()
     assert [[0, 1]] == windows(tmp_path / "out")
 
 
 def test_a_scheduler_around_the_step(tmp_path: Path) -> None:
-    """A scheduler that takes the place of the optimizer's method keeps working, during and after."""
+    """A scheduler that replaces the optimizer's method keeps working, while attached and after."""
     expected = Training(accelerator(), scheduled=True)
     expected.run(6)
-    training = Training(instrumented(accelerator(), tmp_path / "out"), scheduled=True)
+    training = Training(attached(accelerator(), tmp_path / "out"), scheduled=True)
     training.run(3)
-    plain(training.accelerator)
+    adapter_of(training.accelerator).detach()
     training.run(3)
     assert [[2, 2]] == windows(tmp_path / "out")
     assert expected.losses[:3] == training.losses[:3]
 
 
 def test_an_error_inside_a_step(tmp_path: Path) -> None:
-    """The region of the step is closed, and a loop that goes on is recorded further."""
-    training = Training(instrumented(accelerator(2), tmp_path / "out", wait=0, warmup=0, active=2))
+    """The region of the step is closed, and recording continues with the loop."""
+    training = Training(attached(accelerator(2), tmp_path / "out", wait=0, warmup=0, active=2))
     with pytest.raises(RuntimeError, match="lost"), training.accelerator.accumulate(training.model):
         raise RuntimeError("lost")
     training.run(4)
-    plain(training.accelerator)
+    adapter_of(training.accelerator).detach()
     assert {"micro-step": 4} == counts(recorded(tmp_path / "out"), ["micro-step"])
 
 
 def test_resumed(tmp_path: Path) -> None:
     """Steps have their numbers in the whole run."""
-    training = Training(instrumented(accelerator(), tmp_path / "out", at=101, active=1, first_step=100))
+    training = Training(attached(accelerator(), tmp_path / "out", at=101, active=1, first_step=100))
     training.run(3)
-    plain(training.accelerator)
+    adapter_of(training.accelerator).detach()
     assert [[101, 101]] == windows(tmp_path / "out")
 
 
 def test_again(tmp_path: Path) -> None:
-    """A second call takes the place of the first."""
-    training = Training(instrumented(accelerator(), tmp_path / "one", wait=0, warmup=0, active=9))
+    """A second adapter detaches the first."""
+    training = Training(attached(accelerator(), tmp_path / "one", wait=0, warmup=0, active=9))
     training.run(2)
-    instrumented(training.accelerator, tmp_path / "two", wait=0, warmup=0, active=1)
+    attached(training.accelerator, tmp_path / "two", wait=0, warmup=0, active=1)
     training.run(2)
-    plain(training.accelerator)
+    adapter_of(training.accelerator).detach()
     assert [[[0, 1]], [[0, 0]]] == [windows(tmp_path / "one"), windows(tmp_path / "two")]
 
 
 def test_checkpoints(tmp_path: Path) -> None:
-    """Writing the state or the model is a "checkpoint", and both are as without us."""
-    training = Training(instrumented(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
+    """Writing the state or the model is the region "checkpoint", and both are written as without."""
+    training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.run(1)
     training.accelerator.save_state(str(tmp_path / "state"))
     training.accelerator.save_model(training.model, str(tmp_path / "model"))
     training.run(1)
     pickle.loads(pickle.dumps(training.model))
-    plain(training.accelerator)
+    adapter_of(training.accelerator).detach()
     assert {"checkpoint": 2} == counts(recorded(tmp_path / "out"), ["checkpoint"])
     assert (tmp_path / "state" / "optimizer.bin").exists()
 
@@ -282,44 +292,44 @@ OPTIONS = {"activities": ["cpu"], "record_shapes": True, "schedule_option": {"wa
 
 @pytest.mark.parametrize("given", [True, False])
 def test_profile_of_accelerate(tmp_path: Path, given: bool) -> None:
-    """A `ProfileKwargs`, handed over or found in the accelerator, says the same as with its own ``profile()``."""
+    """A `ProfileKwargs`, given or found in the accelerator, has the meaning that it has in ``profile()``."""
     called = []
     profile = ProfileKwargs(
         **OPTIONS, output_trace_dir=str(tmp_path / "out"), on_trace_ready=lambda p: called.append(p.key_averages())
     )
     made = accelerator(kwargs_handlers=[] if given else [profile])
-    training = Training(instrumented(made, profile=profile) if given else instrumented(made))
+    training = Training(attached(made, profile=profile) if given else attached(made))
     training.run(7)
-    plain(made)
+    adapter_of(made).detach()
     assert [[2, 2], [5, 5]] == windows(tmp_path / "out")[:2]
     assert 2 == len(called)
 
 
 def test_own_arguments_before_the_profile(tmp_path: Path) -> None:
-    """What is said in our terms goes before what a `ProfileKwargs` says."""
+    """Arguments take precedence over a `ProfileKwargs`."""
     profile = ProfileKwargs(**OPTIONS, output_trace_dir=str(tmp_path / "theirs"))
     made = accelerator()
-    training = Training(instrumented(made, tmp_path / "out", profile=profile, wait=0, warmup=0, active=2))
+    training = Training(attached(made, tmp_path / "out", profile=profile, wait=0, warmup=0, active=2))
     training.run(3)
-    plain(made)
+    adapter_of(made).detach()
     assert [[0, 1]] == windows(tmp_path / "out")
     assert not (tmp_path / "theirs").exists()
 
 
 def test_wrong_arguments() -> None:
-    """What is not accepted fails at once and leaves the accelerator alone."""
+    """Wrong arguments fail at once and leave the accelerator unchanged."""
     made = accelerator()
     before = dict(vars(made))
     for arguments, message in [
         ({"first_step": -1}, '"first_step" must be an integer >= 0: -1'),
         ({"profile": 3}, '"profile" must be an accelerate.utils.ProfileKwargs: 3'),
-        ({"profile": ProfileKwargs(activities=["abacus"])}, "\"activities\" must be out of .*: 'abacus'"),
+        ({"profile": ProfileKwargs(activities=["abacus"])}, "\"activities\" must be some of .*: 'abacus'"),
         ({"modules": -1}, '"modules" must be'),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
-            instrumented(made, **arguments)
+            attach(accelerator=made, **arguments)
     with pytest.raises(TypeError, match='"accelerator" must be'):
-        instrumented(3)
+        attach(accelerator=3)  # type: ignore[arg-type, unused-ignore]
     assert before == vars(made)
 
 
@@ -329,16 +339,17 @@ def broken(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(integration.Instrumented, "wrap"), (Profile, "step"), (Loop, "start"), (Loop, "name")],
+    [(integration.AccelerateAdapter, "wrap"), (Profile, "step"), (Loop, "start"), (Loop, "name")],
 )
 @pytest.mark.usefixtures("lenient")
-def test_failures_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-    """Whatever of ours fails, the loop goes through with the same losses."""
+def test_failures_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """If any part of this library fails, the loop has the same losses."""
     expected = Training(accelerator())
     expected.run(4)
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, broken)
-        training = Training(instrumented(accelerator(), tmp_path / "out"))
+        training = Training(accelerator())
+        adapter = attach(tmp_path / "out", accelerator=training.accelerator)
         training.run(4)
     assert expected.losses == training.losses
-    plain(training.accelerator)
+    adapter.detach()

@@ -57,7 +57,7 @@ def annotated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_same_losses(annotated: tuple[Path, str], tmp_path: Path) -> None:
-    """Annotated and plain, the script prints the same losses to the last bit."""
+    """With and without this library, the script prints the same losses to the last bit."""
     plain = start("--out", tmp_path, INSTRUMENT="0")
     assert len(losses(plain)) == 12
     assert losses(plain) == losses(annotated[1])
@@ -65,7 +65,7 @@ def test_same_losses(annotated: tuple[Path, str], tmp_path: Path) -> None:
 
 
 def test_tree(annotated: tuple[Path, str]) -> None:
-    """A step has two micro-steps, and DeepSpeed's own ranges are in them once."""
+    """A step has two micro-steps, which contain DeepSpeed's own ranges once."""
     assert tree(recorded_in(annotated[0]), PARTS) == f"{STEP}\n{STEP}"
     (line,) = (annotated[0] / "manifest.jsonl").read_text().splitlines()
     assert json.loads(line)["steps"] == [2, 3]
@@ -81,7 +81,7 @@ def test_nsys(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def deepspeed() -> Iterator[Any]:
-    """The package on a CPU, in a job of one process."""
+    """Return the package on a CPU, in a job of one process."""
     values = {
         "RANK": "0",
         "WORLD_SIZE": "1",
@@ -143,7 +143,7 @@ def steps(attached: Any) -> list[Any]:
 
 
 def test_engine_made_before(deepspeed: Any, tmp_path: Path) -> None:
-    """An engine that is there is followed, from the number of its own next step on, and trained again."""
+    """An existing engine is followed from the number of its own next step, and trains again afterwards."""
     made = engine(deepspeed, accumulate=2)
     train(made, 6)
     with attach(tmp_path, at="4,6", engine=made) as attached:
@@ -170,13 +170,13 @@ def test_other_engine(deepspeed: Any, tmp_path: Path) -> None:
 
 
 def test_error_in_step(deepspeed: Any, tmp_path: Path) -> None:
-    """An error between forward and backward leaves nothing open once this is removed."""
+    """An error between forward and backward leaves nothing open once the adapter is detached."""
     made = engine(deepspeed)
     attached = attach(tmp_path, at=1, active=5)
     with pytest.raises(RuntimeError, match="out of data"):
         train(made, 5, fail_at=3)
-    attached.remove()
-    attached.remove()
+    attached.detach()
+    attached.detach()
     assert not torch.autograd._profiler_enabled()
     assert [] == attached.loop._open
     (entry,) = attached.loop.windows
@@ -195,16 +195,16 @@ def test_error_in_forward(deepspeed: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("lenient")
-def test_our_failure(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails in here does not stop the training, which has the same losses."""
+def test_failures_of_the_library(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure of this library does not stop the training, which has the same losses."""
     expected = train(engine(deepspeed), 3)
-    monkeypatch.setattr(ours.Engines, "_begin", lambda self, engine: 1 / 0)
+    monkeypatch.setattr(ours.DeepSpeedAdapter, "_begin", lambda self, engine: 1 / 0)
     with attach(tmp_path):
         assert train(engine(deepspeed), 3) == expected
 
 
 def test_ranges_balanced(deepspeed: Any, recorded: Any, tmp_path: Path) -> None:
-    """Ranges that an error leaves open in DeepSpeed are closed, and what follows is not inside them."""
+    """Ranges that an error leaves open in DeepSpeed are closed, and later ranges are not inside them."""
     from deepspeed.utils import nvtx
 
     accelerator = deepspeed.accelerator.get_accelerator()
@@ -233,7 +233,7 @@ def test_ranges_balanced(deepspeed: Any, recorded: Any, tmp_path: Path) -> None:
 
 
 def test_compiled(deepspeed: Any, tmp_path: Path) -> None:
-    """What DeepSpeed decorates is compiled without a graph break, and not again when a profiler listens."""
+    """Functions that DeepSpeed decorates compile without a graph break, and once, also under a profiler."""
     from deepspeed.utils import nvtx
 
     with attach(tmp_path, record=False):
@@ -261,24 +261,24 @@ def test_checkpoint(deepspeed: Any, tmp_path: Path) -> None:
 
 
 def test_environment(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`install` drives the environment's loop, once, and does nothing where there is none."""
-    made = []
-    monkeypatch.setattr(ours, "Attachment", lambda loop: made.append(attached(loop)) or made[-1])
-    attached = __import__("instrument.integrations.attachment", fromlist=["Attachment"]).Attachment
+    """`install` attaches once to the environment's loop, and does nothing without one."""
+    made: list[ours.DeepSpeedAdapter] = []
+    adapter = ours.DeepSpeedAdapter
+    monkeypatch.setattr(ours, "DeepSpeedAdapter", lambda loop: made.append(adapter(loop)) or made[-1])
     for loop in (None, Loop(tmp_path, at=0, active=1)):
-        monkeypatch.setattr(ours, "automatic", lambda loop=loop: loop)
+        monkeypatch.setattr(ours, "loop_from_environment", lambda loop=loop: loop)
         ours.install.cache_clear()
         ours.install()
         ours.install()
     ours.install.cache_clear()
     train(engine(deepspeed), 2)
     (only,) = made
-    only.remove()
+    only.detach()
     assert steps(only) == [[0, 0]]
     assert len(traces(tmp_path)) == 1
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
-    """What is no engine is refused."""
+    """An object that is not an engine is rejected."""
     with pytest.raises(TypeError, match='"engine" must be'):
         attach(tmp_path, engine=os)

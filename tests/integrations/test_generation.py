@@ -36,7 +36,7 @@ ANSWER = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False
 
 
 def held(kind: type) -> dict[str, Any]:
-    """What a class holds, but for what Transformers itself remembers in it."""
+    """Return the attributes of a class, except those that Transformers itself caches there."""
     return {name: value for name, value in vars(kind).items() if not name.endswith("_cached_value")}
 
 
@@ -65,7 +65,7 @@ def generate(model: Any, **arguments: Any) -> list[list[int]]:
 
 
 def parts(events: Events) -> list[tuple[str, int]]:
-    """Each prefill and decode, with how often the model is called in it."""
+    """Return each prefill and decode, with the number of model calls in it."""
     calls = [event["ts"] for event in events if event["name"] == "GPT2LMHeadModel"]
     return [
         (event["name"], sum(event["ts"] <= start < event["ts"] + event["dur"] for start in calls))
@@ -104,7 +104,7 @@ def test_parts(
 
 
 def test_assisted(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> None:
-    """A decode checks several tokens at once; what the assistant drafts is none of it."""
+    """A decode checks several tokens at once, and excludes the drafting by the assistant."""
     assistant = copy.deepcopy(model)
     without = generate(model, assistant_model=assistant)
     answers = []
@@ -118,7 +118,7 @@ def test_assisted(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> No
 
 
 def test_encoder_and_decoder(recorded: Callable[..., Events]) -> None:
-    """Of a model with an encoder, the prefill is the first step of the decoder."""
+    """In a model with an encoder, the prefill is the first step of the decoder."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 32, "d_model": 8, "d_ff": 8, "d_kv": 8, "num_layers": 1, "num_heads": 1}
     model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)).eval()
@@ -139,7 +139,7 @@ def test_compiled_decoding(model: GPT2LMHeadModel) -> None:
         return graph.forward
 
     config = CompileConfig(backend=backend, fullgraph=True, dynamic=False, mode=None)
-    config._compile_all_devices = True  # it is for GPUs otherwise
+    config._compile_all_devices = True  # by default only for GPUs
     arguments = {"cache_implementation": "static", "compile_config": config}
     without = generate(model, **arguments)
     compiled = len(graphs)
@@ -154,7 +154,7 @@ def test_compiled_decoding(model: GPT2LMHeadModel) -> None:
 
 
 def test_only_this_model(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> None:
-    """Other models of the class, and copies, have no regions; nor has this one after the end."""
+    """Other models of the class, and copies, have no regions; neither has this one after `remove`."""
     with annotate_generation(model):
         other = pickle.loads(pickle.dumps(copy.deepcopy(model)))
         torch.save(model, io.BytesIO())
@@ -163,7 +163,7 @@ def test_only_this_model(model: GPT2LMHeadModel, recorded: Callable[..., Events]
 
 
 def test_twice(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> None:
-    """Of two handles on one model each part is one region, and either may go first."""
+    """With two handles on one model each part is one region, and either may be removed first."""
     first, second = annotate_generation(model), annotate_generation(model)
     assert 1 == [event["name"] for event in recorded(lambda: generate(model))].count("generate")
     first.remove()
@@ -194,8 +194,8 @@ def test_an_error_closes_everything(model: GPT2LMHeadModel, recorded: Callable[.
 
 
 @pytest.mark.usefixtures("lenient")
-def test_failures_of_ours(model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails in naming a part does not reach the tokens."""
+def test_failures_of_the_library(model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure to open a region does not change the tokens."""
     without = generate(model)
 
     def broken(name: str) -> Any:
@@ -210,7 +210,7 @@ def test_failures_of_ours(model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatc
 
 
 def test_wrong_models() -> None:
-    """What does not generate is refused at once."""
+    """A model that cannot generate is rejected at once."""
     with pytest.raises(TypeError, match=r'"model" must be a torch.nn.Module: 3'):
         annotate_generation(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r'"model" must have generate\(\), .*: Linear'):

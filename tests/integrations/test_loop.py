@@ -130,7 +130,7 @@ def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any], said: str) -
 
 def test_patch_of_a_method_in_copies() -> None:
     """A copy of an object whose method is replaced has its own method."""
-    from instrument.integrations.attachment import in_place_of
+    from instrument.integrations.adapter import as_replacement
 
     class Trainer:
         def train(self) -> Trainer:
@@ -138,7 +138,7 @@ def test_patch_of_a_method_in_copies() -> None:
 
     trainer, calls = Trainer(), []
     patch = Patch(
-        trainer, "train", lambda original: in_place_of(original, lambda: (calls.append(1), original())[1])
+        trainer, "train", lambda original: as_replacement(original, lambda: (calls.append(1), original())[1])
     )
     patch.apply()
     assert trainer.train() is trainer

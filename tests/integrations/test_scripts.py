@@ -1,4 +1,4 @@
-"""The scripts under integrations/: what they say where something that they need is missing."""
+"""The scripts under integrations/: their messages if something that they need is missing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_script_is_listed() -> None:
 
 @pytest.mark.parametrize(("script", "package"), FRAMEWORKS.items())
 def test_framework_is_missing(script: str, package: str, tmp_path: Path) -> None:
-    """One sentence says what to install, without a traceback."""
+    """One line says what to install, without a traceback."""
     command = [sys.executable, "-c", WITHOUT, str(FOLDER / script), package]
     done = run(command, environment(), check=False)
     assert (done.returncode, done.stdout) == (1, "")

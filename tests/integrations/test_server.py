@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import instrument
 from instrument.integrations import vllm
 from instrument.integrations.loop import Loop
-from instrument.integrations.server import LOOK_S, Server, Triggered
+from instrument.integrations.server import CHECK_INTERVAL_S, OnDemandSchedule, Server
 from instrument.windows.schedule import Phase
 from tests.integrations.trees import recorded, traces, tree
 from tests.support import nsys
@@ -45,7 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_same_tokens(served: tuple[Path, str], tmp_path: Path) -> None:
-    """With a window and without, the same tokens are generated."""
+    """The same tokens are generated with and without a window."""
     plain = run([*python(SCRIPT), "--out", tmp_path], environment({"INSTRUMENT": "0"})).stdout
     assert plain.count("request") == 12
     assert plain == served[1]
@@ -53,7 +53,7 @@ def test_same_tokens(served: tuple[Path, str], tmp_path: Path) -> None:
 
 
 def test_tree(served: tuple[Path, str]) -> None:
-    """The window has the iterations that were asked for, by phase."""
+    """The window has the requested iterations, by phase."""
     phases = ["prefill", *6 * ["decode"], "prefill"]
     assert tree(recorded(served[0]), PHASES) == "\n".join(f"{phase}\n  Model" for phase in phases)
     assert [(entry["status"], entry["steps"]) for entry in manifest(served[0])] == [("recorded", [46, 53])]
@@ -76,7 +76,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def test_running_server(tmp_path: Path) -> None:
-    """A server that runs is asked by a signal, a signal again, and a file, and goes on."""
+    """A running server records windows on a signal and a touched file, and continues."""
     command = [*python(SCRIPT), "--out", tmp_path, "--requests", "1000000", "--pause", "0.01"]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -96,14 +96,14 @@ def test_running_server(tmp_path: Path) -> None:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     made = Server(tmp_path, active=2, warmup=0, file=tmp_path / "trigger", modules=False)
-    made.start()
+    made.attach()
     yield made
-    made.close()
+    made.detach()
     assert Loop.current() is None
 
 
 def windows(server: Server) -> list[tuple[str, Any]]:
-    server.close()
+    server.detach()
     return [(entry["status"], entry["steps"]) for entry in server.loop.windows]
 
 
@@ -115,7 +115,7 @@ def iterate(server: Server, count: int) -> None:
 
 
 def test_again_and_again(server: Server, tmp_path: Path) -> None:
-    """Windows open as often as they are asked for, from any thread, each as long as asked for."""
+    """Windows open as often as requested, from any thread, each of the requested length."""
     iterate(server, 3)
     asking = threading.Thread(target=server.start_profile)
     asking.start()
@@ -128,7 +128,7 @@ def test_again_and_again(server: Server, tmp_path: Path) -> None:
 
 
 def test_stopped(server: Server) -> None:
-    """A window ends with the iteration in which it is stopped; without one, to stop does nothing."""
+    """A window ends with the iteration in which it is stopped; stopping without a window does nothing."""
     server.stop_profile()
     server.start_profile(100)
     iterate(server, 4)
@@ -139,25 +139,25 @@ def test_stopped(server: Server) -> None:
 
 
 def test_closed(server: Server) -> None:
-    """What is open when the server ends is kept."""
+    """A window that is open when the server ends is kept."""
     server.start_profile(100)
     iterate(server, 3)
     assert windows(server) == [("partial", [1, 2])]
 
 
-@pytest.mark.parametrize("close", ["", "server.close()"])
+@pytest.mark.parametrize("detach", ["", "server.detach()"])
 @pytest.mark.parametrize("ask", ["", "server.start_profile(1)"])
-def test_no_window_is_said(tmp_path: Path, close: str, ask: str) -> None:
-    """Once, and also where the program ends without `close`."""
+def test_no_window_warning(tmp_path: Path, detach: str, ask: str) -> None:
+    """The warning is logged once, also if the program ends without `detach`."""
     script = tmp_path / "serve.py"
     script.write_text(f"""
 from instrument.integrations.server import Server
 server = Server("out", warmup=0, file="trigger")
-server.start()
+server.attach()
 {ask}
 server.step()
 server.step()
-{close}
+{detach}
 """)
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
@@ -171,24 +171,24 @@ server.step()
 
 
 def test_touched(server: Server, tmp_path: Path) -> None:
-    """A file that is touched opens a window; one that is there does not open another."""
+    """A touched file opens one window; an existing file opens none."""
     iterate(server, 2)
     (tmp_path / "trigger").touch()
-    time.sleep(2 * LOOK_S)
+    time.sleep(2 * CHECK_INTERVAL_S)
     iterate(server, 4)
-    time.sleep(2 * LOOK_S)
+    time.sleep(2 * CHECK_INTERVAL_S)
     iterate(server, 2)
     assert windows(server) == [("recorded", [3, 4])]
 
 
 def test_signal(tmp_path: Path) -> None:
-    """A signal opens a window, the handler that was there is called as well, and is back in the end."""
+    """A signal opens a window; the previous handler is called as well, and is restored at the end."""
     heard: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
     try:
         ours = signal.getsignal(signal.SIGUSR2)
         server = Server(tmp_path, active=1, warmup=0, signal=signal.SIGUSR2)
-        server.start()
+        server.attach()
         signal.raise_signal(signal.SIGUSR2)
         iterate(server, 3)
         assert windows(server) == [("recorded", [1, 1])]
@@ -199,7 +199,7 @@ def test_signal(tmp_path: Path) -> None:
 
 
 def test_another_profiler(server: Server) -> None:
-    """While another profiler records, the window is skipped, with the reason, and the next one is recorded."""
+    """A window is skipped, with a reason, while another profiler records; the next one is recorded."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         server.start_profile()
         iterate(server, 4)
@@ -210,13 +210,13 @@ def test_another_profiler(server: Server) -> None:
 
 @pytest.mark.parametrize("arguments", [{"active": 0}, {"active": True}, {"warmup": -1}, {"signal": 0}])
 def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any]) -> None:
-    """Arguments that make no sense are refused."""
+    """Wrong arguments are rejected."""
     with pytest.raises(ValueError):
         Server(tmp_path, **arguments)
 
 
 def test_wrong_length(server: Server) -> None:
-    """A window has an iteration at least."""
+    """A window has at least one iteration."""
     with pytest.raises(ValueError, match='"active" must be an integer >= 1: 0'):
         server.start_profile(0)
 
@@ -225,11 +225,11 @@ def test_wrong_length(server: Server) -> None:
     st.lists(st.sampled_from(["start", "stop", "toggle", None, None, None])), st.integers(0, 2), st.integers(1, 3)
 )
 def test_plan(asked: list[str | None], warmup: int, active: int) -> None:
-    """The plan does what is asked: windows follow each other, and none is longer than asked for."""
-    plan, open_until, count = Triggered(warmup, active), 0, 0
+    """The schedule follows the requests: windows do not overlap, and none is longer than requested."""
+    plan, open_until, count = OnDemandSchedule(warmup, active), 0, 0
     for step, what in enumerate(asked):
         if what is not None:
-            plan.ask(what)
+            plan.request(what)
         if step < open_until:
             open_until = step if what in ("stop", "toggle") else open_until
         elif what in ("start", "toggle"):
@@ -248,7 +248,7 @@ def test_plan(asked: list[str | None], warmup: int, active: int) -> None:
 
 
 def batch(new: dict[str, int], cached: dict[str, tuple[int, int]], **versions: Any) -> Any:
-    """A scheduler's output: tokens of new requests, tokens and outputs so far of the others."""
+    """Return a scheduler's output: tokens of new requests, tokens and outputs so far of the others."""
     outputs = {name: output for name, (_, output) in cached.items()}
     known = SimpleNamespace(is_context_phase=lambda name: outputs.get(name) == 0)
     tokens = {**new, **{name: count for name, (count, _) in cached.items()}}
@@ -273,12 +273,12 @@ BATCHES = [
 
 
 def test_phases() -> None:
-    """A batch is what its requests are in."""
+    """The phase of a batch is the phase of its requests."""
     assert [expected for _, expected in BATCHES] == [vllm.phase(scheduled) for scheduled, _ in BATCHES]
 
 
 def test_phases_of_old_versions() -> None:
-    """Where requests do not say how much they put out, the number of tokens tells."""
+    """If requests do not report their outputs, the number of tokens decides."""
     scheduled = batch({}, {"a": (4, 0), "b": (3, 5)})
     scheduled.scheduled_cached_reqs = None
     scheduled.scheduled_spec_decode_tokens = {"b": [1, 2]}
@@ -286,7 +286,7 @@ def test_phases_of_old_versions() -> None:
 
 
 class GPUModelRunner:
-    """Stands for vLLM's, which needs a GPU."""
+    """A stub of vLLM's model runner, which needs a GPU."""
 
     def execute_model(self, scheduled: Any, dummy_run: bool = False) -> str:
         with instrument.annotate("model"):
@@ -298,10 +298,10 @@ class GPUModelRunner:
 
 
 def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Iterations are named, dummies and empty ones are none, and the runner is as before in the end."""
-    module = ModuleType(vllm.HOMES[0])
+    """Iterations are regions, dummy and empty ones are not, and the runner is restored at the end."""
+    module = ModuleType(vllm.RUNNER_MODULES[0])
     module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, vllm.HOMES[0], module)
+    monkeypatch.setitem(sys.modules, vllm.RUNNER_MODULES[0], module)
     monkeypatch.setattr(vllm, "require", lambda package: None)
     before, runner = dict(vars(GPUModelRunner)), GPUModelRunner()
 
@@ -314,7 +314,7 @@ def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with vllm.attach(tmp_path, active=len(BATCHES), warmup=0, file=tmp_path / "trigger") as attached:
         assert serve() == expected
         (tmp_path / "trigger").touch()
-        time.sleep(2 * LOOK_S)
+        time.sleep(2 * CHECK_INTERVAL_S)
         assert serve() == expected
     assert before == dict(vars(GPUModelRunner))
     (entry,) = attached.loop.windows
@@ -327,10 +327,10 @@ def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("lenient")
 def test_vllm_of_another_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that cannot be read is executed all the same."""
-    module = ModuleType(vllm.HOMES[0])
+    """A batch that cannot be read is still executed."""
+    module = ModuleType(vllm.RUNNER_MODULES[0])
     module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, vllm.HOMES[0], module)
+    monkeypatch.setitem(sys.modules, vllm.RUNNER_MODULES[0], module)
     monkeypatch.setattr(vllm, "require", lambda package: None)
     with vllm.attach(tmp_path), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         odd = SimpleNamespace(total_num_scheduled_tokens=3)
@@ -338,17 +338,17 @@ def test_vllm_of_another_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_vllm_missing(tmp_path: Path) -> None:
-    """Without vLLM there is a sentence with the way to get it."""
+    """Without vLLM, the error says how to install it."""
     if importlib.util.find_spec("vllm") is None:
         with pytest.raises(ImportError, match="pip install vllm"):
             vllm.attach(tmp_path)
 
 
 def test_real_vllm() -> None:
-    """What is replaced is there, and vLLM's own batches are understood as vLLM itself counts them."""
+    """The replaced methods exist, and the phases of vLLM's own batches agree with vLLM's count."""
     reason = "vLLM is not installed, or cannot be imported here"
     output = pytest.importorskip("vllm.v1.core.sched.output", reason=reason, exc_type=ImportError)
-    for home in vllm.HOMES:
+    for home in vllm.RUNNER_MODULES:
         runner = pytest.importorskip(home, reason=reason, exc_type=ImportError).GPUModelRunner
         assert callable(runner.execute_model)
         assert callable(runner.sample_tokens)

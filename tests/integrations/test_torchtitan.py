@@ -1,4 +1,4 @@
-"""torchtitan: trainers with a `train_step`, in its style and its own."""
+"""torchtitan's own Trainer, and others with a `train_step`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from instrument.integrations import torchtitan
-from instrument.integrations.attachment import Attachment
+from instrument.integrations.adapter import Adapter
 from instrument.integrations.loop import Loop
 from instrument.integrations.torchtitan import attach
 from tests.integrations.trees import recorded, traces, tree
@@ -62,7 +62,7 @@ def annotated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_same_losses(annotated: tuple[Path, str], tmp_path: Path) -> None:
-    """Annotated and plain, the script prints the same losses to the last bit."""
+    """With and without this library, the script prints the same losses to the last bit."""
     plain = start("--out", tmp_path, INSTRUMENT="0")
     assert len(losses(plain)) == 8
     assert plain == annotated[1]
@@ -90,7 +90,7 @@ def test_nsys(tmp_path: Path) -> None:
 
 
 class Trainer:
-    """The least that is followed."""
+    """The smallest trainer that can be followed."""
 
     def __init__(self, fail_at: int | None = None) -> None:
         self.step = 0
@@ -127,7 +127,7 @@ def as_before() -> Iterator[None]:
     assert Loop.current() is None
 
 
-def steps(attached: Attachment) -> list[list[int]]:
+def steps(attached: Adapter) -> list[list[int]]:
     return [entry["steps"] for entry in attached.loop.windows if entry["status"] == "recorded"]
 
 
@@ -137,7 +137,7 @@ def plain(steps: int, kind: type[Trainer] = Trainer) -> list[float]:
 
 
 def test_subclass(tmp_path: Path) -> None:
-    """A subclass with a `train_step` of its own makes each step once."""
+    """A subclass with its own `train_step` makes each step once."""
     with attach(tmp_path, at=2, active=1, trainer=Trainer) as attached:
         assert plain(4, Subclass) == plain(4, Subclass)
     assert tree(recorded(tmp_path), ["step"]) == "step\nstep"
@@ -145,21 +145,21 @@ def test_subclass(tmp_path: Path) -> None:
 
 
 def test_instance_twice(tmp_path: Path) -> None:
-    """An instance is followed through two trainings, and is as before after `remove`."""
+    """An instance is followed through two trainings, and is as before after `detach`."""
     trainer = Trainer()
     before = dict(vars(trainer))
     attached = attach(tmp_path, at="2,5", trainer=trainer)
     trainer.train(3)
     assert not attached.loop.running
     trainer.train(3)
-    attached.remove()
-    attached.remove()
+    attached.detach()
+    attached.detach()
     assert {**before, "step": 6} == vars(trainer)
     assert steps(attached) == [[2, 2], [5, 5]]
 
 
 def test_new_trainers(tmp_path: Path) -> None:
-    """Trainers that come one after the other drive the loop in turn, each with the plan."""
+    """Trainers that follow one another drive the loop in turn, each with the plan."""
     with attach(tmp_path, at="2,4", trainer=Trainer) as attached:
         Trainer().train(2)
         Trainer().train(5)
@@ -201,8 +201,8 @@ def test_step_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("lenient")
-def test_our_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails in here does not stop the training, which has the same losses."""
+def test_failures_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure of this library does not stop the training, which has the same losses."""
     expected = plain(4)
     monkeypatch.setattr(torchtitan, "_number", lambda trainer, made: 1 / 0)
     with attach(tmp_path, trainer=Trainer):
@@ -211,7 +211,7 @@ def test_our_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("lenient")
 def test_no_slots(tmp_path: Path) -> None:
-    """A trainer that takes no attributes trains without being followed."""
+    """A trainer that accepts no attributes trains without being followed."""
 
     class Slots:
         __slots__ = ()
@@ -224,7 +224,7 @@ def test_no_slots(tmp_path: Path) -> None:
 
 
 def test_own_profiler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """While the trainer's own profiler is on, no window is opened, and this is said."""
+    """While the trainer's own profiler is on, no window opens, and a warning is logged."""
     trainer: Any = Trainer()
     trainer.config = SimpleNamespace(profiler=SimpleNamespace(enable_profiling=True))
     own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
@@ -236,21 +236,20 @@ def test_own_profiler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`install` follows the Trainer of torchtitan for the environment's loop, and nothing where there is none."""
+    """`install` follows torchtitan's Trainer for the environment's loop, and does nothing without one."""
     found = []
-    monkeypatch.setattr(torchtitan.Followers, "follow", lambda self, trainer: found.append((self, trainer)))
+    monkeypatch.setattr(torchtitan.TorchtitanAdapter, "attach", lambda adapter: found.append(adapter))
     for loop in (None, Loop(tmp_path)):
-        monkeypatch.setattr(torchtitan, "automatic", lambda loop=loop: loop)
+        monkeypatch.setattr(torchtitan, "loop_from_environment", lambda loop=loop: loop)
         torchtitan.install.cache_clear()
         torchtitan.install()
     torchtitan.install.cache_clear()
-    ((followers, trainer),) = found
-    assert trainer is None
-    followers.attachment.remove()
+    (adapter,) = found
+    assert adapter._trainer is None
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
-    """What cannot be followed is said at once."""
+    """A trainer that cannot be followed is rejected at once."""
     with pytest.raises(TypeError, match=r'"trainer" must be .* with a method "train_step"'):
         attach(tmp_path, trainer=nn.Linear)
     if importlib.util.find_spec("torchtitan") is None:

@@ -24,6 +24,7 @@ from instrument.integrations import environment
 from instrument.integrations import transformers as integration
 from instrument.integrations.loop import Loop
 from instrument.integrations.transformers import InstrumentCallback
+from instrument.patch import undo
 from instrument.windows.profile import Profile
 from tests.integrations.trees import counts, recorded, traces, tree
 from tests.support import nsys
@@ -38,7 +39,7 @@ NAMES = {
 DATA = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__\n"
 MICRO_STEP = "  micro-step\n    forward\n      GPT2LMHeadModel\n    backward\n"
 STEP = f"step\n{MICRO_STEP * 2}  clip_grad_norm_\n  Optimizer.step#AdamW.step\n"
-EVALUATION = f"evaluation\n  {DATA}  {DATA}  forward\n    GPT2LMHeadModel\n"  # it asks for a second batch in vain
+EVALUATION = f"evaluation\n  {DATA}  {DATA}  forward\n    GPT2LMHeadModel\n"  # it requests a second batch in vain
 INDENT = "  "
 
 
@@ -52,25 +53,25 @@ def losses(output: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def plain() -> list[str]:
-    """What the script prints without us."""
+    """Return what the script prints without this library."""
     return losses(run(python(SCRIPT), clean({"INSTRUMENT": "0"})).stdout)
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """What the script leaves and prints."""
+    """Return what the script writes and prints."""
     out = tmp_path_factory.mktemp("script") / "out"
     return out, run(python(SCRIPT, ["--out", str(out)]), clean({"COLUMNS": "100"}))
 
 
 def test_same_losses(script: tuple[Path, subprocess.CompletedProcess[str]], plain: list[str]) -> None:
-    """The script trains as without us, to the last bit."""
+    """The losses of the script are the same as without this library, to the last bit."""
     assert len(plain) == 8
     assert plain == losses(script[1].stdout)
 
 
 def test_tree(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    """Each recorded step has its batches, micro-steps, update, and what the Trainer does after the one before."""
+    """Each recorded step has its batches, micro-steps and update, and what the Trainer does before it."""
     expected = "".join(
         [
             "ProfilerStep#2\n" + indented(DATA * 2 + STEP),
@@ -82,7 +83,7 @@ def test_tree(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
 
 
 def test_summary_comes_through_the_trainers_logger(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    """At default verbosity the summary is shown, marked as the log of Transformers."""
+    """At default verbosity the summary is shown, as a log record of Transformers."""
     assert "[transformers] \nWhere the step went" in script[1].stderr
 
 
@@ -99,7 +100,7 @@ def test_nsys(tmp_path: Path, plain: list[str]) -> None:
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    """Under torchrun, with what ``accelerate launch`` sets, each rank has its trace and one tells the summary."""
+    """Under torchrun, with the variables of ``accelerate launch``, each rank writes a trace, one the summary."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     env = clean({"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no", "OMP_NUM_THREADS": "1"})
     done = run([sys.executable, *launch, SCRIPT, "--out", tmp_path / "out"], env)
@@ -159,8 +160,8 @@ def steps(out: Path) -> list[Any]:
     return [entry["steps"] for entry in windows(out)]
 
 
-def clear_of_us(trained: Trainer) -> bool:
-    """Whether nothing of ours is on a Trainer, its model or its classes."""
+def without_hooks(trained: Trainer) -> bool:
+    """Return whether a Trainer, its model and its classes have no hook of this library."""
     methods = {*integration.REGIONS, *integration.LOOPS}
     hooks = [module for module in trained.model.modules() if module._forward_pre_hooks or module._forward_hooks]
     return not methods & {*vars(trained)} and hooks == []
@@ -181,7 +182,7 @@ class Fails(TrainerCallback):
 
 
 def test_without_accumulation_there_are_no_micro_steps(tmp_path: Path) -> None:
-    """Steps of one batch hold the forward and the backward themselves."""
+    """Steps of one batch contain the forward and the backward themselves."""
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", wait=1, warmup=0, active=2))
     trained.train()
     step = "step\n  forward\n    GPT2LMHeadModel\n  backward\n  clip_grad_norm_\n  Optimizer.step#AdamW.step\n"
@@ -189,14 +190,14 @@ def test_without_accumulation_there_are_no_micro_steps(tmp_path: Path) -> None:
 
 
 def test_class_instead_of_an_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The class does as a callback, with the defaults."""
+    """The class itself works as a callback, with the defaults."""
     monkeypatch.chdir(tmp_path)
     trainer(tmp_path, InstrumentCallback).train()
     assert [[2, 4]] == steps(tmp_path / "runs" / "instrument")
 
 
 def test_wrong_arguments() -> None:
-    """What no loop takes fails where it is written."""
+    """Wrong arguments fail in the constructor."""
     with pytest.raises(ValueError, match='"modules" must be'):
         InstrumentCallback(modules=-1)
     with pytest.raises(TypeError, match='unknown option "waiting"'):
@@ -204,12 +205,12 @@ def test_wrong_arguments() -> None:
 
 
 def test_everything_is_undone_and_trains_again(tmp_path: Path) -> None:
-    """A second training begins the plan anew, as its steps are numbered; nothing is left after either."""
+    """A second training starts the plan over, as its steps are numbered; no hook is left after either."""
     callback = InstrumentCallback(tmp_path / "out", wait=1, warmup=0, active=1, repeat=4)
     trained = trainer(tmp_path, callback, max_steps=4)
     for _ in range(2):
         trained.train()
-        assert clear_of_us(trained)
+        assert without_hooks(trained)
     assert [[1, 1], [3, 3], [1, 1], [3, 3]] == [entry for entry in steps(tmp_path / "out") if entry]
 
 
@@ -221,13 +222,13 @@ class FailsToBegin(TrainerCallback):
 
 
 def test_a_later_callback_that_fails_to_begin(tmp_path: Path) -> None:
-    """What no event ends is ended by the next training on the thread, whose windows are recorded."""
+    """A training that no event ends is ended by the next one on its thread, whose windows are recorded."""
     with pytest.raises(RuntimeError, match="no training"):
         trainer(tmp_path, InstrumentCallback(tmp_path / "a", at="0-9"), FailsToBegin()).train()
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "b", at="1"))
     trained.train()
     assert [[1, 1]] == steps(tmp_path / "b")
-    assert clear_of_us(trained)
+    assert without_hooks(trained)
 
 
 def test_copies_of_a_trainer(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_copies_of_a_trainer(tmp_path: Path) -> None:
 
 
 def test_resumed(tmp_path: Path) -> None:
-    """Steps have their numbers in the whole run, in a new process as in one that goes back to a checkpoint."""
+    """Steps have their numbers in the whole run, in a new process and after going back to a checkpoint."""
     trainer(tmp_path, max_steps=4, save_strategy="steps", save_steps=2).train()
     callback = InstrumentCallback(tmp_path / "out", at=[2, 5], active=1)
     trained = trainer(tmp_path, callback, Fails("on_step_end", RuntimeError("lost")), max_steps=6)
@@ -259,21 +260,21 @@ def test_resumed(tmp_path: Path) -> None:
      ("on_evaluate", RuntimeError("lost")), ("on_log", KeyboardInterrupt())],
 )  # fmt: skip
 def test_an_error_of_another_callback(tmp_path: Path, event: str, error: BaseException) -> None:
-    """Training that fails anywhere leaves no profiler running, and the same Trainer trains again."""
+    """A training that fails anywhere leaves no profiler running, and the same Trainer trains again."""
     callback = InstrumentCallback(tmp_path / "out", wait=1, warmup=0, active=100)
     trained = trainer(tmp_path, callback, Fails(event, error), eval_strategy="steps", eval_steps=2)
     with pytest.raises(type(error)):
         trained.train()
     assert not torch.autograd._profiler_enabled()
     assert not callback.loop.running
-    assert clear_of_us(trained)
+    assert without_hooks(trained)
     assert ["partial"] == [entry["status"] for entry in windows(tmp_path / "out")]
     trained.train()
-    assert clear_of_us(trained)
+    assert without_hooks(trained)
 
 
 def test_an_error_inside_the_model(tmp_path: Path) -> None:
-    """Regions that an error leaves are closed, so that the trace of what came before is whole."""
+    """Regions that an error leaves open are closed, so that the trace before the error is complete."""
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", wait=0, warmup=0, active=100), max_steps=4)
     calls = 0
 
@@ -292,14 +293,14 @@ def test_an_error_inside_the_model(tmp_path: Path) -> None:
 
 
 class Own(Trainer):
-    """Has a loss of its own, by way of the Trainer's."""
+    """A Trainer with its own loss, which calls the inherited one."""
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         return super().compute_loss(*args, **kwargs)
 
 
-def test_a_trainer_of_ones_own(tmp_path: Path) -> None:
-    """An overridden method is the region, once."""
+def test_a_custom_trainer(tmp_path: Path) -> None:
+    """An overridden method is one region."""
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", wait=0, warmup=0, active=2), kind=Own)
     trained.train()
     assert {"forward": 2} == counts(recorded(tmp_path / "out"), ["forward"])
@@ -307,7 +308,7 @@ def test_a_trainer_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_another_trainer_meanwhile(tmp_path: Path) -> None:
-    """What another Trainer does inside the callback of one is not called after its parts."""
+    """A Trainer that runs inside a callback of another has no regions of the outer one."""
     other = trainer(tmp_path / "other")
 
     class Evaluates(TrainerCallback):
@@ -320,14 +321,14 @@ def test_another_trainer_meanwhile(tmp_path: Path) -> None:
 
 
 def test_evaluation_outside_of_training(tmp_path: Path) -> None:
-    """An evaluation by itself is none of a training's steps, and nothing is recorded."""
+    """An evaluation outside training has no steps, and nothing is recorded."""
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out"))
     assert 0 < trained.evaluate()["eval_loss"]
     assert not (tmp_path / "out").exists()
 
 
 def test_prediction_and_evaluation_at_the_start(tmp_path: Path) -> None:
-    """Both are "evaluation", wherever they come in training."""
+    """Both are the region "evaluation", at any time in training."""
 
     class Predicts(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -341,7 +342,7 @@ def test_prediction_and_evaluation_at_the_start(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of a Trainer without us."""
+    """Return the losses of a Trainer without this library."""
     trained = trainer(tmp_path_factory.mktemp("without"))
     trained.train()
     return logged(trained)
@@ -353,25 +354,25 @@ def broken(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(integration, "_callers"), (integration._Follower, "_follow"), (integration.Attachment, "wrap"),
+    [(integration, "_callers"), (integration.TrainerAdapter, "install_hooks"), (integration.Adapter, "wrap"),
      (Profile, "step"), (Profile, "start"), (Loop, "start")],
 )  # fmt: skip
 @pytest.mark.usefixtures("lenient")
-def test_failures_of_ours(
+def test_failures_of_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: list[float], owner: Any, name: str
 ) -> None:
-    """Whatever of ours fails, training goes through with the same losses."""
+    """If any part of this library fails, the training has the same losses."""
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, broken)
         callback = InstrumentCallback(tmp_path / "out")
         trained = trainer(tmp_path, callback)
         trained.train()
     assert without == logged(trained)
-    callback.loop.stop()  # which may have begun before that
+    callback.loop.stop()  # it may have started before the failure
 
 
-def test_sync_error_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At level "error" a wait ends the training, which leaves nothing behind."""
+def test_sync_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At level "error" a synchronization ends the training, and no hook is left."""
 
     def waits(_: Profile) -> None:
         raise SyncError("waited")
@@ -380,11 +381,11 @@ def test_sync_error_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", syncs="error"))
     with pytest.raises(SyncError):
         trained.train()
-    assert clear_of_us(trained)
+    assert without_hooks(trained)
 
 
 def test_summary_shows_at_any_verbosity(tmp_path: Path) -> None:
-    """A summary that was asked for is told even where the library is told to be silent."""
+    """A requested summary is logged even if the library is set to be silent."""
     logger = logging.getLogger("transformers.trainer")
     text = io.StringIO()
     handler = logging.StreamHandler(text)
@@ -401,14 +402,15 @@ def test_summary_shows_at_any_verbosity(tmp_path: Path) -> None:
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the loop that the environment asks for."""
+    """Return the folder of the loop that the environment requests."""
     out = tmp_path / "automatic"
     monkeypatch.setenv("INSTRUMENT_RUN", json.dumps({"out": str(out), "wait": 1, "warmup": 0, "active": 2}))
-    environment.automatic.cache_clear()
-    before = list(transformers.trainer.DEFAULT_CALLBACKS)
+    environment.loop_from_environment.cache_clear()
+    before = transformers.trainer.DEFAULT_CALLBACKS
     yield out
-    transformers.trainer.DEFAULT_CALLBACKS[:] = before
-    environment.automatic.cache_clear()
+    undo(integration._patches)
+    assert transformers.trainer.DEFAULT_CALLBACKS is before
+    environment.loop_from_environment.cache_clear()
 
 
 def test_installed_for_every_trainer(tmp_path: Path, asked: Path) -> None:
@@ -419,21 +421,21 @@ def test_installed_for_every_trainer(tmp_path: Path, asked: Path) -> None:
     trained.train()
     assert [[1, 2]] == steps(asked)
     assert {"step": 2, "forward": 2} == counts(recorded(asked), ["step", "forward"])
-    assert clear_of_us(trained)
+    assert without_hooks(trained)
 
 
-def test_installed_gives_way(tmp_path: Path, asked: Path) -> None:
-    """A Trainer that has a callback of its own is recorded by that one alone."""
+def test_installed_yields(tmp_path: Path, asked: Path) -> None:
+    """A Trainer with its own callback is recorded by that one alone."""
     integration.install()
     trainer(tmp_path, InstrumentCallback(tmp_path / "own", wait=0, warmup=0, active=1)).train()
     assert [[0, 0]] == steps(tmp_path / "own")
     assert not asked.exists()
 
 
-def test_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a word in the environment nothing is installed."""
+def test_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the environment variable nothing is installed."""
     monkeypatch.delenv("INSTRUMENT_RUN", raising=False)
-    environment.automatic.cache_clear()
+    environment.loop_from_environment.cache_clear()
     before = list(transformers.trainer.DEFAULT_CALLBACKS)
     integration.install()
     assert before == transformers.trainer.DEFAULT_CALLBACKS

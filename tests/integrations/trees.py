@@ -1,4 +1,4 @@
-"""The regions of a trace as text, so that a test shows the tree that it expects."""
+"""The regions of a trace as text, so that a test shows the expected tree."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.support.ranges import Range, outline
 
 
 def traces(folder: Path) -> list[Path]:
-    """The traces of all windows in `folder`, in their order."""
+    """Return the traces of all windows in `folder`, in order."""
     return sorted(folder.glob("window-*/*.pt.trace.json.gz"))
 
 
 def recorded(folder: Path) -> list[Range]:
-    """The regions in the traces of all windows in `folder`."""
+    """Return the regions in the traces of all windows in `folder`."""
     return [
         Range(
             name=event["name"],
@@ -31,11 +31,11 @@ def recorded(folder: Path) -> list[Range]:
 
 
 def tree(ranges: Iterable[Range], names: Collection[str]) -> str:
-    """The outline of those `ranges` that are called one of `names`, or one of them and "#" and more."""
+    """Return the outline of those `ranges` whose names, up to a "#", are in `names`."""
     return outline(r for r in ranges if r.name in names or str(r.name).split("#")[0] in names)
 
 
 def counts(ranges: Iterable[Range], names: Collection[str]) -> dict[str, int]:
-    """How many `ranges` have each of `names`."""
+    """Return the number of `ranges` with each of `names`."""
     found = [r.name for r in ranges]
     return {name: found.count(name) for name in names}

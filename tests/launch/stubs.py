@@ -1,4 +1,4 @@
-"""Stand-ins for the vendors' tools: they write down how they were called, run the program, and leave a report."""
+"""Stubs of the vendors' tools, which record how they were called, run the program, and write a report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from instrument.launch.request import Request
+from instrument.launch.request import LaunchRequest
 from tests.support.programs import environment, run
 
 STUB = """#!{python}
@@ -63,19 +63,19 @@ SUFFIX = {"nsys": ".nsys-rep", "ncu": ".ncu-rep", "rocprofv3": "_results.db", "v
 
 @dataclass
 class Stub:
-    """A tool that was put on ``PATH``."""
+    """A stub on ``PATH``."""
 
     folder: Path
     log: Path
 
     def environment(self, extra: dict[str, str] | None = None) -> dict[str, str]:
-        """That of a process which finds the tool before any other."""
+        """Return the environment of a process that finds the stub before any other tool."""
         env = environment(extra)
         return env | {"PATH": f"{self.folder}{os.pathsep}{env['PATH']}"}
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """How it was called: its own options, and the program."""
+        """Return how the stub was called: its own options, and the program."""
         return [json.loads(text) for text in self.log.read_text().splitlines()]
 
 
@@ -110,25 +110,27 @@ def stub(
     return made
 
 
-def request(tmp_path: Path, *words: str, windows: int | None = 2, **others: Any) -> Request:
-    """What a user might ask for; the program is ``python train.py``."""
+def request(tmp_path: Path, *words: str, windows: int | None = 2, **others: Any) -> LaunchRequest:
+    """Return a request; the program is ``python train.py``."""
     others.setdefault("environment", dict(os.environ))
-    return Request(command=words or (sys.executable, "train.py"), out=tmp_path / "out", windows=windows, **others)
+    return LaunchRequest(
+        command=words or (sys.executable, "train.py"), out=tmp_path / "out", windows=windows, **others
+    )
 
 
 LAUNCH = """
 import json, os, sys
 from pathlib import Path
-from instrument.launch.vendor import Request, launch
+from instrument.launch.vendor import LaunchRequest, launch
 
 arguments = json.loads(sys.argv[2])
 arguments["out"] = Path(arguments["out"])
-sys.exit(launch(sys.argv[1], Request(environment=dict(os.environ), **arguments)))
+sys.exit(launch(sys.argv[1], LaunchRequest(environment=dict(os.environ), **arguments)))
 """
 
 
 def launching(profiler: str, folder: Path, command: Sequence[str | Path], **others: Any) -> list[str]:
-    """The command line of a process that launches ``command``."""
+    """Return the command line of a process that launches ``command``."""
     arguments = {"command": [str(word) for word in command], "out": str(folder), "windows": 2, **others}
     return [sys.executable, "-c", LAUNCH, profiler, json.dumps(arguments)]
 

@@ -1,4 +1,4 @@
-"""The command lines of the vendors' tools, for what is asked for, installed and there."""
+"""The command lines of the vendors' tools, by request, installed version and hardware."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def tool(name: str, *version: int) -> Tool:
 
 
 def command_line(*arguments: Any) -> list[str]:
-    """The command line without the shells that keep what nsys prints apart from what the program prints."""
+    """Return the command line without the shells that separate the output of nsys from the program's."""
     line = vendor.command_line(*arguments)
-    for shell in (nsys._ASIDE, nsys._BACK):
+    for shell in (nsys._HIDE_STDOUT, nsys._RESTORE_STDOUT):
         at = next((at for at in range(len(line)) if line[at : at + len(shell)] == [*shell]), len(line))
         line = line[:at] + line[at + len(shell) :]
     return line
 
 
 def own(line: list[str], *words: str) -> list[str]:
-    """The part of a command line before ``words``, without the path of the report."""
+    """Return the part of a command line before ``words``, without the path of the report."""
     at = len(line) - len(words)
     assert list(words) == line[at:]
     return [re.sub(r"\d{8}T\d{6}-\d+", "TIME", word) for word in line[:at]]
@@ -63,7 +63,7 @@ def own(line: list[str], *words: str) -> list[str]:
     (0, []),
 ])  # fmt: skip
 def test_nsys_records_windows_or_the_whole_run(tmp_path: Path, windows: int | None, capture: list[str]) -> None:
-    """A capture range never ends with the default, which kills the program; a plan without end has many."""
+    """A capture range does not have the default end, which kills the program; an endless plan has many windows."""
     line = command_line("nsys", request(tmp_path, windows=windows, extra=["--stats=true"]), tool("nsys", 2022, 4))
     assert [
         "/opt/nsys", "profile", line[2], *capture, "--sample=none", "--cpuctxsw=none", "--wait=primary",
@@ -72,8 +72,8 @@ def test_nsys_records_windows_or_the_whole_run(tmp_path: Path, windows: int | No
 
 
 @pytest.mark.parametrize("close", ["", "3>&-"])
-def test_nsys_has_standard_error_for_itself(tmp_path: Path, close: str) -> None:
-    """Its progress is not on the program's standard output, also where it passes no descriptor on."""
+def test_nsys_prints_on_standard_error(tmp_path: Path, close: str) -> None:
+    """The progress of nsys is not on the program's standard output, also if nsys passes no descriptor on."""
     made = tmp_path / "nsys"
     made.write_text(f'#!/bin/sh\necho progress\nuntil [ "$1" = /bin/sh ]; do shift; done\nexec "$@" {close}\n')
     made.chmod(0o755)
@@ -84,8 +84,8 @@ def test_nsys_has_standard_error_for_itself(tmp_path: Path, close: str) -> None:
     assert (3, *shown) == (done.returncode, done.stdout, done.stderr)
 
 
-def test_nsys_is_given_no_option_twice(tmp_path: Path) -> None:
-    """It refuses that; what the user says counts."""
+def test_nsys_gets_no_option_twice(tmp_path: Path) -> None:
+    """An option that the user gives replaces the default, as nsys rejects an option given twice."""
     asked = request(tmp_path, windows=0, extra=["--sample=process-tree", "-t", "nvtx", "--kill=sigterm"])
     line = own(command_line("nsys", asked, tool("nsys", 2022, 4)), *PROGRAM)
     start = ["/opt/nsys", "profile", "--cpuctxsw=none", "--wait=primary", "-o", f"{tmp_path}/out/nsys-TIME"]
@@ -100,7 +100,7 @@ def test_nsys_is_given_no_option_twice(tmp_path: Path) -> None:
 def test_nsys_traces_what_costs_a_launch_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, help: str, traces: str
 ) -> None:
-    """With a GPU, CUDA and ranges; collectives where the release knows them."""
+    """With a GPU, nsys traces CUDA and ranges, and collectives if the release can."""
     made = stub(tmp_path, "nsys", help=help)
     monkeypatch.setattr(nsys, "_DEVICES", (str(tmp_path),))
     line = command_line("nsys", request(tmp_path), Tool("nsys", str(made.folder / "nsys"), (2025, 1)))
@@ -108,7 +108,7 @@ def test_nsys_traces_what_costs_a_launch_little(
 
 
 def test_nsys_traces_no_gpu_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU, ranges."""
+    """Without a GPU, nsys traces only ranges."""
     monkeypatch.setattr(nsys, "_DEVICES", ())
     monkeypatch.setenv("PATH", "")
     assert "--trace=nvtx" == command_line("nsys", request(tmp_path), tool("nsys"))[2]
@@ -128,7 +128,7 @@ def ncu(tmp_path: Path, help: str) -> Tool:
 
 
 def test_ncu_measures_kernels_in_a_window_and_a_region(tmp_path: Path) -> None:
-    """Ranges of both kinds and of any thread, with the characters that mean something to ncu escaped."""
+    """Ranges of both kinds and of any thread are included, with ncu's special characters escaped."""
     asked = request(tmp_path, regions=["a/b", "Range[i]*,+@", "plain"], launches=7)
     made = ncu(tmp_path, HELP_NCU)
     assert [
@@ -144,7 +144,7 @@ def test_ncu_measures_kernels_in_a_window_and_a_region(tmp_path: Path) -> None:
 
 
 def test_regions_are_start_end_ranges_where_ncu_filters_others_by_thread(tmp_path: Path) -> None:
-    """Start/end ranges belong to no thread: releases without the scope measure the backward pass too."""
+    """Start/end ranges belong to no thread, so that releases without the scope measure the backward pass too."""
     made = ncu(tmp_path, HELP_NCU.replace("--nvtx-push-pop-scope", "--other"))
     line = own(command_line("ncu", request(tmp_path, regions=["backward"]), made), *PROGRAM)
     assert ["env", "INSTRUMENT_NVTX_START_END=1"] == line[-2:]
@@ -156,7 +156,7 @@ def test_regions_are_start_end_ranges_where_ncu_filters_others_by_thread(tmp_pat
 
 @pytest.mark.parametrize(("version", "format"), [((1, 0, 0), "rocpd"), ((0, 6, 0), "json"), ((), "json")])
 def test_rocprofv3_records_selected_regions(tmp_path: Path, version: tuple[int, ...], format: str) -> None:
-    """Databases where the version writes them; each process has a file of its own."""
+    """Versions that can write databases do; each process writes its own file."""
     traces = ["--hip-trace", "--kernel-trace", "--marker-trace", "--memory-copy-trace"]
     line = own(command_line("rocprof", request(tmp_path), tool("rocprof", *version)), *PROGRAM)
     assert [
@@ -168,7 +168,7 @@ def test_rocprofv3_records_selected_regions(tmp_path: Path, version: tuple[int, 
 
 
 def test_vtune_starts_paused(tmp_path: Path) -> None:
-    """Windows resume it; another analysis than hotspots can be asked for."""
+    """VTune starts paused, windows resume it, and another analysis than hotspots can be chosen."""
     line = own(command_line("vtune", request(tmp_path), tool("vtune")), *PROGRAM)
     report = f"{tmp_path}/out/vtune-TIME"
     start = ["-start-paused", "-return-app-exitcode", "-r", report]
@@ -179,19 +179,19 @@ def test_vtune_starts_paused(tmp_path: Path) -> None:
 
 
 def reported(line: list[str]) -> str:
-    """The name of the report."""
+    """Return the name of the report."""
     return re.sub(r"\d{8}T\d{6}-\d+", "TIME", Path(line[line.index("-o") + 1]).name)
 
 
 @pytest.mark.parametrize("variable", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"])
 def test_a_rank_is_in_the_name_of_its_report(tmp_path: Path, variable: str) -> None:
-    """As torchrun, MPI or Slurm tell it to the process that launches."""
+    """The rank comes from the variables of torchrun, MPI or Slurm in the launching process."""
     asked = request(tmp_path, environment={**os.environ, variable: "12"})
     assert "nsys-TIME-rank12" == reported(command_line("nsys", asked, tool("nsys")))
 
 
 def test_a_report_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is taken, by a report of whichever window, gets a number."""
+    """A name that is taken, by a report of any window, gets a number."""
     monkeypatch.setattr(vendor.time, "strftime", lambda format: "19700101T000000")
     out = tmp_path / "out"
     out.mkdir()
@@ -207,7 +207,7 @@ def test_a_report_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_percent_signs_in_the_folder_stay(tmp_path: Path) -> None:
-    """Both nsys and ncu replace what follows one."""
+    """Nsys and ncu would replace what follows a percent sign."""
     asked = request(tmp_path / "100%q")
     for name, shown in (("nsys", "100%%q"), ("ncu", "100%%q"), ("rocprof", "100%q")):
         line = command_line(name, asked, tool(name))
@@ -227,10 +227,10 @@ JOBS: list[tuple[list[str], list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("command", "launcher", "program"), JOBS)
 @pytest.mark.parametrize("name", ["nsys", "ncu", "rocprof"])
-def test_each_rank_of_a_job_is_run_under_a_tool_of_its_own(
+def test_each_rank_of_a_job_runs_under_its_own_tool(
     tmp_path: Path, command: list[str], launcher: list[str], program: list[str], name: str
 ) -> None:
-    """The launcher starts the tool, which starts what the launcher would have started."""
+    """The launcher starts the tool, which starts the launcher's program."""
     line = command_line(name, request(tmp_path, *command), tool(name))
     start = [*launcher, "--no_python"]
     assert start == line[: len(start)]
@@ -244,21 +244,21 @@ def test_each_rank_of_a_job_is_run_under_a_tool_of_its_own(
 
 
 def test_dashes_before_the_script(tmp_path: Path) -> None:
-    """What ends torchrun's own options is left out: the tool would be taken for the script."""
+    """The end mark of torchrun's options is omitted: the tool would be taken for the script."""
     command = [TORCHRUN, "--nproc-per-node", "2", "--", "train.py", "--", "x"]
     line = command_line("nsys", request(tmp_path, *command), tool("nsys"))
     assert line[3] == "--no_python"
     assert line[-3:] == ["train.py", "--", "x"]
 
 
-def test_ranks_that_are_started_again_have_other_reports(tmp_path: Path) -> None:
-    """Where the launcher may restart them, the number of the restart is in the name."""
+def test_restarted_ranks_have_other_reports(tmp_path: Path) -> None:
+    """If the launcher may restart ranks, the number of the restart is in the name."""
     line = command_line("nsys", request(tmp_path, TORCHRUN, "--max-restarts=2", "train.py"), tool("nsys"))
     assert "nsys-TIME-rank%q{RANK}-restart%q{TORCHELASTIC_RESTART_COUNT}" == reported(line)
 
 
 def test_accelerate_launch_is_a_launcher(tmp_path: Path) -> None:
-    """Its options end where the script begins."""
+    """The options of `accelerate launch` end where the script begins."""
     pytest.importorskip("accelerate")
     accelerate = str(Path(sys.executable).parent / "accelerate")
     command = [accelerate, "launch", "--num_processes", "2", "--cpu", "train.py", "--lr", "1"]
@@ -269,14 +269,14 @@ def test_accelerate_launch_is_a_launcher(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [[TORCHRUN, "--nonsense", "x"], [TORCHRUN]])
 def test_a_faulty_job_is_left_to_its_launcher(tmp_path: Path, command: list[str]) -> None:
-    """The launcher says what is wrong with its options."""
+    """The launcher reports its wrong options."""
     line = command_line("nsys", request(tmp_path, *command), tool("nsys"))
     assert ["/opt/nsys", "profile"] == line[:2]
     assert command == line[-len(command) :]
 
 
 def test_vtune_follows_all_ranks_itself(tmp_path: Path) -> None:
-    """One result holds every process."""
+    """One result of VTune contains every process."""
     command = [TORCHRUN, "--nproc-per-node=2", "train.py"]
     assert ["--", *command] == command_line("vtune", request(tmp_path, *command), tool("vtune"))[-4:]
 
@@ -284,14 +284,14 @@ def test_vtune_follows_all_ranks_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "error", "message"), [
     ({"profiler": "perf"}, ValueError, "\"profiler\" must be one of nsys, ncu, rocprof, vtune: 'perf'"),
     ({"profiler": "vtune"}, LaunchError, "VTune is not installed or not on PATH; get it from https://www.intel.com"),
-    ({"command": ["no-such-program"]}, LaunchError, "there is no program no-such-program"),
-    ({"command": []}, LaunchError, "there is no program to run"),
+    ({"command": ["no-such-program"]}, LaunchError, "program not found: no-such-program"),
+    ({"command": []}, LaunchError, "no program to run"),
 ])  # fmt: skip
-def test_what_cannot_be_run(
+def test_requests_that_cannot_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], error: type, message: str
 ) -> None:
-    """One sentence says what is missing and how to get it."""
-    asked = vendor.Request(
+    """One message says what is missing and how to get it."""
+    asked = vendor.LaunchRequest(
         command=arguments.get("command", PROGRAM), out=tmp_path, windows=2, environment=dict(os.environ)
     )
     made = None if "profiler" in arguments else tool("nsys")
@@ -307,7 +307,7 @@ EXTRA = ["--trace=cuda,nvtx,osrt,cudnn,cublas", "--cuda-graph-trace=node"]
 @pytest.mark.nsys
 @pytest.mark.parametrize(("windows", "extra"), [(0, ()), (1, ()), (2, ()), (None, ()), (0, EXTRA)])
 def test_the_real_nsys_takes_the_options(tmp_path: Path, windows: int | None, extra: list[str]) -> None:
-    """The installed release knows all of them, and those that reports and documentation name."""
+    """The installed nsys accepts all options, and those that reports and documentation name."""
     from tests.support.nsys import alone, nsys
 
     nsys()

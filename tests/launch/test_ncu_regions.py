@@ -1,4 +1,4 @@
-"""Which launches a region holds under ncu, whose rules for ranges and threads a stand-in follows."""
+"""The launches that a region contains under ncu, by a stub with ncu's rules for ranges and threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.programs import environment, run
 
 pytestmark = pytest.mark.native
 
-# A mark stands for a kernel's launch, and a thread of the program's own for that of autograd.
+# A mark is in place of a kernel's launch, and a thread of the program in place of autograd's.
 PROGRAM = """
 import threading
 import instrument
@@ -47,7 +47,7 @@ else:
 
 @pytest.mark.parametrize("help", ["--nvtx\n--nvtx-push-pop-scope arg (=thread)", "--nvtx"])
 def test_launches_of_every_thread_are_in_the_region(tmp_path: Path, help: str) -> None:
-    """All four of backward, whether or not this release of ncu knows of the scope."""
+    """The region has all four launches of the backward pass, whether or not this ncu has the scope."""
     tool = {
         "NVTX_INJECTION64_PATH": str(native.build("nvtxlog")),
         "NVTXLOG": str(tmp_path / "log.jsonl"),

@@ -1,4 +1,4 @@
-"""Runs on a GPU under the vendors' tools that are installed there: the kernels that they find."""
+"""Runs on a GPU under the installed tools of vendors: the kernels that they find."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ torch.cuda.synchronize()
 def launched(
     profiler: str, tmp_path: Path, source: str, *options: str, path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """``instrument run`` of a program, all of it recorded."""
+    """Run a program with ``instrument run``, and record all of it."""
     script = tmp_path / "program.py"
     script.write_text(source)
     env = environment({"COLUMNS": "200"})
@@ -72,7 +72,7 @@ def launched(
 
 @pytest.mark.parametrize("scope", [True, False])
 def test_ncu_measures_the_whole_backward_pass(tmp_path: Path, scope: bool) -> None:
-    """Sine, negation and product for each cosine, launched by autograd's thread; also where ncu has no scope."""
+    """Ncu finds the kernels that autograd's thread launches for each cosine, also without the scope."""
     pytest.importorskip("nvtx")
     real = shutil.which("ncu")
     if real is None:
@@ -97,7 +97,7 @@ def test_ncu_measures_the_whole_backward_pass(tmp_path: Path, scope: bool) -> No
 
 @pytest.mark.nsys
 def test_nsys_traces_graphs_as_a_whole_or_by_node(tmp_path: Path) -> None:
-    """Each replay is one event, and the option that is then named shows the five kernels in it."""
+    """Each replay is one event; the option that is named then shows its five kernels."""
     nsys.nsys()
     found = {}
     for name, options in {"graph": (), "node": ("--option=--cuda-graph-trace=node",)}.items():

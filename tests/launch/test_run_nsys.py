@@ -1,4 +1,4 @@
-"""Runs under the real Nsight Systems: its reports, its summary, and a program that notices nothing."""
+"""Runs under the real Nsight Systems: its reports, the summary, and an unaffected program."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ if how == "wait":
 
 @pytest.fixture(autouse=True)
 def by_itself() -> Iterator[None]:
-    """One recording at a time."""
+    """Allow one recording at a time."""
     nsys()
     with alone():
         yield
@@ -78,7 +78,7 @@ def launched(
     before = {*out.glob("*")}
 
     def record() -> subprocess.CompletedProcess[str]:
-        for path in {*out.glob("*")} - before:  # of an attempt that failed
+        for path in {*out.glob("*")} - before:  # of a failed attempt
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         line = launching("nsys", out, command, **others)
         return run(line, environment({"COLUMNS": "100"}), check=False, timeout=120)
@@ -87,7 +87,7 @@ def launched(
 
 
 def reports(script: Path) -> list[str]:
-    """The names of the reports, without their time."""
+    """Return the names of the reports, without the time."""
     found = (script.parent / "out").glob("*.nsys-rep")
     return sorted(re.sub(r"\d{8}T\d{6}-\d+", "TIME", path.name) for path in found)
 
@@ -96,7 +96,7 @@ BOTH = ["nsys-TIME.1.nsys-rep", "nsys-TIME.2.nsys-rep"]
 
 
 def test_the_run_ends_with_the_summary_of_its_reports(script: Path) -> None:
-    """One report a window; regions of the steps of both, added up; the program's own output is whole."""
+    """There is one report for each window; the regions of both are added up; the program's output is complete."""
     done = launched(script, "exit", 255)
     assert 255 == done.returncode, done.stderr
     assert BOTH == reports(script)
@@ -108,7 +108,7 @@ def test_the_run_ends_with_the_summary_of_its_reports(script: Path) -> None:
 
 @pytest.mark.parametrize("windows", [1, None, 0])
 def test_how_many_windows(script: Path, windows: int | None) -> None:
-    """No more reports than were asked for; all, for a plan without end; one of the whole run."""
+    """There are no more reports than requested; all for an endless plan; one for the whole run."""
     done = launched(script, windows=windows)
     assert 0 == done.returncode, done.stderr
     assert (BOTH if windows is None else ["nsys-TIME.nsys-rep"]) == reports(script)
@@ -118,7 +118,7 @@ def test_how_many_windows(script: Path, windows: int | None) -> None:
 
 
 def test_a_second_run_leaves_the_reports_of_the_first(script: Path) -> None:
-    """Each has names of its own."""
+    """The reports of each run have names of their own."""
     launched(script)
     launched(script)
     assert 4 == len(reports(script))
@@ -128,13 +128,13 @@ def test_a_second_run_leaves_the_reports_of_the_first(script: Path) -> None:
     ("exit", 3, 3), ("die", signal.SIGKILL, 137), ("die", signal.SIGSEGV, 139), ("die", signal.SIGTERM, 143),
 ])  # fmt: skip
 def test_how_the_program_ends(script: Path, how: str, value: int, code: int) -> None:
-    """Its exit code comes back, and the reports are there, however it ended."""
+    """The program's exit code is returned, and the reports exist, however it ended."""
     done = launched(script, how, value)
     assert (code, BOTH) == (done.returncode, reports(script))
 
 
-def test_nothing_is_awaited_or_ended_but_the_program(script: Path) -> None:
-    """What it left running goes on, and nobody waits for it."""
+def test_only_the_program_is_awaited_and_ended(script: Path) -> None:
+    """Processes that the program left behind continue, and are not waited for."""
     begun = time.monotonic()
     code = "import subprocess; print('pid', subprocess.Popen(['sleep', '97'], stdin=-3, stdout=-3, stderr=-3).pid)"
     line = launching("nsys", script.parent / "out", [sys.executable, "-c", code], windows=0)
@@ -161,7 +161,7 @@ def signalled(script: Path, how: str, *signals: int) -> tuple[int, str]:
 
 
 def test_signals_that_the_program_handles(script: Path) -> None:
-    """Each reaches it once, it goes on until it ends by itself, and nsys finishes its reports."""
+    """Each signal reaches the program once, which continues to its own end, and nsys finishes its reports."""
     sent = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
     code, output = signalled(script, "listen", *sent)
     assert f"got {' '.join(str(int(number)) for number in sent)}\n" in output
@@ -170,21 +170,21 @@ def test_signals_that_the_program_handles(script: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_that_end_the_program(script: Path, number: int, code: int) -> None:
-    """The exit code is the shell's for that signal, and the reports are there."""
+    """The exit code is the shell's for that signal, and the reports exist."""
     assert code == signalled(script, "wait", number)[0]
     assert BOTH == reports(script)
 
 
 def test_a_window_that_never_opened(tmp_path: Path) -> None:
-    """Nsys leaves no report and says nothing: the likely reason is told, and the program's exit code stays."""
+    """Nsys silently writes no report: the likely reason is printed, and the program's exit code returned."""
     line = launching("nsys", tmp_path, [sys.executable, "-c", "print(1); raise SystemExit(6)"])
     done = run(line, environment(), check=False)
     assert 6 == done.returncode
-    assert "left no report: the program ended with exit code 6 before a window opened" in done.stderr
+    assert "wrote no report: the program ended with exit code 6 before a window opened" in done.stderr
 
 
 def test_each_rank_has_its_own_windows(script: Path) -> None:
-    """Torchrun inside: a report for each rank and window, though the ranks are not in step; side by side after."""
+    """With torchrun inside, each rank and window has a report, although the ranks are not in step."""
     text = script.read_text().replace("prof.start()", "time.sleep(0.4 * int(os.environ['RANK']))\nprof.start()")
     script.write_text(text)
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
@@ -200,7 +200,7 @@ def test_each_rank_has_its_own_windows(script: Path) -> None:
 
 
 def test_torchrun_outside(script: Path) -> None:
-    """Each rank launches its own nsys, and has its number in the report's name."""
+    """Each rank launches its own nsys, and its number is in the report's name."""
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
     out = script.parent / "out"
     inner = launching("nsys", out, [sys.executable, script, out, "exit", "0"])
@@ -210,7 +210,7 @@ def test_torchrun_outside(script: Path) -> None:
 
 
 def test_the_environment_is_intact(tmp_path: Path) -> None:
-    """What the caller set arrives, and so does what nsys adds."""
+    """The program gets the caller's variables and those that nsys adds."""
     code = "import os, json; print('ENV', json.dumps(dict(os.environ)))"
     line = launching("nsys", tmp_path, [sys.executable, "-c", code], windows=0)
     done = run(line, environment({"MINE": "a b 'c'"}))

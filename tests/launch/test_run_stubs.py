@@ -1,4 +1,4 @@
-"""Runs under stand-ins for the vendors' tools: program, environment, exit code, report and summary."""
+"""Runs under stubs of the vendors' tools: program, environment, exit code, report and summary."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def database(tmp_path: Path) -> Path:
-    """What rocprofv3 would leave of one step with a region in it."""
+    """Write what rocprofv3 would write for one step with a region."""
     return rocm_files.write_rocpd(tmp_path / "made.db", [rocm_files.STEP])
 
 
@@ -51,12 +51,12 @@ def program(script: Path, folder: Path, steps: int = 8, code: int = 0) -> list[s
 
 
 def ending(code: int = 0) -> list[str | Path]:
-    """A program that does nothing."""
+    """Return a program that only ends."""
     return [sys.executable, "-c", f"raise SystemExit({code})"]
 
 
 def test_rocprofv3_ends_with_the_summary_of_its_database(tmp_path: Path) -> None:
-    """The program's exit code comes back, the report is found and read, the regions are shown."""
+    """The program's exit code is returned, the report is found and read, the regions are shown."""
     made = stub(tmp_path, "rocprofv3", version="1.0.0", report=database(tmp_path))
     done = launched("rocprof", tmp_path / "out", ending(3), made.environment())
     assert 3 == done.returncode, done.stderr
@@ -68,7 +68,7 @@ def test_rocprofv3_ends_with_the_summary_of_its_database(tmp_path: Path) -> None
 
 
 def test_windows_pause_and_resume_rocprofv3(tmp_path: Path, script: Path) -> None:
-    """What the tool sets in the environment reaches the program, whose windows resume and pause its library."""
+    """The tool's environment reaches the program, whose windows resume and pause the tool's library."""
     log, library = tmp_path / "roctx.jsonl", native.build("roctxlog", 'LIBRARY_NAME="preload"')
     made = stub(tmp_path, "rocprofv3", version="1.0.0", variables={
         "ROCP_TOOL_LIBRARIES": "tool.so", "LD_PRELOAD": str(library), "ROCTXLOG": str(log),
@@ -79,11 +79,11 @@ def test_windows_pause_and_resume_rocprofv3(tmp_path: Path, script: Path) -> Non
     step = ["start", "push", "pop", "end"]
     window = ["resume", *step, *step, "pause"]
     assert ["push", "pop", *window, "push", "pop", *window, "push", "pop", "push", "pop"] == ops
-    assert "marked, but not recorded" in done.stderr
+    assert "opened, but was not recorded" in done.stderr
 
 
 def replayed(tmp_path: Path, *, nodes: bool) -> Path:
-    """What nsys would leave of two replays of a CUDA graph, traced as a whole or each kernel for itself."""
+    """Write what nsys would write for two replays of a CUDA graph, traced as a whole or by kernel."""
     made, tid = nsys_report.Database(), nsys_report.thread(42, 43)
     where = {"globalPid": nsys_report.HOST + (42 << 24), "streamId": 7}
     for start in (100, 200):
@@ -98,7 +98,7 @@ def replayed(tmp_path: Path, *, nodes: bool) -> Path:
 
 @pytest.mark.parametrize("nodes", [False, True])
 def test_kernels_inside_graphs_are_offered(tmp_path: Path, nodes: bool) -> None:
-    """After a run that traced graphs as a whole, and for such a report, the option that shows them is named."""
+    """After tracing graphs as a whole, the run and `summarize` name the option that shows their kernels."""
     report = replayed(tmp_path, nodes=nodes)
     made = stub(tmp_path, "nsys", report=report)
     done = launched("nsys", tmp_path / "out", ending(), made.environment())
@@ -121,17 +121,17 @@ def test_vtune_sums_up_its_result(tmp_path: Path, summary: str) -> None:
     assert (summary == "1") == ("Elapsed Time: 1.0s" in done.stderr) == ("vtune -report hotspots" in done.stderr)
 
 
-def test_a_report_that_cannot_be_read_is_said(tmp_path: Path, script: Path) -> None:
-    """The run went well: its exit code comes back, and the report is named."""
+def test_a_report_that_cannot_be_read(tmp_path: Path, script: Path) -> None:
+    """The run itself succeeded: its exit code is returned, and the report is named."""
     made = stub(tmp_path, "nsys", report=script)
     done = launched("nsys", tmp_path / "out", ending(), made.environment())
     assert 0 == done.returncode
-    assert "the report is there, but cannot read the trace" in done.stderr
+    assert "the report cannot be summarized: cannot read the trace" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_ncu_without_its_package_says_how_to_read_the_report(tmp_path: Path, script: Path) -> None:
-    """One sentence with the line that installs the package, and ncu's own command."""
+    """The message has the command that installs the package, and ncu's own command."""
     made = stub(tmp_path, "ncu", report=script)
     env = made.environment()
     (tmp_path / "none" / "ncu_report").mkdir(parents=True)
@@ -143,7 +143,7 @@ def test_ncu_without_its_package_says_how_to_read_the_report(tmp_path: Path, scr
 
 
 def test_each_rank_under_torchrun_has_a_tool_and_a_report(tmp_path: Path) -> None:
-    """The launcher starts one tool a rank; the reports are read as the ranks of one job."""
+    """The launcher starts one tool for each rank; the reports are read as ranks of one job."""
     made = stub(tmp_path, "rocprofv3", version="1.0.0", report=database(tmp_path))
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
     command = [torchrun, "--nproc-per-node=2", "--no-python", *ending()]
@@ -154,8 +154,8 @@ def test_each_rank_under_torchrun_has_a_tool_and_a_report(tmp_path: Path) -> Non
     assert "2 of 2 ranks" in done.stderr
 
 
-def test_of_ranks_that_were_launched_one_by_one_the_first_speaks(tmp_path: Path) -> None:
-    """Each says where its report is; the summary is printed once."""
+def test_the_first_of_separately_launched_ranks_prints_the_summary(tmp_path: Path) -> None:
+    """Each rank prints the path of its report; the summary is printed once."""
     made = stub(tmp_path, "rocprofv3", version="1.0.0", report=database(tmp_path))
     for rank, summary in (("0", True), ("1", False)):
         env = made.environment({"RANK": rank})
@@ -165,15 +165,15 @@ def test_of_ranks_that_were_launched_one_by_one_the_first_speaks(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("windows", "steps", "code", "reason"), [
-    (2, 0, 0, "window 1 (steps 1-2) was not reached, the loop ended in step 0; ask for earlier steps"),
-    (2, 8, 0, "the window was marked, but not recorded"),
-    (0, 8, 5, "the program ended with exit code 5; see what the profiler says above"),
-    (0, 8, 0, "see what it says above"),
+    (2, 0, 0, "window 1 (steps 1-2) was not reached, the loop ended in step 0; choose earlier steps"),
+    (2, 8, 0, "a window opened, but was not recorded"),
+    (0, 8, 5, "the program ended with exit code 5; see the profiler's messages above"),
+    (0, 8, 0, "see its messages above"),
 ])  # fmt: skip
 def test_a_missing_report_is_explained(
     tmp_path: Path, script: Path, windows: int, steps: int, code: int, reason: str
 ) -> None:
-    """By what this run, and no run before it, left in the manifest."""
+    """The reason comes from what this run wrote to the manifest, not from earlier runs."""
     made = stub(tmp_path, "nsys")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "manifest.jsonl").write_text('{"status": "failed", "window": 9, "reason": "of old"}\n')
@@ -182,32 +182,34 @@ def test_a_missing_report_is_explained(
     command = program(script, tmp_path, steps, code)
     done = launched("nsys", tmp_path / "out", command, env, windows=windows)
     assert code == done.returncode
-    assert f"instrument: Nsight Systems left no report: {reason}" in done.stderr
+    assert f"instrument: Nsight Systems wrote no report: {reason}" in done.stderr
+    assert "window 9" not in done.stderr
+    assert "of old" not in done.stderr
 
 
 @pytest.mark.parametrize(("code", "reason"), [
-    (0, "no window opened, since nothing told steps: "),
+    (0, "no window opened, because no steps were found: "),
     (1, "the program ended with exit code 1 before a window opened"),
 ])  # fmt: skip
 def test_a_program_without_steps(tmp_path: Path, code: int, reason: str) -> None:
-    """Nothing in it tells steps, or it fails before."""
+    """The program has no steps, or fails before the first."""
     made = stub(tmp_path, "nsys")
     done = launched("nsys", tmp_path / "out", ending(code), made.environment())
     assert code == done.returncode
     assert reason in done.stderr
 
 
-def test_a_damaged_manifest_is_no_reason_to_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lines that are broken say nothing, then; the others do."""
+def test_a_damaged_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken lines are ignored; the others give the reason."""
     asked = request(tmp_path)
     asked.out.mkdir()
     path = asked.out / "manifest.jsonl"
     path.write_bytes(b"\xff{")
-    outcome.tell(VENDORS["nsys"], asked, asked.out / "nsys-x", 0, 0)
+    outcome.print_outcome(VENDORS["nsys"], asked, asked.out / "nsys-x", 0, 0)
     assert "no window opened" in capsys.readouterr().err
     skipped = '{"window": 1, "status": "skipped", "reason": "why not", "planned_steps": [1, 2]}'
     path.write_text(f'{{"window": 9}}\n{{"half\n{skipped}\n')
-    outcome.tell(VENDORS["nsys"], asked, asked.out / "nsys-x", len(b'{"window": 9}\n'), 0)
+    outcome.print_outcome(VENDORS["nsys"], asked, asked.out / "nsys-x", len(b'{"window": 9}\n'), 0)
     assert "window 1 (steps 1-2) was skipped, why not" in " ".join(capsys.readouterr().err.split())
 
 
@@ -239,7 +241,7 @@ def interrupted(made: Stub, tmp_path: Path, source: str, *signals: int) -> tuple
 
 
 def test_signals_reach_the_program_once_each(tmp_path: Path) -> None:
-    """The program goes on after those that it handles, and its exit code comes back."""
+    """The program continues after signals that it handles, and its exit code is returned."""
     made = stub(tmp_path, "rocprofv3")
     sent = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGINT]
     sent = [number for number in sent if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
@@ -249,14 +251,14 @@ def test_signals_reach_the_program_once_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_program_that_does_not_handle_it(tmp_path: Path, number: int, code: int) -> None:
-    """The exit code is that of a shell: 128 and the number of the signal."""
+    """The exit code is 128 plus the number of the signal, as in a shell."""
     made = stub(tmp_path, "rocprofv3")
     source = "import time; print('ready', flush=True); time.sleep(60)"
     assert code == interrupted(made, tmp_path, source, number)[0]
 
 
-def test_handlers_are_put_back(tmp_path: Path) -> None:
-    """After the run, a signal does in this process what it did before."""
+def test_handlers_are_restored(tmp_path: Path) -> None:
+    """After the run, the signal handlers of this process are the ones before it."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     command = list(map(str, ending(5)))
     assert 5 == run_program(command, os.environ, command)
@@ -267,7 +269,7 @@ def test_handlers_are_put_back(tmp_path: Path) -> None:
 
 
 def test_nohup_is_kept(tmp_path: Path) -> None:
-    """A signal that this process ignores is not handed on, and the program ignores it too."""
+    """A signal that this process ignores is not forwarded, and the program ignores it too."""
     made = stub(tmp_path, "rocprofv3")
     script = tmp_path / "script.py"
     script.write_text("import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)")

@@ -143,13 +143,13 @@ def test_errors_of_the_script() -> None:
         (["train.py::nothing"], "no function nothing in train.py"),
         (["train.py::needs"], "needs arguments: batch"),
         (["train.py::coroutine"], "must be a plain function without arguments"),
-        (["::step"], "a function is named as FILE.py::FUNCTION: ::step"),
+        (["::step"], "a function must be FILE.py::FUNCTION: ::step"),
         (["missing.json"], "cannot read missing.json: No such file"),
         (["train.py::clean", "--baseline", "missing"], "cannot read missing: No such file"),
         (["train.py::clean", "--allowlist", "train.py"], "cannot read train.py, line 1: no fingerprint"),
         (["train.py::clean", "--write-baseline", "train.py"], "cannot read train.py, line 1: no fingerprint"),
-        (["train.py::clean", "--sarif", "missing/x"], "cannot write missing/x: there is no folder"),
-        (["train.py::clean", "--write-baseline", "missing/x"], "cannot write missing/x: there is no folder"),
+        (["train.py::clean", "--sarif", "missing/x"], "cannot write missing/x: folder not found"),
+        (["train.py::clean", "--write-baseline", "missing/x"], "cannot write missing/x: folder not found"),
         ([str(TRACE), "--", "--lr"], "takes no arguments: --lr"),
     ],
 )
@@ -191,9 +191,12 @@ def test_sarif() -> None:
 
 
 def test_baseline(train: Path) -> None:
-    """What is known passes, also when lines move; what is new does not; what is gone is told."""
+    """Known synchronizations pass, also when lines move; new ones fail; entries not found are reported."""
     code, _, err = command("train.py::step", "--write-baseline", "known.txt")
-    assert (0, "known waits written to known.txt: 1") == (code, err.strip().removeprefix("instrument: "))
+    assert (0, "known synchronizations written to known.txt: 1") == (
+        code,
+        err.strip().removeprefix("instrument: "),
+    )
     assert 0 == command("train.py::step", "--baseline", "known.txt")[0]
     train.write_text("# a line above\n" + TRAIN)
     code, out, _ = command("train.py::step", "--baseline", "known.txt")
@@ -216,7 +219,10 @@ def test_more_often_than_the_baseline(train: Path) -> None:
     train.write_text(TRAIN.replace('    print("loss"', '    for _ in "123":\n            print("loss"'))
     code, _, err = command("train.py::step", "--baseline", "known.txt")
     assert 1 == code
-    assert 'more waits than baseline known.txt has: train.py in step, item: print("loss", loss.item()): 3' in err
+    assert (
+        'more synchronizations than in baseline known.txt: train.py in step, item: print("loss", loss.item()): 3'
+        in err
+    )
 
 
 def test_allowlist() -> None:

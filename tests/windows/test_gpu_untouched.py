@@ -66,10 +66,10 @@ if __name__ == "__main__":
     train(batches(), loop.step)
     loop.stop()
     server = Server(out + "/server", active=2)
-    server.start()
+    server.attach()
     server.start_profile()
     train(batches(), server.step)
-    server.close()
+    server.detach()
     instrument.profile(out + "/shapes", record_shapes=True, with_stack=True)
     activity = torch.profiler.ProfilerActivity
     if sys.argv[2] == "True":

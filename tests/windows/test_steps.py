@@ -296,9 +296,10 @@ def _profile(out: Path, plan: Any, steps: int) -> None:
 
 
 def _loop(loop: Any) -> None:
-    loop.start()
+    start, stop = (loop.attach, loop.detach) if isinstance(loop, Server) else (loop.start, loop.stop)
+    start()
     loop.step()
-    getattr(loop, "stop", getattr(loop, "close", None))()
+    stop()
 
 
 @pytest.mark.parametrize(

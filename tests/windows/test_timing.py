@@ -11,7 +11,7 @@ import torch
 
 import instrument
 from instrument.config import settings
-from instrument.integrations.server import Triggered
+from instrument.integrations.server import OnDemandSchedule
 from instrument.windows import profile, timing
 from instrument.windows.manifest import entry_of
 from instrument.windows.timing import AROUND
@@ -80,11 +80,11 @@ def test_few_of_long_steps_are_enough(out: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("asked", [False, True])
 def test_plans_that_do_not_know_the_next_window(out: Path, monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
     """Functions, and windows on demand: the steps after a window are timed as well, and only so many are kept."""
-    plan: Any = Triggered(0, 1) if asked else lambda step: 3 * (step == 30)
+    plan: Any = OnDemandSchedule(0, 1) if asked else lambda step: 3 * (step == 30)
 
     def took(number: int) -> int:
         if asked and number == 29:
-            plan.ask("start")
+            plan.request("start")
         return 100 + number
 
     prof = run(out, Clock(monkeypatch), 500, took, schedule=plan)

@@ -1,1 +1,1 @@
-"""What if the script says nothing? Steps, regions and windows of a program that nobody edited."""
+"""Finds and records the steps of an unchanged program, in each Python process of ``instrument run``."""

@@ -1,4 +1,4 @@
-"""What a Python process of ``instrument run`` does before the program begins: wait for what it imports."""
+"""Runs in each Python process of ``instrument run`` before the program: hooks what the program will import."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ ADAPTERS = {
     "torchtitan": "torchtitan",
     "vllm": "vllm",
 }
-"""The adapter for each framework, by the module of it that a training imports."""
+"""The adapter of each framework, by the module that a training imports."""
 
 
 @guard.contained("instrument run")
 def begin() -> None:
-    """Have frameworks tell their steps once they are imported, and optimizers where there is no framework.
+    """Attach to frameworks as they are imported, and to torch's optimizers for programs without a framework.
 
     Imports nothing heavy: not every Python process of a program trains.
     """
     if not settings.enabled or not os.environ.get(RUN):
         return
     stderr.keep()
-    for module, adapter in () if _step_on() else ADAPTERS.items():
+    for module, adapter in () if _has_step_on() else ADAPTERS.items():
         compat.when_imported(module, functools.partial(_install, adapter))
     compat.when_imported("torch", _follow)
 
 
-def _step_on() -> bool:
-    """Whether the command line says what a step is, so that no framework is asked."""
+def _has_step_on() -> bool:
+    """Return whether the command line defines what a step is, so that frameworks do not."""
     try:
         return bool(json.loads(os.environ[RUN])["step_on"])
     except (ValueError, TypeError, KeyError):
@@ -54,9 +54,9 @@ def _install(adapter: str, _: ModuleType) -> None:
 
 @guard.contained("following optimizers")
 def _follow(_: Any) -> None:
-    from ..integrations.environment import automatic
+    from ..integrations.environment import loop_from_environment
     from .session import Session
 
-    loop = automatic()
+    loop = loop_from_environment()
     if loop is not None:
         Session(loop).begin()

@@ -10,16 +10,16 @@ from torch import nn
 
 from ..modules.optimizers import parameter_ids
 
-MOST = 16  # models; a population of thousands would be no summary
+MAX_MODELS = 16  # a summary of thousands of models would not be readable
 
 
 def outermost(optimizers: Iterable[Any], models: Iterable[nn.Module] = ()) -> list[nn.Module]:
     """Return the outermost modules around the parameters of each optimizer and around each of ``models``.
 
-    `MOST` for each at most. Looks at all objects of the process once: 50 ms for a million.
+    At most `MAX_MODELS` for each. Searches all objects of the process once, which takes 50 ms for a million.
     """
     modules = [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]
-    modules = [module for module in modules if "_modules" in vars(module)]  # else it is being made
+    modules = [module for module in modules if "_modules" in vars(module)]  # else its __init__ runs
     around: dict[int, list[nn.Module]] = {}
     for module in modules:
         for child in module._modules.values():
@@ -28,17 +28,17 @@ def outermost(optimizers: Iterable[Any], models: Iterable[nn.Module] = ()) -> li
     for optimizer in optimizers:
         updated = parameter_ids(optimizer)
         starts.append([m for m in modules if any(id(own) in updated for own in m._parameters.values())])
-    roots = {id(root): root for start in starts for root in _roots(start, around)[:MOST]}
+    roots = {id(root): root for start in starts for root in _roots(start, around)[:MAX_MODELS]}
     return list(roots.values())
 
 
 def trains(optimizer: Any, models: Iterable[nn.Module]) -> bool:
-    """Tell whether ``models`` hold all parameters of ``optimizer``."""
+    """Return whether ``models`` contain all parameters of ``optimizer``."""
     return parameter_ids(optimizer) <= set[int]().union(*map(parameter_ids, models))
 
 
 def _roots(climbing: list[nn.Module], around: dict[int, list[nn.Module]]) -> list[nn.Module]:
-    """Return what is around ``climbing`` and in no other module."""
+    """Return the modules that contain those in ``climbing`` and are in no other module."""
     seen: set[int] = set()
     roots: list[nn.Module] = []
     while climbing:

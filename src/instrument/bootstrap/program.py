@@ -1,4 +1,4 @@
-"""The command line and the environment of a program that is to bring us in."""
+"""The command line and the environment with which ``instrument run`` starts a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from ..config import RUN
 
 PROCESS = "INSTRUMENT_RUN_PROCESS"
-"""The environment variable with the number of the process that ``instrument run`` becomes."""
+"""The environment variable with the id of the process that ``instrument run`` becomes."""
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?(?:\.exe)?", re.IGNORECASE)
 _LONG_WITH_VALUE = "--check-hash-based-pycs"
@@ -25,7 +25,7 @@ def command(program: Sequence[str]) -> list[str]:
     """Return the command line of ``program``: a Python script, ``-m`` and a module, or a command such as torchrun.
 
     Raises:
-        ValueError: there is no such program.
+        ValueError: the program does not exist.
     """
     if not program:
         raise ValueError("nothing to run: instrument run [options] -- train.py arguments...")
@@ -36,14 +36,14 @@ def command(program: Sequence[str]) -> list[str]:
         return list(program)
     if Path(first).is_file():
         return [sys.executable, *program]
-    raise ValueError(f"there is no program {first}")
+    raise ValueError(f"program not found: {first}")
 
 
-def excluded(line: Sequence[str]) -> list[str]:
-    """Return the options of Python in a command line by which it does not import what `environment` adds.
+def excluding_options(line: Sequence[str]) -> list[str]:
+    """Return the options of Python in a command line that disable what `environment` adds.
 
-    These are ``-E``, ``-I`` and ``-S``, also in one word with others as in ``-IB``. A command that starts Python
-    by itself, such as torchrun, has none.
+    These are ``-E``, ``-I`` and ``-S``, also combined as in ``-IB``. Commands that start Python
+    themselves, such as torchrun, have none.
     """
     if not _PYTHON.fullmatch(Path(line[0]).name):
         return []
@@ -68,7 +68,7 @@ def excluded(line: Sequence[str]) -> list[str]:
 
 
 def environment(loop: Mapping[str, Any], before: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment that has each Python process of a program make a loop of the arguments ``loop``."""
+    """Return an environment in which each Python process of a program makes a `Loop` of arguments ``loop``."""
     given = before.get("PYTHONPATH")
     paths = [path for path in given.split(os.pathsep) if path != str(_SITE)] if given else []
     return {**before, RUN: json.dumps(loop), "PYTHONPATH": os.pathsep.join([str(_SITE), *paths])}

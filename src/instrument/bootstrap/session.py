@@ -1,4 +1,4 @@
-"""`Session`: drives the loop of a process whose framework does not, by what shows its steps."""
+"""`Session`: drives the loop of a process without a framework, by what shows its steps."""
 
 from __future__ import annotations
 
@@ -23,38 +23,40 @@ from .termination import Termination
 
 _LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
 FEATURE = "following optimizers"
-_MOST = 16  # optimizers whose models are looked for
-_ELSE = "choose what a step is with --step-on backward, forward or FUNCTION (train.py:train_step)"
-_NO_STEP = f"nothing was recorded: no optimizer stepped, and nothing else showed steps; {_ELSE}"
-_COMPILED = f"nothing was recorded: a compiled optimizer's steps cannot be seen; {_ELSE}"
-_WAITED = f"nothing was recorded: an optimizer was made, but its step() was not called; {_ELSE}"
+_MAX_OPTIMIZERS = 16  # whose models are searched for
+_HINT = "choose what a step is with --step-on backward, forward or FUNCTION (train.py:train_step)"
+_NO_STEP = f"nothing was recorded: no optimizer stepped, and no other sign of steps was found; {_HINT}"
+_COMPILED = f"nothing was recorded: the steps of a compiled optimizer cannot be detected; {_HINT}"
+_WAITED = f"nothing was recorded: an optimizer was made, but its step() was not called; {_HINT}"
 
 
 class Session:
-    """Drives the loop by a `StepFollower`; models are those that the optimizers train, or the one that is called.
+    """Drives the loop by a `StepFollower`, and annotates the models that optimizers train or that are called.
 
-    A framework that starts a loop itself, or a program that does, is left to it.
+    It ends when a framework or the program itself starts a loop.
     """
 
     def __init__(self, loop: AutomaticLoop) -> None:
         self._loop = loop
         loop.label_evaluation()
-        self._optimizers = IdentitySet()  # that were made, or stepped
-        self._new: list[weakref.ref[Any]] = []  # those whose models are to be named
+        self._optimizers = IdentitySet()  # made or stepped so far
+        self._new: list[weakref.ref[Any]] = []  # whose models are not annotated yet
         self._process = os.getpid()
         self._since = time.time()
         self._steps: StepFollower | None = None
+        self._post_hook: Any = None
         self._termination = Termination(loop)
         self._begun = False
         self._missed = False  # step 0 was over before recording began
         self._explained = False
-        self._left = False  # the hooks stay: torch calls them from a dictionary that must not change then
+        self._left = False  # hooks stay until exit: torch iterates over them, and they must not change then
 
     def begin(self) -> None:
         """Follow the steps of this process."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        register_optimizer_step_post_hook(self._after)  # before steps are counted: models come first
+        # Before steps are counted: models come first
+        self._post_hook = register_optimizer_step_post_hook(self._after)
         self._steps = StepFollower(
             self._stepped,
             self._restarted,
@@ -69,7 +71,7 @@ class Session:
         atexit.register(self._over)
 
     def leave(self) -> None:
-        """Follow them no more."""
+        """Ignore the steps from now on."""
         self._left = True
 
     def _optimizer_made(self, optimizer: Any) -> None:
@@ -82,7 +84,7 @@ class Session:
             self._name_trained(model)
 
     def _after(self, optimizer: Any, *_: Any) -> None:
-        """Take note of an optimizer that steps, in case it was not made but copied or loaded."""
+        """Note an optimizer that steps, in case it was copied or loaded and not made by its constructor."""
         try:
             if not dispatch.tracing():
                 self._note(optimizer)
@@ -94,24 +96,24 @@ class Session:
                     raise
 
     def _note(self, optimizer: Any) -> None:
-        if not self._left and optimizer not in self._optimizers and len(self._optimizers) < _MOST:
+        if not self._left and optimizer not in self._optimizers and len(self._optimizers) < _MAX_OPTIMIZERS:
             self._optimizers.add(optimizer)
             self._new.append(weakref.ref(optimizer))
 
     @guard.contained(FEATURE)
     def _step_0(self) -> None:
-        """Step 0, which is to be recorded, begins."""
+        """Begin at step 0, which is to be recorded."""
         if Loop.current() is None and not self._left:
             self._name_trained()
             self._start(0)
 
     @guard.contained(FEATURE)
     def _stepped(self) -> None:
-        """End the step: here, where torch is in none of its own ranges."""
+        """End the step, at a place outside all of torch's own ranges."""
         self._termination.check()
         if not self._prepared():
             return
-        if self._missed:  # the step that is over went by unseen, and the next one is the first
+        if self._missed:  # the first recorded step is the next one
             self._missed = False
             log.warning("step 0 is not recorded: it was over before recording could begin")
         else:
@@ -119,7 +121,7 @@ class Session:
 
     @guard.contained(FEATURE)
     def _steps_missed(self, count: int) -> None:
-        """Start the plan over at step ``count``, as the steps before it went by unseen."""
+        """Start the plan over at step ``count``, as the steps before it were missed."""
         if self._prepared():
             self._missed = False
             reason = f"steps up to {count - 1} passed before it was known what a step is"
@@ -127,7 +129,7 @@ class Session:
             self._loop.restart(count, reason)
 
     def _prepared(self) -> bool:
-        """Name the models of new optimizers and begin if nothing runs yet; False where something else counts."""
+        """Annotate new models, and begin unless begun; return False if another loop counts the steps."""
         if self._left or self._steps is None or not self._drives():
             return False
         if self._steps.by == "program":
@@ -140,19 +142,19 @@ class Session:
 
     @guard.contained(FEATURE)
     def _prepare(self) -> None:
-        """Do what is to be done before a window opens, or between two steps of one that is open."""
+        """Annotate and explain before a window opens, or between two steps of an open one."""
         self._name_new()
         self._explain()
 
     def _name_new(self) -> None:
-        """Annotate the models of new optimizers; later, where a window ends with this step."""
+        """Annotate the models of new optimizers, or defer that if a window ends with this step."""
         if self._begun and self._loop.record and self._loop.finished:
             return
         if self._unnamed() and self._loop.between_steps():
             self._name_trained()
 
     def _name_trained(self, *models: Any) -> None:
-        """Annotate the models of new optimizers, and ``models``, each with the modules around it."""
+        """Annotate the models of new optimizers, and the outermost modules around ``models``."""
         optimizers = self._unnamed()
         self._new.clear()
         if optimizers or models:
@@ -161,7 +163,7 @@ class Session:
             self._name(*found)
 
     def _unnamed(self) -> list[Any]:
-        """Return the new optimizers, but for those that update parameters of annotated models alone."""
+        """Return the new optimizers, except those that only update parameters of annotated models."""
         known = [optimizer() for optimizer in self._new]
         known = [
             optimizer for optimizer in known if optimizer is not None and not trains(optimizer, self._loop.models)
@@ -188,7 +190,7 @@ class Session:
                 self._name_trained(self._steps.model)  # else it is annotated since it was found
 
     def _restarted(self) -> None:
-        """The steps so far were a part of step 0: what is recorded from here on is counted anew."""
+        """Start the plan over: the steps so far were parts of step 0."""
         if self._begun and not self._left and self._steps is not None and self._steps.by != "program":
             self._explained = False
             self._prepare()
@@ -197,7 +199,7 @@ class Session:
             self._loop.restart(int(self._missed), reason)
 
     def _drives(self) -> bool:
-        """Tell whether no other loop runs, to which the steps would be left."""
+        """Return whether no other loop runs; leave the steps to one that does."""
         if Loop.current() is not (self._loop if self._begun else None):
             self.leave()
         return not self._left
@@ -213,14 +215,16 @@ class Session:
             return
         counted = self._left or (self._loop.begun and self._steps is not None and self._steps.by is not None)
         self.leave()
+        if self._post_hook is not None:
+            self._post_hook.remove()
         with exiting():
             self._loop.stop()
         self._termination.remove()
         if program_steps.followed:
             self._loop.warn_if_ignored()
             return
-        asked = os.environ.get(PROCESS) == str(self._process)
-        if asked and not counted and not self._others() and sys.modules.keys().isdisjoint(_LAUNCHERS):
+        started = os.environ.get(PROCESS) == str(self._process)  # by `instrument run` itself
+        if started and not counted and not self._others() and sys.modules.keys().isdisjoint(_LAUNCHERS):
             log.warning(self._why())
 
     def _why(self) -> str:
@@ -232,7 +236,7 @@ class Session:
         return _COMPILED if steps.compiled else _WAITED if steps.waiting else _NO_STEP
 
     def _others(self) -> bool:
-        """Tell whether processes that this one started recorded something."""
+        """Return whether a process that this one started recorded something."""
         with Suppressed(OSError):
             return self._loop.manifest.stat().st_mtime >= self._since
         return False

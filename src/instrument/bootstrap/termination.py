@@ -1,4 +1,4 @@
-"""SIGTERM, as a scheduler or torchrun sends it: save an open window, then end by the signal."""
+"""`Termination`: at SIGTERM, as a scheduler or torchrun sends it, saves an open window and ends by the signal."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from ..windows.profile import Profile
 
 FEATURE = "handling SIGTERM"
 _PACKAGE = Path(__file__).parents[1]
-_OWN = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
-_WAITS = str(_PACKAGE / "windows/steps.py")  # for the program's own items
-_GRACE_S = 10  # for Python code to run again, where the program is inside of a call that does not return
-_LOOK_S = 0.05
+_RECORDING = tuple(str(_PACKAGE / part) for part in ("windows", "exporters", "integrations/loop.py"))
+_ITERATING = str(_PACKAGE / "windows/steps.py")  # runs the program's own iterator
+_GRACE_S = 10  # for a long call to return, so that Python can run a handler
+_CHECK_INTERVAL_S = 0.05
 
 
 class Termination:
-    """Handles SIGTERM while windows may be open, unless the program has a handler of its own, in Python or in C.
+    """Handles SIGTERM while windows may be open, unless the program has its own handler, in Python or in C.
 
     The window is saved on the main thread, where torch's profiler runs, and the process ends by the signal, with
-    the exit status that it would have had. A second signal ends it at once. So does the first, after 10 s, where
-    the main thread is inside a call that does not return, such as a collective whose other ranks are gone: Python
-    runs no handler then. For that, a thread reads the wakeup descriptor, to which Python writes signal numbers.
+    the exit status it would have had. A second signal ends it at once. The first one ends it after 10 s if the
+    main thread is in a call that does not return, such as a collective whose other ranks are gone, as Python runs
+    no handler then. A thread detects this by reading the wakeup descriptor, to which Python writes signal numbers.
     """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = weakref.ref(loop)
         self._process = os.getpid()
         self._pipe: tuple[OwnDescriptor, OwnDescriptor] | None = None
-        self._c_handler: int | None = None  # Python's own, while it calls `_signalled`
-        self._sent = 0  # by `_wait`, to itself
+        self._c_handler: int | None = None  # Python's own, while `_on_signal` is installed
+        self._sent = 0  # signals that this process sent to itself
         self._saving = False
-        self._again = False  # the thread calls the handler once more
+        self._again = False  # the handler came too early and is called again
 
     def install(self) -> None:
-        """Handle the signal when the first window may be open."""
+        """Handle the signal from the time that the first window may be open."""
         if os.name == "nt":
             return
         Profile.started.append(self._started)
@@ -63,31 +63,31 @@ class Termination:
         reader, writer = map(OwnDescriptor, os.pipe())
         os.set_blocking(writer.number, False)
         before = signal.set_wakeup_fd(writer.number, warn_on_full_buffer=False)
-        if before != -1:  # somebody's, such as an event loop's
+        if before != -1:  # another user's, such as an event loop
             signal.set_wakeup_fd(before)
             reader.close()
             writer.close()
             return
         self._pipe = reader, writer
         self._sent = 0
-        signal.signal(signal.SIGTERM, self._signalled)
+        signal.signal(signal.SIGTERM, self._on_signal)
         self._c_handler = c_handler(signal.SIGTERM)
         threading.Thread(target=self._watch, args=(reader,), name="instrument-sigterm", daemon=True).start()
 
     @guard.contained(FEATURE)
     def _idle(self) -> None:
-        """Handle the signal no more, as no window is open or to come."""
+        """Stop handling the signal, as no window is open or to come."""
         if threading.current_thread() is threading.main_thread() and not (self._saving or self._again):
             self.remove()
 
     def remove(self) -> None:
-        """Put back what was there before; the thread ends by itself."""
+        """Restore the previous handling; the thread ends by itself."""
         if self._pipe is not None and os.getpid() == self._process:
             self._restore()
 
     @guard.contained(FEATURE)
     def check(self) -> None:
-        """Forget descriptors that the program closed: their numbers may be those of its own files by now."""
+        """Forget descriptors that the program closed: their numbers may belong to its own files by now."""
         if self._pipe is None or self._pipe[1].own:
             return
         if threading.current_thread() is threading.main_thread() and os.getpid() == self._process:
@@ -99,7 +99,7 @@ class Termination:
 
     @guard.contained(FEATURE)
     def _forked(self) -> None:
-        """Leave a child with what it would have had."""
+        """Restore the handling in a forked child."""
         if self._pipe is not None:
             reader = self._pipe[0]
             self._restore()
@@ -115,8 +115,8 @@ class Termination:
         writer, self._pipe = self._pipe[1], None
         writer.close()
 
-    def _signalled(self, _: int, frame: FrameType | None) -> None:
-        """Save what is open, unless this interrupts the very code that records, a backward pass or a capture."""
+    def _on_signal(self, _: int, frame: FrameType | None) -> None:
+        """Save an open window; later, if that interrupts recording, a backward pass or a graph capture."""
         if self._saving:
             _die()
         early = True
@@ -132,12 +132,12 @@ class Termination:
                 if loop is not None:
                     loop.stop(interrupted=True)
                 Profile.stop_all()
-        finally:  # also where an error is to be raised
+        finally:  # also if an error is raised
             _die()
 
     @guard.contained(FEATURE)
     def _watch(self, reader: OwnDescriptor) -> None:
-        """Count the signals that arrive, whatever the main thread does."""
+        """Count the signals that arrive, even while the main thread is blocked."""
         received = 0
         while numbers := reader.read(4096):
             if self._replaced():
@@ -147,12 +147,12 @@ class Termination:
             if received - self._sent > 1:
                 _die()
             elif first and received:
-                threading.Thread(target=self._wait, name="instrument-sigterm", daemon=True).start()
+                threading.Thread(target=self._ensure_handled, name="instrument-sigterm", daemon=True).start()
         reader.close()
 
     @guard.contained(FEATURE)
-    def _wait(self) -> None:
-        """Call the handler again where it came too early; end the process where it never comes to it."""
+    def _ensure_handled(self) -> None:
+        """Call the handler again if it came too early; end the process if it does not run in time."""
         deadline = time.monotonic() + _GRACE_S
         while not self._saving:
             if self._again:
@@ -161,12 +161,12 @@ class Termination:
                 _thread.interrupt_main(signal.SIGTERM)
             elif self._replaced():
                 return
-            elif time.monotonic() > deadline or self._pipe is None:  # nothing handles it any more
+            elif time.monotonic() > deadline or self._pipe is None:  # the signal is no longer handled
                 _die()
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_INTERVAL_S)
 
     def _installed(self) -> bool:
-        return signal.getsignal(signal.SIGTERM) == self._signalled and c_handler(signal.SIGTERM) == self._c_handler
+        return signal.getsignal(signal.SIGTERM) == self._on_signal and c_handler(signal.SIGTERM) == self._c_handler
 
     def _replaced(self) -> bool:
         """Return whether the program has set a handler of its own, in Python or in C, or ignores the signal."""
@@ -174,17 +174,17 @@ class Termination:
 
 
 def _inside(frame: FrameType | None) -> bool:
-    """Tell whether ``frame`` is called by the code that opens and closes windows."""
+    """Return whether the code that opens and closes windows called ``frame``."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_OWN) and frame.f_code.co_filename != _WAITS:
+        if frame.f_code.co_filename.startswith(_RECORDING) and frame.f_code.co_filename != _ITERATING:
             return True
         frame = frame.f_back
     return False
 
 
 def _die() -> None:
-    """End by the signal, from any thread."""
+    """End the process by the signal, from any thread."""
     libc = c_library()
     if libc is not None:
-        libc.signal(int(signal.SIGTERM), None)  # Python's own function works on the main thread alone
+        libc.signal(int(signal.SIGTERM), None)  # signal.signal works only on the main thread
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,1 +1,1 @@
-"""What the command ``instrument`` can do: a module for each."""
+"""The subcommands of the command ``instrument``, a module for each."""

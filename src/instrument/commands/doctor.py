@@ -1,4 +1,4 @@
-"""``instrument doctor``: whether what is installed here records, and how to cure what does not."""
+"""``instrument doctor``: checks that what is installed here records, and shows how to fix what does not."""
 
 from __future__ import annotations
 
@@ -9,30 +9,27 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..launch.doctor.examine import examine
 from ..launch.doctor.machine import Machine
-from ..launch.doctor.page import failed, numbers, render
+from ..launch.doctor.report import examine, problems, render, to_json
 
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    out: Annotated[Path, typer.Option(help="The folder that traces are to go to.", metavar="FOLDER")] = Path(
-        "runs"
-    ),
+    out: Annotated[Path, typer.Option(help="The folder for traces.", metavar="FOLDER")] = Path("runs"),
 ) -> None:
-    """Say what is installed, what each profiler records here, and whether ranges arrive.
+    """Check what is installed, what each profiler records here, and whether ranges arrive in it.
 
-    Where it can be, that is proved: one range is recorded with the real tool and read back. Takes some seconds.
+    Where possible, this is proved: one range is recorded with the real tool and read back, which takes seconds.
 
-    The exit code is 0 where all that is installed records, 1 where something installed is broken or loses ranges,
-    and 2 for options that are wrong.
+    The exit code is 0 if everything that is installed records, 1 if something installed is broken or loses ranges,
+    and 2 for wrong options.
     """
     machine = Machine(out=out)
     if as_json:
         found = list(examine(machine))
-        typer.echo(json.dumps(numbers(found), indent=2))
+        typer.echo(json.dumps(to_json(found), indent=2))
     else:
         console = Console()
         found = render(examine(machine, busy=lambda name: console.status(f"{name} ...")), console=console)
-    if failed(found):
+    if problems(found):
         raise typer.Exit(1)

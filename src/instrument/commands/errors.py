@@ -1,4 +1,4 @@
-"""What went wrong, in one sentence."""
+"""Messages of the commands on standard error."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import typer
 from ..printable import printable
 
 
-def sentence(error: Exception) -> str:
-    """Return what went wrong, for a person."""
+def describe(error: Exception) -> str:
+    """Return the message of ``error``, with the file if one cannot be read."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot read {error.filename}: {error.strerror}"
     return str(error)
 
 
-def say(text: str) -> None:
-    """Print a line about the command itself on standard error."""
+def print_message(text: str) -> None:
+    """Print a message of the command on standard error."""
     typer.echo(f"instrument: {printable(text)}", err=True)
 
 
-def unusable(error: Exception) -> typer.Exit:
-    """Print what went wrong; return the end of a command that could not do what it was told."""
-    say(sentence(error))
+def exit_unusable(error: Exception) -> typer.Exit:
+    """Print the message of ``error``; return the exception that ends the command with code 2."""
+    print_message(describe(error))
     return typer.Exit(2)

@@ -1,4 +1,4 @@
-"""The options of ``instrument run``: their values as the library takes them, and which go together."""
+"""The options of the commands: their values as the library takes them, and which go together."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NEEDS = {
 
 
 def given(ctx: typer.Context) -> dict[str, Any]:
-    """Return the options that the command line has, by the names of their parameters."""
+    """Return the options that are on the command line, by the names of their parameters."""
     sources = ((name, ctx.get_parameter_source(name)) for name in ctx.params)
     return {
         name: ctx.params[name] for name, source in sources if source is not None and source.name == "COMMANDLINE"
     }
 
 
-def typed(options: Mapping[str, Any]) -> list[str]:
+def as_typed(options: Mapping[str, Any]) -> list[str]:
     """Return the options that choose windows, as they were typed."""
     return [
         f"--{name} {options[name]}" if options[name] is not True else f"--{name}"
@@ -41,11 +41,11 @@ def typed(options: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def refuse_useless(options: Mapping[str, Any], profiler: str) -> None:
-    """Refuse options that have no effect with ``profiler`` or with another option.
+def reject_useless(options: Mapping[str, Any], profiler: str) -> None:
+    """Reject options that have no effect with ``profiler`` or with another option.
 
     Raises:
-        ValueError: the first of them, and the profilers it needs.
+        ValueError: the first of them, with the profilers that it needs.
     """
     if "names" in options and options.get("modules") == "none":
         raise ValueError("--names has no effect with --modules none")
@@ -62,26 +62,26 @@ def refuse_useless(options: Mapping[str, Any], profiler: str) -> None:
         )
 
 
-def ignored(options: Mapping[str, Any]) -> str | None:
-    """Return a sentence about options for torch.profiler alone where another tool records this process."""
+def ignored_options(options: Mapping[str, Any]) -> str | None:
+    """Return a message about options that only torch.profiler has, if another tool records this process."""
     names = [f"--{name}" for name in TORCH_OPTIONS if name in options]
     tool = under() if names else None
     if tool is None:
         return None
-    return f"this runs under {tool.replace('_', ' ')}; only torch.profiler takes these: {', '.join(names)}"
+    return f"ignored under {tool.replace('_', ' ')}, as only torch.profiler has them: {', '.join(names)}"
 
 
 def plan(steps: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the plan that the options make, as `instrument.steps` takes them.
+    """Return the arguments of the plan, as `instrument.steps` takes them.
 
-    Without ``--steps`` and ``--every``, cycles have the defaults of `CYCLE` for what is not given.
+    Without ``--steps`` and ``--every``, options that are not given have the defaults of `CYCLE`.
 
     Args:
         steps: the value of ``--steps``.
         options: those of `PLAN` that were given.
 
     Raises:
-        ValueError: they do not go together; the message names the options.
+        ValueError: the options cannot be combined; the message names them.
     """
     if steps == "all":
         if options:
@@ -113,7 +113,7 @@ def _contradictions(steps: str | None, options: Mapping[str, Any]) -> Iterator[t
 
 
 def _as_options(message: str) -> str:
-    """Return an error of `instrument.schedule` in the words of the command line."""
+    """Return an error of `instrument.schedule` with the names of the command line's options."""
     message = re.sub(rf"\b({'|'.join(PLAN)})=(\d+)", r"--\1 \2", message)
     return re.sub("^at ", "--steps ", re.sub(rf"^({'|'.join(set(PLAN) - {'at'})}) ", r"--\1 ", message))
 
@@ -122,7 +122,7 @@ def levels(modules: str) -> int | bool | None:
     """Return ``--modules`` as `instrument.annotate_modules` takes it: None for all, False for none.
 
     Raises:
-        ValueError: it is neither a number nor one of these.
+        ValueError: ``modules`` is neither a number nor one of these.
     """
     if modules in ("all", "none"):
         return None if modules == "all" else False
@@ -143,8 +143,23 @@ def numbers(ranks: str) -> list[int]:
 
 
 def windows(loop: Mapping[str, Any]) -> int | None:
-    """Return how many windows there will be; None for no end, and 0 for the whole run."""
+    """Return the number of windows; None if endless, 0 for the whole run."""
     if loop.get("active") == sys.maxsize:
         return 0
     made = planned(None, {name: loop[name] for name in PLAN if name in loop})
     return made.count if isinstance(made, Schedule) else None
+
+
+def parse_budgets(given: list[str]) -> dict[str, int] | None:
+    """Return the budget of each region, from texts ``REGION=N``; None if there are none.
+
+    Raises:
+        ValueError: a text has another form.
+    """
+    found = {}
+    for text in given:
+        region, _, number = text.rpartition("=")
+        if not region or not number.isdecimal():
+            raise ValueError(f"--budget must be REGION=N: {text}")
+        found[region] = int(number)
+    return found or None

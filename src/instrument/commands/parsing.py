@@ -1,4 +1,4 @@
-"""The classes of the commands, by which their arguments are parsed and shown."""
+"""Classes of commands, which parse and show their arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
-    """Have flags and arguments shown by their names alone, which typer follows by a type such as ``<bool>``."""
+    """Remove the types that typer shows after flags and arguments, such as ``<bool>``."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
@@ -18,16 +18,16 @@ def _without_types(parameters: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command."""
+    """A command whose help shows no types."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return its parameters, with ``--help``."""
+        """Return the parameters, with ``--help``."""
         return _without_types(super().get_params(ctx))
 
 
 class Group(TyperGroup):
-    """The command that has the others."""
+    """A command with subcommands, whose help shows no types."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return its parameters, with ``--help``."""
+        """Return the parameters, with ``--help``."""
         return _without_types(super().get_params(ctx))

@@ -1,4 +1,4 @@
-"""The windows that a run left in a folder, as its manifest lists them."""
+"""The windows that a run recorded into a folder, from its manifest."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ class Recorded:
 
     @property
     def title(self) -> str:
-        """What the windows are, for a person."""
+        """A title for the windows."""
         return f"the {len(self.windows)} windows of the last run in {self.folder}"
 
     def before_last(self) -> dict[Path, str]:
-        """Return the traces of the windows before the last one, and what they hold."""
+        """Return the traces of the windows before the last one, each with its description."""
         return {file: f"rank {self.rank}, {_steps(entry)}" for file, entry in self.windows[:-1]}
 
 
 def last_window(path: str) -> str:
-    """Return the folder of the window that ended last, where ``path`` is the folder of a run; else ``path``."""
+    """Return the folder of the window that ended last if ``path`` is the folder of a run, else ``path``."""
     ended = {file: entry["end_ns"] for file, entry in _traces(Path(path)) if isinstance(entry.get("end_ns"), int)}
     return str(max(ended, key=lambda file: ended[file]).parent) if ended else path
 
 
 def recorded(path: str, traces: TraceSet) -> Recorded | None:
-    """Return the windows of the lowest rank's run; None where ``path`` is not the folder of a run.
+    """Return the windows of the lowest rank's run; None if ``path`` is not the folder of a run.
 
-    What the folder holds of that rank's other runs is added to `TraceSet.left_out`.
+    Traces of that rank's other runs are added to `TraceSet.left_out`.
     """
     rank, trace = next(iter(traces.items()))
     files = dict(_traces(Path(path)))
@@ -67,7 +67,7 @@ def recorded(path: str, traces: TraceSet) -> Recorded | None:
 
 
 def _traces(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the traces in a folder that hold steps, by the lines of its manifest."""
+    """Yield the traces with steps in a folder, each with its line of the manifest."""
     for entry in entries_of(folder) if folder.is_dir() else ():
         for name in files_of(entry):
             if entry.get("steps") and (folder / name).is_file():

@@ -1,4 +1,4 @@
-"""``instrument summarize``: where the time of the recorded steps went."""
+"""``instrument summarize``: shows where the time of the recorded steps went."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..traces.timing import Timing
 from ..traces.trace import Trace
 from ..units import counted
 from ..windows.manifest import entry_of
-from .errors import say, sentence
+from .errors import describe, print_message
 from .recorded import Recorded, last_window, recorded
 
 _TRACE = "TRACE"
@@ -33,30 +33,31 @@ Windows = Iterable[tuple[Trace, Timing | None]]
 
 def summarize(
     traces: Annotated[
-        list[str], typer.Argument(metavar="TRACE...", help="Files, '-', or folders and patterns of ranks.")
+        list[str],
+        typer.Argument(metavar="TRACE...", help="Files, '-', or folders or patterns of the ranks' files."),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers, exact, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON, unrounded.")] = False,
     collectives: Annotated[
         str,
         typer.Option(
-            help="Which kernels communicate: 'auto', or a regular expression of their names.", metavar="REGEX"
+            help="The kernels that communicate: 'auto', or a regular expression for their names.", metavar="REGEX"
         ),
     ] = "auto",
     lanes: Annotated[
         Path | None,
         typer.Option(
             "--add-gpu-lanes",
-            help="Write a copy of a trace of torch.profiler that also shows where the work of each region ran, "
-            "in a lane for each stream of the GPU.",
+            help="Write a copy of a torch.profiler trace with lanes that show, for each GPU stream, which region "
+            "its work belongs to.",
             metavar="OUT",
         ),
     ] = None,
 ) -> None:
-    """Say where the time of the recorded steps went, by region and by operator.
+    """Show where the time of the recorded steps went, by region and by operator.
 
     TRACE is a trace of torch.profiler (.json, .json.gz), a report of Nsight Systems (.sqlite, .nsys-rep) or of
-    rocprofv3 (.json, .db). A folder or a pattern holds the traces of the ranks of one job; of the folder of a run
-    all windows of the last run are summed up.
+    rocprofv3 (.json, .db). A folder or a pattern contains the traces of the ranks of one job; for the folder of a
+    run, all windows of the last run are summarized.
     """
     try:
         pattern = compile_collectives(collectives)
@@ -69,7 +70,7 @@ def summarize(
         try:
             trace = read_any(last_window(path))
         except (TraceError, OSError) as error:
-            say(sentence(error))
+            print_message(describe(error))
             failed = True
             continue
         if lanes is not None and isinstance(trace, Trace):
@@ -117,7 +118,7 @@ def _add(trace: Trace, lanes: Path) -> None:
         raise _refused(f"no lanes can be added: {error}", _TRACE) from None
     more = f"; {added.left_out:,} more overlap too many others" if added.left_out else ""
     ranges, streams = counted(added.spans, "range"), counted(added.streams, "stream")
-    say(f"{lanes} has {ranges} of regions and steps on {streams} of the GPU{more}")
+    print_message(f"{lanes} has {ranges} of regions and steps on {streams} of the GPU{more}")
 
 
 def _refused(reason: object, argument: str = "--add-gpu-lanes") -> typer.BadParameter:
@@ -145,7 +146,7 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
 def _print(
     trace: Trace | TraceSet, path: str, run: Recorded | None, collectives: Collectives, console: Console
 ) -> bool:
-    """Print what there is to say of a trace, a set, or a run; return whether all of it could be read."""
+    """Print the summary of a trace, a set or a run; return whether every trace could be read."""
     first = next(iter(trace.values())) if isinstance(trace, TraceSet) else trace
     last: Windows = [(first, Timing.from_manifest(entry_of(first.path)))]
     files, folder, unread = [first.path], first.path.parent, list[Path]()
@@ -163,13 +164,13 @@ def _print(
 
 
 def _read(run: Recorded, held: Trace, unread: list[Path]) -> Windows:
-    """Read the windows of a run one by one, but for the one that is ``held``.
+    """Yield the windows of a run one by one, except ``held``, which is read already.
 
-    Say which cannot be read, and add these to ``unread``.
+    Those that cannot be read are reported, and added to ``unread``.
     """
     for file, entry in run.windows:
         try:
             yield held if file == held.path else read_file(file), Timing.from_manifest(entry)
         except (TraceError, OSError) as error:
-            say(sentence(error))
+            print_message(describe(error))
             unread.append(file)

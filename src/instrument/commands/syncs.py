@@ -1,4 +1,4 @@
-"""``instrument syncs``: which lines make the CPU wait for the GPU."""
+"""``instrument syncs``: finds the lines that make the CPU wait for the GPU."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from ..syncs.serialize import as_dict
 from ..syncs.stopped import Stopped
 from ..traces.ranks import TraceSet
 from ..traces.read import read_any
-from .budgets import budgets
-from .errors import say, unusable
+from .errors import exit_unusable, print_message
+from .options import parse_budgets
 from .parsing import Command
 
 Reports = list[tuple[str, SyncReport]]
 _ARGUMENTS = f"{__name__}.arguments"
-_NAMED = "a function is named as FILE.py::FUNCTION: {}"
+_FUNCTION = "a function must be FILE.py::FUNCTION: {}"
 
 
 class WithArguments(Command):
-    """A command that takes what follows ``--`` for the script, as it is."""
+    """A command that passes the arguments after ``--`` to the script."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Put aside what follows ``--``."""
+        """Set the arguments after ``--`` aside."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_ARGUMENTS] = args[at + 1 :]
         return super().parse_args(ctx, args[:at])
@@ -47,66 +47,73 @@ def syncs(
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="Functions, scripts or traces.")],
     steps: Annotated[int | None, typer.Option(min=1, help="End each script after N steps.", metavar="N")] = None,
     time_limit: Annotated[
-        float | None, typer.Option(min=0.001, help="End each script after so many seconds.", metavar="SECONDS")
+        float | None, typer.Option(min=0.001, help="End each script after this many seconds.", metavar="SECONDS")
     ] = None,
-    fake: Annotated[bool, typer.Option("--fake", help="Shapes only, for models too large to run.")] = False,
+    fake: Annotated[
+        bool, typer.Option("--fake", help="Compute shapes only, for models that are too large to run.")
+    ] = False,
     most: Annotated[
         int | None,
         typer.Option(
             "--max",
             min=0,
-            help="How many waits a step may have (default 0; no limit if --budget is given).",
+            help="Synchronizations that a step may have (default 0; no limit with --budget).",
             metavar="N",
         ),
     ] = None,
     budget: Annotated[
-        list[str] | None, typer.Option(help="How often a step may wait in a region.", metavar="REGION=N")
+        list[str] | None,
+        typer.Option(help="Synchronizations that a step may have in a region.", metavar="REGION=N"),
     ] = None,
     step_on: Annotated[
         str | None,
-        typer.Option(help="What ends a step of a script, as for instrument run.", metavar="SIGN"),
+        typer.Option(help="What ends a step of a script, as in instrument run.", metavar="SIGN"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything, exact, as JSON.")] = False,
-    sarif: Annotated[Path | None, typer.Option(help="Write SARIF, for code scanning.", metavar="FILE")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
+    sarif: Annotated[
+        Path | None, typer.Option(help="Write the findings as SARIF, for code scanning.", metavar="FILE")
+    ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="Fail only for what is not in FILE.", metavar="FILE")
+        Path | None, typer.Option(help="Fail only for synchronizations that are not in FILE.", metavar="FILE")
     ] = None,
     write_baseline: Annotated[
-        Path | None, typer.Option(help="Write what is found now; keeps the reasons in FILE.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Write the synchronizations found now; the reasons in FILE are kept.", metavar="FILE"),
     ] = None,
     allowlist: Annotated[
-        Path | None, typer.Option(help="Allow what is in FILE, each with its reason.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Allow the synchronizations in FILE, each of which needs a reason.", metavar="FILE"),
     ] = None,
 ) -> None:
     """Find the lines that make the CPU wait for the GPU; no GPU is needed.
 
-    TARGET is a script (train.py), which is run as if there were a GPU; a function of a file (train.py::step),
-    which is called once in the same way; or a trace of torch.profiler or Nsight Systems, which is read. What
-    follows -- are the script's arguments: instrument syncs --steps 3 train.py -- --batch-size 4
+    TARGET is a script (train.py), which runs as if there were a GPU; a function of a file (train.py::step), which
+    is called once in the same way; or a trace of torch.profiler or Nsight Systems, which is read. Arguments of the
+    script follow --: instrument syncs --steps 3 train.py -- --batch-size 4
 
-    What was found so far is printed however a script ends: by --steps or --time-limit, by an error, by Ctrl-C or
-    by SIGTERM. A script leaves as by sys.exit. Where it catches that and goes on, its process ends at the next
-    step, within a second of the time limit, or at the second signal.
+    The findings so far are printed however a script ends: by --steps or --time-limit, an error, Ctrl-C or SIGTERM.
+    A script ends as if by sys.exit. If it catches that and continues, its process ends at the next step, within a
+    second of the time limit, or at the second signal.
 
-    The exit code is 0 where no step waits more often than --max, 1 where one does or a script ends with an error,
-    2 where something cannot be read, 130 after Ctrl-C and 143 after SIGTERM.
+    The exit code is 0 if no step has more synchronizations than --max, 1 if one has or a script ends with an
+    error, 2 if something cannot be read, 130 after Ctrl-C and 143 after SIGTERM.
     """
     try:
         known = Known.read(baseline) if baseline else None
         excused = Known.read(allowlist, reasons=True) if allowlist else None
-        limits = budgets(budget or [])
+        limits = parse_budgets(budget or [])
         step_on = check(step_on)
         before = Known.read(write_baseline) if write_baseline and write_baseline.exists() else known
         for file in (sarif, write_baseline):
             if file is not None and not file.absolute().parent.is_dir():
-                raise ValueError(f"cannot write {file}: there is no folder {file.absolute().parent}")
+                raise ValueError(f"cannot write {file}: folder not found: {file.absolute().parent}")
     except (OSError, ValueError) as error:
-        raise unusable(error) from None
+        raise exit_unusable(error) from None
     reports: Reports = []
     out = _reserve_stdout() if as_json else sys.stdout
 
     def conclude() -> int:
-        """Print and write what was found; return the exit code."""
+        """Print and write the findings; return the exit code."""
         found = [report for _, report in reports]
         if excused is not None:
             _apply(excused, found, f"allowlist {allowlist}")
@@ -120,20 +127,20 @@ def syncs(
             if write_baseline:
                 _write(fresh, write_baseline, found)
         except OSError as error:
-            raise unusable(error) from None
+            raise exit_unusable(error) from None
         failed = _failed(reports, most, written=write_baseline is not None)
         return _signalled(reports) or int(failed)
 
     def caught(target: str, report: SyncReport) -> None:
-        """End the process, whose script catches what is to end it."""
+        """End the process, because its script caught the exception that should end it."""
         reports.append((target, report))
         _exit(conclude, out)
 
     for target in targets:
         try:
-            reports += _look(target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on, caught)
+            reports += _examine(target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on, caught)
         except (OSError, ValueError, TypeError) as error:
-            raise unusable(error) from None
+            raise exit_unusable(error) from None
         if _signalled(reports):
             break
     if code := conclude():
@@ -141,7 +148,7 @@ def syncs(
 
 
 def _exit(conclude: Callable[[], int], out: TextIO) -> None:
-    """End the process with the exit code that ``conclude`` returns; nothing of the script runs any more."""
+    """End the process with the exit code of ``conclude``, without running any more code of the script."""
     code = 1
     try:
         code = conclude()
@@ -157,12 +164,12 @@ def _exit(conclude: Callable[[], int], out: TextIO) -> None:
 
 
 def _signalled(reports: Reports) -> int:
-    """The exit code after the signal that ended the last run; 0 where none did."""
+    """Return the exit code for the signal that ended the last run; 0 if none did."""
     error = reports[-1][1].error if reports else None
     return int(error.code or 0) if isinstance(error, Stopped) else 0
 
 
-def _look(
+def _examine(
     target: str,
     budgets: dict[str, int] | None,
     args: list[str],
@@ -177,7 +184,7 @@ def _look(
         from ..dryrun.run import dry_run_file
 
         if separator and not file:
-            raise ValueError(_NAMED.format(target))
+            raise ValueError(_FUNCTION.format(target))
         path, called = Path(file if separator else target), function if separator else None
         yield (
             target,
@@ -188,9 +195,9 @@ def _look(
         )  # fmt: skip
         return
     if ".py:" in target and not Path(target).exists():
-        raise ValueError(_NAMED.format(target))
+        raise ValueError(_FUNCTION.format(target))
     if args:
-        raise ValueError(f"{target} is a trace, which takes no arguments: {' '.join(args)}")
+        raise ValueError(f"{target} is a trace, and takes no arguments: {' '.join(args)}")
     options = {
         "--budget": budgets, "--steps": steps, "--time-limit": time_limit, "--step-on": step_on, "--fake": fake,
     }  # fmt: skip
@@ -209,21 +216,21 @@ def _look(
 
 
 def _apply(known: Known, found: list[SyncReport], name: str) -> None:
-    """Allow what is known, and say what the file has that is no more so."""
+    """Allow the known synchronizations, and report entries of the file that were exceeded or not found."""
     for report in found:
         for place, now, most in known.allow(report, name):
-            say(f"more waits than {name} has: {place}: {now} in a step, was {most}")
+            print_message(f"more synchronizations than in {name}: {place}: {now} in a step, was {most}")
     for entry in known.stale(found):
-        say(f"no longer found; remove it from {name}: {entry}")
+        print_message(f"no longer found; remove it from {name}: {entry}")
 
 
 def _reserve_stdout() -> TextIO:
-    """Return standard output, for the JSON alone: until this process ends, all else goes to standard error.
+    """Return standard output, for the JSON only: until this process ends, other output goes to standard error.
 
-    So does what child processes of a script print, and what its exit handlers do.
+    That includes the output of child processes of a script and of its exit handlers.
     """
     out = sys.stdout
-    with contextlib.suppress(OSError, ValueError):  # one of a test has no descriptor
+    with contextlib.suppress(OSError, ValueError):  # a test's stream has no descriptor
         if out.fileno() == 1:
             out.flush()
             out = open(os.dup(1), "w", encoding=out.encoding, errors=out.errors)  # noqa: PTH123, SIM115
@@ -245,19 +252,19 @@ def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
 
 
 def _write(fresh: Known, path: Path, found: list[SyncReport]) -> None:
-    if all(report.finished for report in found):  # else it would lose what was not come to
+    if all(report.finished for report in found):  # else entries that were not reached would be lost
         fresh.write(path)
-        say(f"known waits written to {path}: {len(fresh.entries)}")
+        print_message(f"known synchronizations written to {path}: {len(fresh.entries)}")
     else:
-        say(f"{path} is not written: a run ended early")
+        print_message(f"{path} is not written: a run ended early")
 
 
 def _failed(reports: Reports, most: int | None, written: bool) -> bool:
-    """Say on standard error why the command fails, if it does."""
+    """Return whether the command fails, and print the reason on standard error."""
     failed = False
     for target, report in reports:
         reason = (None if report.finished else "the run ended early") if written else report.over(most)
         if reason is not None:
-            say(f"{target}: {reason}")
+            print_message(f"{target}: {reason}")
             failed = True
     return failed

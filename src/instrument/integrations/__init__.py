@@ -1,1 +1,1 @@
-"""How does my framework say it in one line? An adapter for each, which drives a `Loop`."""
+"""Adapters that record a framework's training by one line; each drives a `Loop`."""

@@ -1,4 +1,8 @@
-"""Hugging Face Accelerate: `instrumented`, around the `Accelerator` of a loop that people write themselves."""
+"""Hugging Face Accelerate: windows, regions and synchronizations of a loop that drives an `Accelerator`.
+
+accelerator = Accelerator()
+attach("runs/gpt2", accelerator=accelerator, wait=1, warmup=1, active=3)
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,9 @@ from typing import Any
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from ..config import settings
 from ..guard import guard
 from ..windows.steps import PLAN
-from .attachment import Attachment
+from .adapter import Adapter, CallWrapper, check_first_step
 from .loop import Loop
 
 try:
@@ -25,7 +28,7 @@ try:
 except ImportError as error:
     raise ImportError("accelerate, or a part of it, is missing: pip install accelerate") from error
 
-__all__ = ["instrumented", "plain"]
+__all__ = ["attach"]
 
 FEATURE = "following the accelerator"
 PREPARE = ("prepare", "prepare_model", "prepare_optimizer")
@@ -33,44 +36,44 @@ CHECKPOINT = ("save_state", "save_model")
 OPTIONS = ("on_trace_ready", "record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 
 
-class Instrumented(Attachment):
-    """What is on one `Accelerator`: ``loop`` is told what its methods do.
+class AccelerateAdapter(Adapter):
+    """Follows one `Accelerator`.
 
-    The classes have the patches: what is in an object would be part of its copies.
+    Its class is patched, not the object: attributes of the object would be part of its copies.
     """
 
-    def __init__(self, accelerator: Accelerator, loop: Loop, first_step: int) -> None:
+    feature = FEATURE
+
+    def __init__(self, loop: Loop, accelerator: Accelerator, first_step: int) -> None:
         super().__init__(loop)
         self._accelerator: Callable[[], Any] = weakref.ref(accelerator)
         self._first_step = first_step
-        self._optimizer: weakref.ref[Any] | None = None  # the first one that is prepared: it tells the steps
+        self._optimizer: weakref.ref[Any] | None = None  # the first one prepared, whose updates are the steps
         self._accumulating = False
-        self._due = False  # a step ended inside of `accumulate`, whose region is to close first
+        self._step_due = False  # a step ended inside `accumulate`, whose region must close first
 
-    def attach(self) -> None:
-        """Take the place of the methods, and begin where something is prepared already."""
-        if not self.on:
-            return
+    def install_hooks(self) -> None:
+        """Patch the methods, and start the loop if an optimizer is prepared already."""
         accelerator = self._accelerator()
         _attached[accelerator] = self
-        calls = dict.fromkeys(PREPARE, self._prepare) | dict.fromkeys(CHECKPOINT, self.region("checkpoint"))
+        calls = dict.fromkeys(PREPARE, self._prepare) | dict.fromkeys(CHECKPOINT, self.in_region("checkpoint"))
         calls |= {"accumulate": self._accumulate, "end_training": self._end_training}
         for method, around in calls.items():
-            self.wrap(type(accelerator), method, self._own(around))
+            self.wrap(type(accelerator), method, self._of_this_accelerator(around))
         self.wrap(AcceleratedOptimizer, "step", self._step)
         for prepared in ("_models", "_optimizers"):
             self._take(getattr(accelerator, prepared, ()))
 
     @guard.contained(FEATURE)
-    def remove(self) -> None:
-        """Write what was recorded and leave nothing behind; once more does nothing."""
-        accelerator = self._accelerator()
+    def detach(self) -> None:
+        """Stop the loop, which writes what was recorded, and undo every change; a second call does nothing."""
+        accelerator = None if self._inert else self._accelerator()
         if accelerator is not None and _attached.get(accelerator) is self:
             del _attached[accelerator]
-        super().remove()
+        super().detach()
 
-    def _own(self, around: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what leaves other accelerators of the class alone."""
+    def _of_this_accelerator(self, around: CallWrapper) -> CallWrapper:
+        """Return ``around`` for this accelerator; others of its class call the original."""
 
         def call(original: Callable[..., Any], this: Any, *args: Any, **kwargs: Any) -> Any:
             if this is not self._accelerator():
@@ -81,15 +84,15 @@ class Instrumented(Attachment):
 
     @guard.contained(FEATURE)
     def _take(self, prepared: Iterable[Any]) -> None:
-        """Name the models, and let the first optimizer tell the steps, until `Accelerator.clear` drops it."""
-        known = getattr(self._accelerator(), "_optimizers", ())
-        for one in prepared:
-            if isinstance(one, nn.Module):
-                self.loop.name(one)
-            elif isinstance(one, AcceleratedOptimizer):
-                told = None if self._optimizer is None else self._optimizer()
-                if all(told is not other for other in known):
-                    self._optimizer = weakref.ref(one)
+        """Annotate the models; the first optimizer counts the steps until `Accelerator.clear` drops it."""
+        optimizers = getattr(self._accelerator(), "_optimizers", ())
+        for item in prepared:
+            if isinstance(item, nn.Module):
+                self.loop.name(item)
+            elif isinstance(item, AcceleratedOptimizer):
+                first = None if self._optimizer is None else self._optimizer()
+                if all(first is not other for other in optimizers):
+                    self._optimizer = weakref.ref(item)
                 self.loop.start(first_step=self._first_step)
 
     def _prepare(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -98,22 +101,22 @@ class Instrumented(Attachment):
         return prepared
 
     def _step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        done = original(optimizer, *args, **kwargs)
+        result = original(optimizer, *args, **kwargs)
         accelerator = self._accelerator()
         if self._optimizer is not None and self._optimizer() is optimizer and accelerator.sync_gradients:
             if self._accumulating:
-                self._due = True
+                self._step_due = True
             else:
                 self.loop.step()
-        return done
+        return result
 
     @contextlib.contextmanager
     def _accumulate(self, original: Callable[..., Any], *models: Any) -> Iterator[None]:
-        several = False
+        in_micro_steps = False
         try:
-            several = self._accelerator().gradient_accumulation_steps > 1
-            self._accumulating, self._due = True, False
-            if several:
+            in_micro_steps = self._accelerator().gradient_accumulation_steps > 1
+            self._accumulating, self._step_due = True, False
+            if in_micro_steps:
                 self.loop.enter("micro-step")
         except Exception as error:
             try:
@@ -125,85 +128,69 @@ class Instrumented(Attachment):
             with original(*models):
                 yield
         finally:
-            if several:
+            if in_micro_steps:
                 self.loop.leave("micro-step")
-            self._accumulating, due = False, self._due
+            self._accumulating, due = False, self._step_due
         if due:
             self.loop.step()
 
     def _end_training(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.remove()  # before the process group is gone
+        self.detach()  # before the process group is destroyed
         return original(*args, **kwargs)
 
 
-_attached: weakref.WeakKeyDictionary[Accelerator, Instrumented] = weakref.WeakKeyDictionary()
+_attached: weakref.WeakKeyDictionary[Accelerator, AccelerateAdapter] = weakref.WeakKeyDictionary()
 
 
-@guard.prepared(FEATURE, otherwise=lambda accelerator, *_, **__: accelerator)
-def instrumented(
-    accelerator: Accelerator,
+@guard.prepared(FEATURE, otherwise=AccelerateAdapter.inert)
+def attach(
     out: str | os.PathLike[str] | None = None,
     *,
+    accelerator: Accelerator,
     profile: ProfileKwargs | None = None,
     first_step: int = 0,
-    **arguments: Any,
-) -> Accelerator:
-    """Return ``accelerator`` itself, with windows, regions and waits of the loop that is written with it.
+    **options: Any,
+) -> AccelerateAdapter:
+    """Record windows of a loop that drives ``accelerator``, name the parts of a step, and find synchronizations.
 
-    It begins when the first optimizer is prepared, and each update of that one is a step; one that the
-    scaler of mixed precision skips counts, what is only accumulated does not. Models are named as they are
-    prepared; further regions are "micro-step" (a body of ``accumulate``, where it accumulates), "backward",
-    "checkpoint" and those of the optimizers and DataLoaders. ``accelerator.end_training()``, `plain` or the end
-    of the process ends it; the loop stays as it is.
+    Recording begins when the first optimizer is prepared, and each update by that optimizer is a step: an update
+    that the gradient scaler skips counts, a batch that only accumulates gradients does not. Regions: the models,
+    as they are prepared; "micro-step" (the body of ``accumulate``, where it accumulates), "backward",
+    "checkpoint", optimizers and DataLoaders. ``accelerator.end_training()`` and the end of the process detach.
 
     Args:
-        accelerator: any `accelerate.Accelerator`.
-        out: the folder that windows land in: "runs/instrument", or what ``profile`` says.
-        profile: a plan and options in Accelerate's own terms; the one in the accelerator's ``kwargs_handlers``
-            by default. Other arguments go before it. ``with accelerator.profile()`` is not needed.
-        first_step: the number of the next step, where a run is resumed.
-        arguments: ``wait``, ``warmup``, ``active``, ``modules``, ``syncs``, ``budget``, ``record_shapes``, ... as
-            `Loop` takes them.
+        out: the folder for the recorded windows; by default the one of ``profile``, or "runs/instrument".
+        accelerator: any `accelerate.Accelerator`. An adapter that is attached to it is detached.
+        profile: a plan and options in Accelerate's own terms, by default those in the accelerator's
+            ``kwargs_handlers``. Other arguments take precedence. ``with accelerator.profile()`` is not needed.
+        first_step: the number of the next step, in a resumed run.
+        options: the arguments of `instrument.integrations.loop.Loop`: the plan (``wait``, ``active``, ...),
+            ``modules``, ``syncs``, ``budget``, ``record_shapes``, ...
+
+    Returns:
+        The adapter, which ``detach()`` removes; it is also a context manager.
 
     Raises:
-        TypeError, ValueError: arguments that are none of these.
-
-    Example:
-        >>> accelerator = instrumented(Accelerator(), "runs/gpt2", wait=1, warmup=1, active=3)
+        TypeError, ValueError: wrong arguments.
     """
     if not isinstance(accelerator, Accelerator):
         raise TypeError(f'"accelerator" must be an accelerate.Accelerator: {accelerator!r}')
     if profile is not None and not isinstance(profile, ProfileKwargs):
         raise TypeError(f'"profile" must be an accelerate.utils.ProfileKwargs: {profile!r}')
-    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
-        raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
+    check_first_step(first_step)
     profile = profile or getattr(accelerator, "profile_handler", None)
-    loop = Loop(**_merged(out, profile, arguments))
+    loop = Loop(**_merged(out, profile, options))
     loop.label_evaluation()
-    plain(accelerator)
-    if settings.enabled:
-        attached = Instrumented(accelerator, loop, first_step)
-        try:
-            attached.attach()
-        except Exception:  # not half of it
-            attached.remove()
-            raise
-    return accelerator
-
-
-@guard.prepared(FEATURE, otherwise=lambda accelerator: accelerator)
-def plain(accelerator: Accelerator) -> Accelerator:
-    """Return ``accelerator`` itself as it was before `instrumented`; what was recorded so far is written."""
-    attached = _attached.get(accelerator)
-    if attached is not None:
-        attached.remove()
-    return accelerator
+    previous = _attached.get(accelerator)
+    if previous is not None:
+        previous.detach()
+    return AccelerateAdapter(loop, accelerator, first_step).attach()
 
 
 def _merged(
-    out: str | os.PathLike[str] | None, profile: ProfileKwargs | None, arguments: dict[str, Any]
+    out: str | os.PathLike[str] | None, profile: ProfileKwargs | None, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return arguments of a `Loop`: those given, and where there are none, what ``profile`` says."""
+    """Return the arguments of a `Loop`: those given, completed by the values of ``profile``."""
     merged: dict[str, Any] = {}
     if profile is not None:
         merged = {name: getattr(profile, name) for name in OPTIONS if getattr(profile, name, None)}
@@ -211,15 +198,15 @@ def _merged(
             merged["activities"] = [_activity(name) for name in profile.activities]
         if profile.output_trace_dir is not None:
             merged["out"] = profile.output_trace_dir
-        if profile.schedule_option is not None and not {*PLAN, "schedule"} & {*arguments}:
-            merged |= {"repeat": 0, **profile.schedule_option}  # 0: for ever, as torch has it
+        if profile.schedule_option is not None and not {*PLAN, "schedule"} & {*options}:
+            merged |= {"repeat": 0, **profile.schedule_option}  # 0 is endless, as in torch
     if out is not None:
         merged["out"] = out
-    return merged | arguments
+    return merged | options
 
 
 def _activity(name: str) -> ProfilerActivity:
     known: dict[str, ProfilerActivity] = dict(ProfilerActivity.__members__)
     if str(name).upper() not in known:
-        raise ValueError(f'"activities" must be out of {", ".join(known).lower()}: {name!r}')
+        raise ValueError(f'"activities" must be some of {", ".join(known).lower()}: {name!r}')
     return known[name.upper()]

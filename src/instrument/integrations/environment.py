@@ -1,4 +1,4 @@
-"""The loop that ``instrument run`` asks for in the environment: one a process, driven by whoever tells steps."""
+"""The loop that ``instrument run`` requests by an environment variable: one for each process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .loop import AutomaticLoop, Loop
 
 
 @functools.cache
-def automatic() -> AutomaticLoop | None:
-    """Return the loop that the environment asks for, which steps aside for one of the program's own.
+def loop_from_environment() -> AutomaticLoop | None:
+    """Return the loop that the environment requests; None if it requests none.
 
-    Adapters that the environment brings in drive this one. None where it asks for none.
+    The adapters that ``instrument run`` attaches drive this loop, which yields to a loop of the program's own.
     """
     text = os.environ.get(RUN)
     if not text:

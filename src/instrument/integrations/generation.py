@@ -1,4 +1,4 @@
-"""`annotate_generation`: ``generate()`` of a Transformers model as regions, "prefill" and each "decode" apart."""
+"""`annotate_generation`: regions for ``generate()`` of a Transformers model, "prefill" and each "decode"."""
 
 from __future__ import annotations
 
@@ -19,34 +19,37 @@ from ..patch import Patch, apply, undo
 FEATURE = "naming a part of generate"
 
 
-class Call:
-    """One call of ``generate``: what of it runs now is the open region."""
+class GenerateCall:
+    """One call of ``generate``, whose open region is the part that runs now."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.prefilling = False  # by a method of its own, maybe in chunks
+        self.prefilling = False  # in _prefill(), maybe in chunks
         self._prefilled = False
-        self._checked = False  # whether to go on, since the prefill
+        self._checked = False  # whether to continue, since the prefill
         self._region: Any = None
 
     def prefill(self) -> None:
-        """The prompt is about to go through the model, and the loop over tokens follows."""
+        """Open "prefill": the prompt goes through the model, and the loop over tokens follows."""
         self.prefilling, self._checked = True, False
         self._begin("prefill")
 
     def forward(self) -> None:
-        """Inputs of the model are prepared."""
+        """Open a part: the inputs of the model's next forward are prepared."""
         if not self.prefilling:
             self._begin("decode" if self._prefilled else "prefill")
 
     def check(self) -> None:
-        """The loop asks whether to go on: a token was chosen, but for the first time after the prefill."""
+        """Close the part: the loop checks whether to continue, because a token was chosen.
+
+        Its first check after the prefill comes before that.
+        """
         if self._checked:
             self.end()
         self._checked = True
 
     def end(self) -> None:
-        """Close what is open."""
+        """Close the open region."""
         with guard.contained(FEATURE):
             region, self._region = self._region, None
             if region is not None:
@@ -61,8 +64,8 @@ class Call:
             self._region = region
 
 
-class Request:
-    """The model that somebody wants annotated, which is not kept alive."""
+class GenerationAnnotation:
+    """A request to annotate a model, which it does not keep alive."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = weakref.ref(model)
@@ -72,10 +75,10 @@ class Request:
         return f"{self._name}.generate"
 
 
-class Generation(PatchService[Request]):
-    """Patches the classes that define what models use to generate, for those models alone.
+class Generation(PatchService[GenerationAnnotation]):
+    """Patches the classes that define the generation methods of models; other models are unaffected.
 
-    The methods are found at each call, and none is part of what is compiled for a static cache.
+    The methods are looked up at each call, and none is part of the code that is compiled for a static cache.
     """
 
     def __init__(self) -> None:
@@ -85,17 +88,17 @@ class Generation(PatchService[Request]):
         self._running = threading.local()
 
     def apply(self, on: bool) -> None:
-        """Patch what the models use; put back what nobody needs."""
+        """Patch the methods of the requested models, and restore those that are no longer needed."""
         wanted = {place for request in self.requests for place in self._places(request.model())} if on else set()
         if wanted == self._patched and (wanted or not self._patches):
             return
-        self._patched = set()  # until it is done
+        self._patched = set()  # until all patches are applied
         undo(self._patches)
         apply((Patch(owner, name, self._makers[name]) for owner, name in wanted), self._patches)
         self._patched = wanted
 
     def _places(self, model: nn.Module | None) -> set[tuple[type, str]]:
-        """Return the classes in which the model's methods are defined; versions have not all of them."""
+        """Return the classes that define the model's methods, some of which not every version has."""
         kinds = () if model is None else type(model).__mro__
         found = {(next((kind for kind in kinds if name in vars(kind)), None), name) for name in self._makers}
         return {(kind, name) for kind, name in found if kind is not None}
@@ -105,16 +108,16 @@ class Generation(PatchService[Request]):
         return {
             "generate": self._generate,
             "_prefill": self._prefill,
-            "prepare_inputs_for_generation": functools.partial(self._tells, Call.forward),
-            "_has_unfinished_sequences": functools.partial(self._tells, Call.check),
+            "prepare_inputs_for_generation": functools.partial(self._notifying, GenerateCall.forward),
+            "_has_unfinished_sequences": functools.partial(self._notifying, GenerateCall.check),
         }
 
-    def _calls(self) -> list[Call]:
-        """Return the calls that run on this thread, the innermost last."""
-        calls: list[Call] = vars(self._running).setdefault("calls", [])
+    def _calls(self) -> list[GenerateCall]:
+        """Return the running calls of this thread, the innermost last."""
+        calls: list[GenerateCall] = vars(self._running).setdefault("calls", [])
         return calls
 
-    def _call(self, model: Any) -> Call | None:
+    def _call(self, model: Any) -> GenerateCall | None:
         calls = self._calls()
         return calls[-1] if calls and calls[-1].model is model else None
 
@@ -122,7 +125,7 @@ class Generation(PatchService[Request]):
         def following(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
             if all(request.model() is not model for request in self.requests):
                 return original(model, *args, **kwargs)
-            calls, call = self._calls(), Call(model)
+            calls, call = self._calls(), GenerateCall(model)
             calls.append(call)
             try:
                 with instrument.annotate("generate"):
@@ -148,7 +151,9 @@ class Generation(PatchService[Request]):
 
         return functools.wraps(original)(guard.around(FEATURE, original, following))
 
-    def _tells(self, event: Callable[[Call], None], original: Callable[..., Any]) -> Callable[..., Any]:
+    def _notifying(
+        self, event: Callable[[GenerateCall], None], original: Callable[..., Any]
+    ) -> Callable[..., Any]:
         def following(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
             call = self._call(model)
             if call is not None:
@@ -162,22 +167,22 @@ generation = Generation()
 
 
 @served
-def annotate_generation(model: nn.Module) -> Handle[Request]:
-    """Make ``model.generate()`` the region "generate", with "prefill" and one "decode" a token inside.
+def annotate_generation(model: nn.Module) -> Handle[GenerationAnnotation]:
+    """Make ``model.generate()`` the region "generate", with "prefill" and one "decode" for each token inside.
 
-    "prefill" lasts until the first token is chosen, each "decode" from the preparation of its forward until its
-    token is chosen; in assisted generation a decode checks several drafted tokens. The tokens stay as they are.
-    Nothing is patched but while a profiler records or a tool is attached.
+    "prefill" ends when the first token is chosen; each "decode" lasts from the preparation of its forward until
+    its token is chosen. In assisted generation a decode checks several drafted tokens. The tokens are unchanged,
+    and methods are patched only while a profiler records or a tool is attached.
 
     Args:
         model: a Transformers model, wrapped (DDP, PEFT) or not. It is not kept alive.
 
     Returns:
-        A handle with ``remove()``, which is a context manager as well.
+        A handle with ``remove()``, which is also a context manager.
 
     Raises:
-        TypeError: ``model`` is no module.
-        ValueError: it has no ``generate``.
+        TypeError: ``model`` is not a module.
+        ValueError: ``model`` has no ``generate``.
 
     Example:
         >>> with annotate_generation(model):
@@ -185,8 +190,8 @@ def annotate_generation(model: nn.Module) -> Handle[Request]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f'"model" must be a torch.nn.Module: {model!r:.200}')
-    # PEFT's own class of model generates by that of the model inside, of which it is no subclass.
+    # PEFT's model class calls generate() of the wrapped model, whose class it does not inherit.
     found = [module for module in model.modules() if hasattr(type(module), "prepare_inputs_for_generation")]
     if not found:
         raise ValueError(f'"model" must have generate(), as language models do: {type(model).__name__}')
-    return generation.add(Request(found[0]))
+    return generation.add(GenerationAnnotation(found[0]))

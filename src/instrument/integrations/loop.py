@@ -319,7 +319,7 @@ class AutomaticLoop(Loop):
 
     Args:
         step_on: what ends a step, as for `StepFollower`; None for the best sign that the program gives.
-        typed: the options of `instrument run` that made this loop, as they were typed.
+        run_options: the options of `instrument run` that made this loop, as they were typed.
         given: as for `Loop`.
 
     Attributes:
@@ -328,13 +328,15 @@ class AutomaticLoop(Loop):
 
     automatic = True
 
-    def __init__(self, *, step_on: str | None = None, typed: Sequence[str] = (), **given: Any) -> None:
+    def __init__(self, *, step_on: str | None = None, run_options: Sequence[str] = (), **given: Any) -> None:
         super().__init__(**given)
         self.step_on = step_on
-        self._typed = typed
+        self._run_options = run_options
 
     def warn_if_ignored(self) -> None:
         """Warn once which options of `instrument run` the program's own windows leave without effect."""
-        if self._typed:
-            log.warning(f"the program records windows of its own, so these are ignored: {' '.join(self._typed)}")
-            self._typed = ()
+        if self._run_options:
+            log.warning(
+                f"the program records windows of its own, so these are ignored: {' '.join(self._run_options)}"
+            )
+            self._run_options = ()

@@ -1,18 +1,17 @@
-"""Servers: windows of a running engine's iterations, opened by a call, a signal or a file that is touched.
+"""Inference servers: windows of an engine's iterations, opened on demand by a call, a signal or a touched file.
 
     server = Server("runs/x", active=20, file="runs/x/trigger", signal=signal.SIGUSR2)
-    server.start(model)
+    server.attach(model)
     while True:
         engine.iterate()
         server.step()
 
-Nothing is recorded until it is asked for, and then as often as it is. Whoever asks only leaves a note: the thread
-that calls `Server.step` opens and closes the windows, as torch.profiler must be stopped where it was started.
+Nothing is recorded until a window is requested, any number of times. A request is only queued: the thread that
+calls `Server.step` opens and closes the windows, as torch.profiler must be stopped on the thread that started it.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import queue
 import signal as signals
@@ -21,21 +20,22 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from .. import log
-from ..config import settings
-from ..guard import exiting, guard
+from ..guard import guard
 from ..interrupts import Suppressed
 from ..windows.schedule import Phase, Schedule, Window
+from .adapter import Adapter, Removal, leave_inert
 from .loop import Loop
 
-FEATURE = "triggering a window"
-LOOK_S = 0.2  # between looks at the file, which may be on a slow file system
+FEATURE = "recording a window on demand"
+Action = Literal["start", "stop", "toggle"]
+CHECK_INTERVAL_S = 0.2  # between checks of the file, which may be on a slow file system
 
 
-class Triggered(Schedule):
-    """A plan that is made while the loop runs, on the loop's thread; `ask` may be called from anywhere."""
+class OnDemandSchedule(Schedule):
+    """A schedule of windows that are requested while the loop runs; `request` may be called on any thread."""
 
     foreseen = False
 
@@ -44,44 +44,44 @@ class Triggered(Schedule):
         for name, number, least in (("warmup", warmup, 0), ("active", active, 1)):
             if type(number) is not int or number < least:
                 raise ValueError(f'"{name}" must be an integer >= {least}: {number!r}')
-        fields = {"_warmup": warmup, "_active": active, "_asked": queue.SimpleQueue(), "_last": None}
+        fields = {"_warmup": warmup, "_active": active, "_requests": queue.SimpleQueue(), "_last": None}
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        return "Triggered()"
+        return "OnDemandSchedule()"
 
     @property
     def count(self) -> int:
-        """How many windows there are so far."""
+        """The number of windows so far."""
         return 0 if self._last is None else self._last.index
 
-    def ask(self, what: str, active: int | None = None) -> None:
-        """Have the next step "start" a window of ``active`` steps, "stop" the one that is open, or "toggle"."""
-        self._asked.put((what, active or self._active))
+    def request(self, action: Action, active: int | None = None) -> None:
+        """Have the next step "start" a window of ``active`` steps, "stop" the open one, or "toggle"."""
+        self._requests.put((action, active or self._active))
 
     def at(self, step: int) -> tuple[Phase, Window | None]:
-        """The phase that ``step``, which begins, is in."""
-        while not self._asked.empty():
-            self._answer(step, *self._asked.get())
+        """Return the phase of ``step``, which begins, and its window."""
+        while not self._requests.empty():
+            self._handle(step, *self._requests.get())
         if not self._open(step):
             return Phase.WAIT, None
         return (Phase.WARMUP if step < self._last.active else Phase.ACTIVE), self._last
 
     def next_window(self, step: int) -> Window | None:
-        """The window that ``step`` is in or, outside of one, the next to come: it may be asked for any time."""
+        """Return the window that ``step`` is in or, outside of one, the earliest that may still be requested."""
         return self._last if self._open(step) else Window(self.count + 1, step + 1, step + 1, step + 2)
 
     def _open(self, step: int) -> bool:
         return self._last is not None and step < self._last.stop
 
-    def _answer(self, step: int, what: str, active: int) -> None:
+    def _handle(self, step: int, action: Action, active: int) -> None:
         if self._open(step):
-            if what == "start":
+            if action == "start":
                 log.warning("a window is open already", window=self._last.index)
             else:
                 object.__setattr__(self, "_last", replace(self._last, stop=step))
-        elif what != "stop":
+        elif action != "stop":
             first = step + self._warmup
             object.__setattr__(self, "_last", Window(self.count + 1, step, first, first + active))
 
@@ -94,35 +94,30 @@ class Triggered(Schedule):
 
     _warmup: int
     _active: int
-    _asked: queue.SimpleQueue[tuple[str, int]]
-    _last: Any  # the last Window asked for, None before the first
+    _requests: queue.SimpleQueue[tuple[Action, int]]
+    _last: Any  # the last Window requested, None before the first
 
 
-def _without(server: Server, *_: Any, **__: Any) -> None:
-    server.loop = Loop.__new__(Loop)
-
-
-class Server:
-    """Windows of a server's iterations, on demand.
+class Server(Adapter):
+    """Records windows of a server's iterations on demand.
 
     Args:
-        out: the folder that windows land in.
-        active: the iterations of a window that was asked for without saying how many.
-        warmup: the iterations before each with the profiler on, discarded.
-        file: a path; each time it is written or touched, a window opens, or the one that is open ends.
-        signal: a signal, such as ``signal.SIGUSR2``, that does the same; handled from `start` on, which must then
+        out: the folder for the recorded windows.
+        active: the number of iterations in a window that is requested without one.
+        warmup: the iterations before each window that run with the profiler on and are discarded.
+        file: a path; whenever it is written or touched, a window opens, or the open one ends.
+        signal: a signal that does the same, such as ``signal.SIGUSR2``; handled from `attach` on, which must then
             be called on the main thread.
-        options: those of `instrument.integrations.loop.Loop` but for the plan: ``modules``, ``syncs``, ...
+        options: the arguments of `instrument.integrations.loop.Loop` except the plan: ``modules``, ``syncs``, ...
 
     Raises:
-        TypeError, ValueError: arguments that are not accepted.
+        TypeError, ValueError: wrong arguments.
     """
 
-    _signal: signals.Signals | None = None
-    _before: Any = None
+    feature = FEATURE
     _file: str | os.PathLike[str] | None = None
 
-    @guard.prepared(FEATURE, otherwise=_without)
+    @guard.prepared(FEATURE, otherwise=leave_inert)
     def __init__(
         self,
         out: str | os.PathLike[str] = "runs/instrument",
@@ -133,69 +128,71 @@ class Server:
         signal: int | None = None,
         **options: Any,
     ) -> None:
-        self._plan = Triggered(warmup, active)
-        self.loop = Loop(out, schedule=self._plan, **options)
+        self._schedule = OnDemandSchedule(warmup, active)
+        super().__init__(Loop(out, schedule=self._schedule, **options))
         self._file = file
-        self._touched: int | None = None  # when, in ns
-        self._looked = 0.0
+        self._touched_ns: int | None = None
+        self._checked_s = 0.0
         self._signal = None if signal is None else signals.Signals(signal)
+        self._previous_handler: Any = None
+        self._models: tuple[Any, ...] = ()
 
-    @guard.contained(FEATURE)
-    def start(self, *models: Any) -> None:
-        """Get ready, which takes a second; the modules of ``models`` are regions of every window."""
-        if not settings.enabled or self.loop.running:
-            return
-        self._touched = self._look()
-        self.loop.start(*models)
+    def attach(self, *models: Any) -> Server:
+        """Prepare for windows, which takes a second; the modules of ``models`` are regions of each window."""
+        self._models = models
+        return super().attach()
+
+    def install_hooks(self) -> None:
+        """Start the loop, and handle the signal."""
         self._process = os.getpid()
-        atexit.register(self._exit)
-        if self._signal is not None:
-            with guard.contained(FEATURE):
-                if threading.current_thread() is threading.main_thread():
-                    self._before = signals.signal(self._signal, self._signalled)
-                else:
-                    log.warning(f"{self._signal.name} is not handled: start() was not called on the main thread")
+        self._touched_ns = self._modified_ns()
+        self.loop.start(*self._models)
+        if self._signal is None:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            log.warning(f"{self._signal.name} is not handled: attach() was not called on the main thread")
+            return
+        self.apply(Removal(self._restore_handler))
+        self._previous_handler = signals.signal(self._signal, self._on_signal)
+
+    def _restore_handler(self) -> None:
+        if self._signal is not None and signals.getsignal(self._signal) == self._on_signal:
+            signals.signal(self._signal, self._previous_handler)
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
     def start_profile(self, active: int | None = None) -> None:
-        """Open a window of ``active`` iterations with the next one, from any thread.
+        """Request a window of ``active`` iterations that opens with the next one, on any thread.
 
         Raises:
-            ValueError: ``active`` is no integer >= 1.
+            ValueError: ``active`` is not an integer >= 1.
         """
         if active is not None and (type(active) is not int or active < 1):
             raise ValueError(f'"active" must be an integer >= 1: {active!r}')
-        self._plan.ask("start", active)
+        self._schedule.request("start", active)
 
     @guard.contained(FEATURE)
     def stop_profile(self) -> None:
-        """End the window that is open with the current iteration, from any thread."""
-        self._plan.ask("stop")
+        """Request that the open window ends with the current iteration, on any thread."""
+        self._schedule.request("stop")
 
     @guard.contained(FEATURE)
     def step(self) -> None:
-        """Tell that an iteration ended and the next begins; always on the same thread."""
+        """End an iteration and begin the next; must always be called on the same thread."""
         if self._file is not None and self.loop.running:
             now = time.monotonic()
-            if now - self._looked > LOOK_S:
-                self._looked = now
-                touched = self._look()
-                if touched not in (None, self._touched):
-                    self._plan.ask("toggle")
-                self._touched = touched
+            if now - self._checked_s > CHECK_INTERVAL_S:
+                self._checked_s = now
+                touched_ns = self._modified_ns()
+                if touched_ns not in (None, self._touched_ns):
+                    self._schedule.request("toggle")
+                self._touched_ns = touched_ns
         self.loop.step()
 
     @guard.contained(FEATURE)
-    def close(self) -> None:
-        """End, on the thread of `step`: close an open window and wait for the files; also called at exit."""
-        if self._before is not None and self._signal is not None:
-            with guard.contained(FEATURE):
-                if signals.getsignal(self._signal) == self._signalled:
-                    signals.signal(self._signal, self._before)
-            self._before = None
-        atexit.unregister(self._exit)
+    def detach(self) -> None:
+        """Close an open window and wait for its files, on the thread of `step`; also called at exit."""
         recording = self.loop.running and self.loop.record
-        self.loop.stop()
+        super().detach()
         if recording and not self.loop.windows:
             ways = ["call start_profile()"]
             ways += [f"send {self._signal.name}"] if self._signal is not None else []
@@ -203,24 +200,23 @@ class Server:
             how = " or ".join(ways)
             log.warning(f"no window was recorded, because none was requested: {how} while the server runs")
 
-    def _exit(self) -> None:
+    def _detach_at_exit(self) -> None:
         if self._process == os.getpid():  # not a forked child
-            with exiting():
-                self.close()
+            super()._detach_at_exit()
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         try:
-            self._plan.ask("toggle")
+            self._schedule.request("toggle")
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
             except Exception as raised:
                 if raised is error:
                     raise
-        if callable(self._before):
-            self._before(number, frame)
+        if callable(self._previous_handler):
+            self._previous_handler(number, frame)
 
-    def _look(self) -> int | None:
+    def _modified_ns(self) -> int | None:
         if self._file is None:
             return None
         with Suppressed(OSError):

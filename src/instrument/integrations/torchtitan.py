@@ -1,10 +1,10 @@
 """torchtitan, and trainers of its style: a class whose ``train_step`` makes one optimizer update.
 
     attach("runs/x", wait=10, active=3)                     # before torchtitan's Trainer is made
-    attach("runs/x", wait=10, active=3, trainer=MyTrainer)  # a class of one's own, or an instance
+    attach("runs/x", wait=10, active=3, trainer=MyTrainer)  # a class of your own, or an instance
 
-A step is a call of ``train_step``, and has the number that the trainer itself has for it: 1 for the first in
-torchtitan, and the one after the checkpoint in a run that is resumed.
+A step is one call of ``train_step``. Steps have the trainer's own numbers: torchtitan's first step is 1, and a
+resumed run continues after its checkpoint.
 """
 
 from __future__ import annotations
@@ -17,171 +17,179 @@ from typing import Any
 
 from .. import log
 from ..guard import guard
-from .attachment import Attachment, require
-from .environment import automatic
+from ..patch import Change, undo
+from .adapter import Adapter, CallWrapper, Removal, require
+from .environment import loop_from_environment
 from .loop import Loop
 
+__all__ = ["attach", "install"]
+
 FEATURE = "following the trainer"
-HOMES = ("torchtitan.trainer", "torchtitan.train")  # of the Trainer; the second one before 0.3
+TRAINER_MODULES = ("torchtitan.trainer", "torchtitan.train")  # the second before torchtitan 0.3
+METHOD = "train_step"
 
 
-def attach(
-    out: str | os.PathLike[str] = "runs/instrument",
-    *,
-    trainer: Any = None,
-    method: str = "train_step",
-    **options: Any,
-) -> Attachment:
-    """Record windows of a trainer's steps, name their parts, and find waits.
-
-    Regions: "step"; "micro-step" where a step has several; "data", "checkpoint" and "evaluation" where the trainer
-    has torchtitan's ``batch_generator``, ``checkpointer`` and ``validator``; the modules of ``model_parts`` or
-    ``model``; backward, clipping and optimizer. The end of the trainer's ``train()`` ends the recording. While the
-    trainer's own profiler is on (``config.profiler.enable_profiling``), it records, with these regions.
+class TorchtitanAdapter(Adapter):
+    """Follows one trainer at a time: the first that makes a step drives the loop until its ``train()`` ends.
 
     Args:
-        out: the folder that windows land in.
-        trainer: a class, whose instances made from now on are followed, or an instance; by default
-            torchtitan's.
-        method: the name of the method that makes a step.
-        options: as `instrument.integrations.loop.Loop` takes them: the plan (``wait``, ``active``, ...),
-            ``syncs``, ``budget``, ``modules``, ``names``, ``on_summary``.
-
-    Returns:
-        What was attached, with ``remove()``; it is a context manager as well.
-
-    Raises:
-        TypeError, ValueError: arguments that are not accepted.
-        ImportError: ``trainer`` was not given, and torchtitan is not installed.
+        loop: what the trainer drives.
+        trainer: an instance, a class whose instances made from now on are followed, or None for torchtitan's.
+        method: the method that makes a step.
     """
-    attachment = Attachment(Loop(out, **options))
-    if trainer is None:
-        require("torchtitan")
-    elif not callable(getattr(trainer, method, None)):
-        raise TypeError(f'"trainer" must be a class or an object with a method "{method}": {trainer!r}')
-    if attachment.on:
-        Followers(attachment, method).follow(trainer)
-    return attachment
 
+    feature = FEATURE
 
-@functools.cache
-def install() -> None:
-    """Have torchtitan's trainers drive the loop that the environment asks for, if it does."""
-    loop = automatic()
-    if loop is not None:
-        attachment = Attachment(loop)
-        if attachment.on:
-            Followers(attachment, "train_step").follow(None)
-
-
-class Followers:
-    """Follows the trainers that come up; the first that makes a step drives the loop while it is there."""
-
-    def __init__(self, attachment: Attachment, method: str) -> None:
-        self.attachment = attachment
+    def __init__(self, loop: Loop, trainer: Any = None, method: str = METHOD) -> None:
+        super().__init__(loop)
         self.method = method
-        self._all: weakref.WeakSet[Follower] = weakref.WeakSet()
-        self._driver: weakref.ref[Follower] | None = None
+        self._trainer = trainer
+        self._hooks: weakref.WeakSet[TrainerHooks] = weakref.WeakSet()
+        self._driver: weakref.ref[TrainerHooks] | None = None
         self._classes: list[type] = []
-        attachment.undo.append(self._undo)
 
-    def _undo(self) -> None:
-        for follower in self._all:
-            while follower.undo:
-                follower.undo.pop()()
-
-    def follow(self, trainer: Any) -> None:
-        """Follow an instance, those of a class, or, where None is given, torchtitan's."""
-        if trainer is None:
-            for home in HOMES:
-                self.attachment.when_imported(home, FEATURE, self._imported)
-        elif isinstance(trainer, type):
-            self._follow_class(trainer)
+    def install_hooks(self) -> None:
+        """Hook the trainer, or what makes its instances."""
+        self.apply(Removal(self._unhook_trainers))
+        if self._trainer is None:
+            for module in TRAINER_MODULES:
+                self.when_imported(module, self._imported)
+        elif isinstance(self._trainer, type):
+            self._hook_class(self._trainer)
         else:
-            self._all.add(Follower(self, trainer))
+            self._hooks.add(TrainerHooks(self, self._trainer))
+
+    def _unhook_trainers(self) -> None:
+        for hooks in self._hooks:
+            undo(hooks.changes)
 
     def _imported(self, module: Any) -> None:
         trainer = getattr(module, "Trainer", None)
         if isinstance(trainer, type) and hasattr(trainer, self.method):
-            self._follow_class(trainer)
+            self._hook_class(trainer)
 
-    def _follow_class(self, trainer: type) -> None:
-        """Follow each instance by itself: it has the ``train_step`` of the subclass that it is of."""
+    def _hook_class(self, trainer: type) -> None:
+        """Hook each instance, not the class: a subclass may have a ``train_step`` of its own."""
         if trainer in self._classes:
             return
         self._classes.append(trainer)
 
-        def made(original: Callable[..., None], this: Any, *args: Any, **kwargs: Any) -> None:
+        def init(original: Callable[..., None], this: Any, *args: Any, **kwargs: Any) -> None:
             original(this, *args, **kwargs)
             with guard.contained(FEATURE):
-                self._all.add(Follower(self, this))
+                self._hooks.add(TrainerHooks(self, this))
 
-        self.attachment.wrap(trainer, "__init__", made)
+        self.wrap(trainer, "__init__", init)
 
-    def drives(self, follower: Follower) -> bool:
-        """Tell whether ``follower`` drives the loop, as it does from now on if no other is there."""
+    def claim(self, hooks: TrainerHooks) -> bool:
+        """Return whether the trainer of ``hooks`` drives the loop; it does from now on if no other does."""
         driver = None if self._driver is None else self._driver()
         if driver is None:
-            self.attachment.end()
-            self._driver = weakref.ref(follower)
-        return driver is None or driver is follower
+            self.stop_loop()
+            self._driver = weakref.ref(hooks)
+        return driver is None or driver is hooks
 
-    def end(self, follower: Follower) -> None:
-        """End the loop, until the next step, if ``follower`` drives it."""
-        if self._driver is not None and self._driver() is follower:
-            self.attachment.end()
+    def release(self, hooks: TrainerHooks) -> None:
+        """Stop the loop, until the next step of any trainer, if the trainer of ``hooks`` drives it."""
+        if self._driver is not None and self._driver() is hooks:
+            self.stop_loop()
             self._driver = None
 
 
-class Follower:
-    """Follows one trainer, which alone keeps it: one that nobody needs any more can go."""
+@guard.prepared(FEATURE, otherwise=TorchtitanAdapter.inert)
+def attach(
+    out: str | os.PathLike[str] = "runs/instrument",
+    *,
+    trainer: Any = None,
+    method: str = METHOD,
+    **options: Any,
+) -> TorchtitanAdapter:
+    """Record windows of a trainer's steps, name the parts of a step, and find synchronizations.
 
-    def __init__(self, followers: Followers, trainer: Any) -> None:
-        self.undo: list[Callable[[], None]] = []
-        self._followers = followers
-        self._attachment = followers.attachment
-        self._loop = followers.attachment.loop
+    Regions: "step"; "micro-step" where a step has several; "data", "checkpoint" and "evaluation" where the trainer
+    has torchtitan's ``batch_generator``, ``checkpointer`` and ``validator``; the modules of ``model_parts`` or
+    ``model``; backward, clipping and optimizer. Recording ends when the trainer's ``train()`` returns. While the
+    trainer's own profiler is on (``config.profiler.enable_profiling``), that one records, with these regions.
+
+    Args:
+        out: the folder for the recorded windows.
+        trainer: an instance, or a class whose instances made from now on are followed; by default torchtitan's
+            Trainer.
+        method: the name of the method that makes a step.
+        options: the arguments of `instrument.integrations.loop.Loop`: the plan (``wait``, ``active``, ...),
+            ``syncs``, ``budget``, ``modules``, ``names``, ...
+
+    Returns:
+        The adapter, which ``detach()`` removes; it is also a context manager.
+
+    Raises:
+        TypeError, ValueError: wrong arguments.
+        ImportError: torchtitan is not installed, and no ``trainer`` is given.
+    """
+    loop = Loop(out, **options)
+    if trainer is None:
+        require("torchtitan")
+    elif not callable(getattr(trainer, method, None)):
+        raise TypeError(f'"trainer" must be a class or an object with a method "{method}": {trainer!r}')
+    return TorchtitanAdapter(loop, trainer, method).attach()
+
+
+@functools.cache
+def install() -> None:
+    """Attach to torchtitan's Trainer if the environment requests a loop."""
+    loop = loop_from_environment()
+    if loop is not None:
+        TorchtitanAdapter(loop).attach()
+
+
+class TrainerHooks:
+    """The hooks of one trainer, which alone keeps them alive: a trainer that is no longer used is freed."""
+
+    def __init__(self, adapter: TorchtitanAdapter, trainer: Any) -> None:
+        self.changes: list[Change] = []
+        self._adapter = adapter
+        self._loop = adapter.loop
         self._trainer = trainer
         self._seen = False
         self._made = 0  # steps
-        self._wrap(trainer, followers.method, self._step)
-        if hasattr(trainer, "train") and not hasattr(trainer, "named_modules"):  # else it sets a mode
-            self._wrap(trainer, "train", self._run)
+        self._wrap(trainer, adapter.method, self._step)
+        if hasattr(trainer, "train") and not hasattr(trainer, "named_modules"):  # a module's train() sets its mode
+            self._wrap(trainer, "train", self._train)
         if hasattr(trainer, "batch_generator"):
             self._wrap(trainer, "batch_generator", self._batches)
 
-    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        self._attachment.wrap(owner, name, around, self.undo)
+    def _wrap(self, owner: Any, name: str, around: CallWrapper) -> None:
+        self._adapter.wrap(owner, name, around, self.changes)
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not self._followers.drives(self):
+        if not self._adapter.claim(self):
             return original(*args, **kwargs)
         self._begin()
         with self._loop.region("step"):
             result = original(*args, **kwargs)
-        self._attachment.complete = True
+        self._adapter.step_complete = True
         self._made += 1
         return result
 
     def _begin(self) -> None:
-        """End the step before, to which the checkpoint and the validation after it belong, and begin one.
+        """End the previous step, which includes the checkpoint and validation after it, and begin the next.
 
-        One that raised was none, if the trainer goes on.
+        A step that raised does not count, if the trainer goes on.
         """
         if self._loop.running:
-            if self._attachment.complete:
+            if self._adapter.step_complete:
                 self._loop.step()
         else:
             with guard.contained(FEATURE):
                 self._start()
-        self._attachment.complete = False
+        self._adapter.step_complete = False
 
     def _start(self) -> None:
-        trainer, own = self._trainer, getattr(getattr(self._trainer, "config", None), "profiler", None)
+        trainer, profiler = self._trainer, getattr(getattr(self._trainer, "config", None), "profiler", None)
         if not self._seen:
             self._seen = True
-            self._find()
-        if getattr(own, "enable_profiling", False) and self._loop.record:
+            self._hook_parts()
+        if getattr(profiler, "enable_profiling", False) and self._loop.record:
             self._loop.record_nothing()
             log.warning(
                 "the trainer's own profiler is on and records, with these regions: no windows are opened",
@@ -192,27 +200,27 @@ class Follower:
         models = [model for model in models if hasattr(model, "named_modules")]
         self._loop.start(*models, first_step=_number(trainer, self._made))
 
-    def _find(self) -> None:
-        """Name what there is beside the step, which subclasses may have made after the trainer itself."""
-        trainer, region = self._trainer, self._attachment.region
+    def _hook_parts(self) -> None:
+        """Hook what is beside the step; not earlier, as subclasses may make it after the trainer itself."""
+        trainer, in_region = self._trainer, self._adapter.in_region
         if getattr(trainer, "gradient_accumulation_steps", 1) != 1 and hasattr(trainer, "forward_backward_step"):
-            self._wrap(trainer, "forward_backward_step", region("micro-step"))
+            self._wrap(trainer, "forward_backward_step", in_region("micro-step"))
         checkpointer = getattr(trainer, "checkpointer", None)
         if hasattr(checkpointer, "save"):
             self._wrap(checkpointer, "save", self._save)
         validator = getattr(trainer, "validator", None)
         if hasattr(validator, "validate"):
-            self._wrap(validator, "validate", region("evaluation"))
+            self._wrap(validator, "validate", in_region("evaluation"))
 
     def _save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Make a call that saves a region: it is called after every step."""
+        """Open the region "checkpoint" if this call saves; it is called after every step."""
         checkpointer = self._trainer.checkpointer
         saves = getattr(checkpointer, "enable", True)
         with guard.contained(FEATURE):
             saves = saves and getattr(checkpointer, "_should_save", lambda *_, **__: True)(*args, **kwargs)
         if not saves:
             return original(*args, **kwargs)
-        return self._attachment.region("checkpoint")(original, *args, **kwargs)
+        return self._adapter.in_region("checkpoint")(original, *args, **kwargs)
 
     def _batches(self, original: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Iterator[Any]:
         batches = iter(original(*args, **kwargs))
@@ -226,14 +234,14 @@ class Follower:
                 self._loop.leave("data")
             yield batch
 
-    def _run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _train(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
         finally:
-            self._followers.end(self)
+            self._adapter.release(self)
 
 
 def _number(trainer: Any, made: int) -> int:
-    """Return the number that ``trainer`` has for the step that begins, after those ``made``."""
+    """Return the trainer's own number of the step that begins; else how many steps were ``made`` before it."""
     numbers = (getattr(trainer, name, None) for name in ("step", "global_step"))
     return next((number for number in numbers if type(number) is int and number >= 0), made)

@@ -15,8 +15,9 @@ from torch import nn
 from .. import compat, log
 from ..config import settings
 from ..guard import guard
-from .attachment import Attachment
-from .environment import automatic
+from ..patch import Patch
+from .adapter import Adapter, Removal
+from .environment import loop_from_environment
 from .generation import annotate_generation
 from .loop import Loop
 
@@ -29,139 +30,157 @@ except ImportError as error:
 __all__ = ["InstrumentCallback", "annotate_generation", "install"]
 
 FEATURE = "following the Trainer"
-# What the methods of a Trainer are called. It has no event for the beginning of these.
 REGIONS = {
     "compute_loss": "forward",
     "evaluate": "evaluation",
     "predict": "evaluation",
     "_save_checkpoint": "checkpoint",
 }
-# An error that leaves one of these ends the training, and then there is no `on_train_end`.
+"""The methods of a Trainer that are regions: no event of the Trainer marks where they begin."""
 LOOPS = ("_run_epoch", "_finalize_training", "training_step")
+"""The methods whose errors end the training, in which case ``on_train_end`` is not called."""
 
 
-class _Follower(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Drives ``loop`` by the events of a Trainer, and names its methods from the begin to the end of training."""
+class TrainerAdapter(Adapter):
+    """Follows one training of one Trainer.
 
-    _following: ClassVar[list[_Follower]] = []  # those that drive a loop now
+    Args:
+        loop: what the training drives.
+        trainer: None where the Trainer cannot be found.
+        on_error: called when an error ends the training.
+    """
+
+    feature = FEATURE
+
+    def __init__(self, loop: Loop, trainer: Any, on_error: Callable[[], None]) -> None:
+        super().__init__(loop)
+        self._trainer = weakref.ref(trainer) if trainer is not None else None
+        self._on_error = on_error
+        self._thread = get_ident()
+
+    def install_hooks(self) -> None:
+        """Hook the methods of this one object: those of its subclass, and of no other Trainer."""
+        trainer = self._trainer() if self._trainer is not None else None
+        if trainer is None:
+            return
+        for owner, method in (*((trainer, name) for name in LOOPS), (trainer.callback_handler, "call_event")):
+            self.wrap(owner, method, self._watch)
+        for method, name in REGIONS.items():
+            self.wrap(trainer, method, self.in_region(name))
+        if trainer.args.gradient_accumulation_steps > 1:
+            self.wrap(trainer, "training_step", self.in_region("micro-step"))
+        if hasattr(trainer.model, "generate"):
+            self.apply(Removal(annotate_generation(trainer.model).remove))
+
+    def _watch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except BaseException:
+            self._on_error()
+            raise
+
+    def abandoned(self, callers: list[Any]) -> bool:
+        """Return whether the Trainer stopped training without an event, as after an error of another callback.
+
+        This can be seen only on its own thread, from the objects whose methods run on it.
+        """
+        trainer = self._trainer() if self._trainer is not None else None
+        return self._thread == get_ident() and all(caller is not trainer for caller in callers)
+
+
+class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Drives ``loop`` by the events of a Trainer, with a `TrainerAdapter` while it trains."""
+
+    _driving: ClassVar[list[LoopCallback]] = []
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self._attachment: Attachment | None = None  # to the Trainer that trains
-        self._trainer: weakref.ref[Any] | None = None
-        self._thread = 0
+        self._adapter: TrainerAdapter | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_attachment": None, "_trainer": None}
+        return vars(self) | {"_adapter": None}
 
     @guard.contained(FEATURE)
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Begin with the step that comes next, also in a run that is resumed."""
-        self._end()  # of a training that failed, or that begins anew with smaller batches
+        """Start the loop at the Trainer's next step, also in a resumed run."""
+        self._end()  # a training that failed, or that starts over with smaller batches
         if not settings.enabled:
             return
         callers = _callers()
-        for other in list(self._following):
-            other._end_unless_in(callers)
+        for other in list(self._driving):
+            if other._adapter is not None and other._adapter.abandoned(callers):
+                other._end()
         kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
-        trainers = (this for this in callers if isinstance(this, kind))
-        trainer = next((this for this in trainers if self in this.callback_handler.callbacks), None)
-        if self._gives_way(trainer):
+        trainers = (caller for caller in callers if isinstance(caller, kind))
+        trainer = next((found for found in trainers if self in found.callback_handler.callbacks), None)
+        if self._yields_to_other(trainer):
             return
         models = [model] if isinstance(model, nn.Module) else []
         self.loop.start(*models, first_step=state.global_step)
         if self.loop.running:
-            self._attachment = Attachment(self.loop)
-            self._following.append(self)
-            if trainer is not None:
-                self._trainer, self._thread = weakref.ref(trainer), get_ident()
-                self._follow(trainer)
+            self._driving.append(self)
+            self._adapter = TrainerAdapter(self.loop, trainer, self._end)
+            self._adapter.attach()
 
     @guard.contained(FEATURE)
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Open the region of the step: the batches are there."""
-        if self._attachment is not None:
+        """Open the region of the step; its batches are loaded."""
+        if self._adapter is not None:
             self.loop.leave("step")
             self.loop.enter("step")
 
     @guard.contained(FEATURE)
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the optimizer step."""
-        if self._attachment is not None:
+        if self._adapter is not None:
             self.loop.leave("step")
             self.loop.step()
 
     @guard.contained(FEATURE)
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Close a step that was broken off."""
-        if self._attachment is not None:
+        """Close an unfinished step."""
+        if self._adapter is not None:
             self.loop.leave("step")
 
     @guard.contained(FEATURE)
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write what was recorded and leave nothing behind."""
+        """Write what was recorded and remove every hook."""
         self._end()
 
-    def _gives_way(self, trainer: Any) -> bool:
-        return self.loop.running  # another Trainer, inside of which this one trains, drives it
+    def _yields_to_other(self, trainer: Any) -> bool:
+        return self.loop.running  # by a Trainer whose training contains this one
 
     @guard.contained(FEATURE)
     def _end(self) -> None:
-        attachment, self._attachment = self._attachment, None
-        if self in self._following:
-            self._following.remove(self)
-        if attachment is not None:
-            attachment.remove()
-
-    def _end_unless_in(self, callers: list[Any]) -> None:
-        """End what no event ended: another callback failed, and the Trainer no longer trains on this thread."""
-        trainer = self._trainer() if self._trainer is not None else None
-        if self._thread == get_ident() and all(this is not trainer for this in callers):
-            self._end()
-
-    def _follow(self, trainer: Any) -> None:
-        """Name the methods of this one object: whatever a subclass made of them, and of no other Trainer."""
-        attachment = self._attachment
-        assert attachment is not None
-        for owner, method in (*((trainer, name) for name in LOOPS), (trainer.callback_handler, "call_event")):
-            attachment.wrap(owner, method, self._ends)
-        for method, name in REGIONS.items():
-            attachment.wrap(trainer, method, attachment.region(name))
-        if trainer.args.gradient_accumulation_steps > 1:
-            attachment.wrap(trainer, "training_step", attachment.region("micro-step"))
-        if hasattr(trainer.model, "generate"):
-            attachment.undo.append(annotate_generation(trainer.model).remove)
-
-    def _ends(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        except BaseException:
-            self._end()
-            raise
+        adapter, self._adapter = self._adapter, None
+        if self in self._driving:
+            self._driving.remove(self)
+        if adapter is not None:
+            adapter.detach()
 
 
-class InstrumentCallback(_Follower):
-    """Windows, regions and waits of what a Trainer trains: ``Trainer(..., callbacks=[InstrumentCallback()])``.
+class InstrumentCallback(LoopCallback):
+    """Records windows of a training, names its parts, and finds synchronizations, in ``Trainer(callbacks=[...])``.
 
-    A step is an optimizer update, by the number of ``state.global_step``. Regions are "step", "micro-step" (where
-    gradients are accumulated), "forward", "backward", "evaluation", "checkpoint", those of the optimizer, the
-    DataLoader and the modules, and in evaluation those of `annotate_generation`. Training stays as it is, and
-    nothing is left behind when it ends or fails.
+    A step is an optimizer update, numbered by ``state.global_step``. Regions: "step", "micro-step" where gradients
+    are accumulated, "forward", "backward", "evaluation", "checkpoint", the optimizer, the DataLoader and the
+    modules, and in evaluation those of `annotate_generation`. The training is unchanged, and all hooks are removed
+    when it ends or fails.
 
     Args:
-        out: the folder that windows land in.
+        out: the folder for the recorded windows.
         on_summary: called with the text of the summary; the Trainer's logger by default, at a level that shows.
-        arguments: ``wait``, ``warmup``, ``active``, ``modules``, ``syncs``, ``budget``, ``record_shapes``, ... as
-            `Loop` takes them.
+        arguments: those of `instrument.integrations.loop.Loop`: the plan (``wait``, ``active``, ...), ``modules``,
+            ``syncs``, ``budget``, ``record_shapes``, ...
 
     Raises:
-        TypeError, ValueError: arguments that are none of these.
+        TypeError, ValueError: wrong arguments.
 
     Example:
         >>> Trainer(model, args, train_dataset=data, callbacks=[InstrumentCallback("runs/gpt2", wait=1, active=3)])
     """
 
-    @guard.prepared(FEATURE, otherwise=lambda self, *_, **__: _Follower.__init__(self, Loop.__new__(Loop)))
+    @guard.prepared(FEATURE, otherwise=lambda self, *_, **__: LoopCallback.__init__(self, Loop.__new__(Loop)))
     def __init__(
         self,
         out: str | os.PathLike[str] = "runs/instrument",
@@ -172,21 +191,22 @@ class InstrumentCallback(_Follower):
         super().__init__(Loop(out, on_summary=on_summary or _log_summary, **arguments))
 
 
-class _Automatic(_Follower):
-    """Drives the loop that the environment asks for, but in a Trainer that has an `InstrumentCallback`."""
+class AutomaticCallback(LoopCallback):
+    """Drives the loop that the environment requests, except in a Trainer with an `InstrumentCallback`."""
 
     def __init__(self) -> None:
-        loop = automatic()
+        loop = loop_from_environment()
         assert loop is not None  # or `install` did nothing
         super().__init__(loop)
 
-    def _gives_way(self, trainer: Any) -> bool:
+    def _yields_to_other(self, trainer: Any) -> bool:
         callbacks = trainer.callback_handler.callbacks if trainer is not None else []
-        return super()._gives_way(trainer) or any(isinstance(other, InstrumentCallback) for other in callbacks)
+        written = any(isinstance(callback, InstrumentCallback) for callback in callbacks)
+        return super()._yields_to_other(trainer) or written
 
 
 def _callers() -> list[Any]:
-    """Return the objects whose methods run on this thread: callbacks are not given the Trainer that calls them."""
+    """Return the objects whose methods run on this thread; a Trainer does not pass itself to its callbacks."""
     found, frame = [], sys._getframe(1).f_back
     while frame is not None:
         found.append(frame.f_locals.get("self"))
@@ -194,23 +214,27 @@ def _callers() -> list[Any]:
     return found
 
 
+_patches: list[Patch] = []  # of the Trainer's module
+
+
 def install() -> None:
-    """Have every Trainer made from now on drive the loop that the environment asks for, if it asks for one."""
-    if automatic() is not None:
-        compat.when_imported("transformers.trainer", _add)
+    """Add a callback to every Trainer made from now on if the environment requests a loop."""
+    if loop_from_environment() is not None:
+        compat.when_imported("transformers.trainer", _add_default_callback)
 
 
-def _add(trainer: Any) -> None:
+def _add_default_callback(module: Any) -> None:
     with guard.contained(FEATURE):
-        callbacks = getattr(trainer, "DEFAULT_CALLBACKS", None)
+        callbacks = getattr(module, "DEFAULT_CALLBACKS", None)
         if not isinstance(callbacks, list):
-            log.warning("this version of the Trainer is followed by an InstrumentCallback alone")
-        elif _Automatic not in callbacks:
-            callbacks.append(_Automatic)
+            log.warning("this version of transformers is followed with an InstrumentCallback only")
+        elif AutomaticCallback not in callbacks:
+            patch = Patch(module, "DEFAULT_CALLBACKS", lambda original: [*original, AutomaticCallback])
+            _patches.append(patch)
+            patch.apply()
 
 
 def _log_summary(text: str) -> None:
     logger = get_logger("transformers.trainer")
-    logger.log(
-        max(logging.WARNING, logger.getEffectiveLevel()), "\n%s", text
-    )  # asked for, so never below the level
+    level = max(logging.WARNING, logger.getEffectiveLevel())  # one that the logger shows, as the user wants it
+    logger.log(level, "\n%s", text)

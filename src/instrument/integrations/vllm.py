@@ -2,7 +2,7 @@
 
     attach("runs/x", file="runs/x/trigger")  # before the engine is made; then: touch runs/x/trigger
 
-The model runner lives in processes that vLLM starts. What is attached in the main one reaches those that it forks;
+vLLM starts processes of its own for the model runner. `attach` reaches those that the main process forks;
 `install`, as a plugin of vLLM or through ``instrument run``, reaches all of them.
 """
 
@@ -19,89 +19,57 @@ import instrument
 from .. import log
 from ..guard import guard
 from ..regions import dispatch
-from .attachment import Attachment, require
-from .environment import automatic
+from .adapter import Adapter, Removal, require
+from .environment import loop_from_environment
 from .loop import Loop
 from .server import Server
 
+__all__ = ["attach", "install"]
+
 FEATURE = "following vLLM"
-HOMES = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")  # of the GPUModelRunner
+RUNNER_MODULES = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 VARIABLE = "INSTRUMENT_SERVER"
 """Holds the arguments of `attach` as JSON."""
 
 
-def attach(
-    out: str | os.PathLike[str] = "runs/instrument", *, modules: int | bool | None = False, **options: Any
-) -> Attachment:
-    """Name the iterations of vLLM's model runner, and record windows of them on demand.
-
-    Regions: "prefill", "decode" or, of a batch with both, "prefill+decode", with the number of tokens as the
-    payload, and "sampling". A request is in its prefill until it has its first token.
+class VLLMAdapter(Adapter):
+    """Follows the model runner of this process.
 
     Args:
-        out: the folder that windows land in.
-        modules: regions of the model's modules: how many levels, None for all, False for none. CUDA graphs and
-            compiled code have none.
-        options: as `instrument.integrations.server.Server` takes them: ``active``, ``warmup``, ``file``,
-            ``signal``, ...
-
-    Returns:
-        What was attached, with ``remove()``; it is a context manager as well.
-
-    Raises:
-        TypeError, ValueError: arguments that are not accepted.
-        ImportError: vLLM is not installed.
+        driven: what an iteration of the runner drives: windows on demand, or a loop with a plan.
     """
-    server = Server(out, modules=modules, **options)
-    require("vllm")
-    return _follow(Attachment(server.loop), server)
 
+    feature = FEATURE
 
-@functools.cache
-def install() -> None:
-    """Have vLLM drive what the environment asks for, if it does: windows on demand, or those of a plan."""
-    text = os.environ.get(VARIABLE)
-    loop = None if text else automatic()
-    try:
-        if text:
-            attach(**json.loads(text))
-        elif loop is not None:
-            _follow(Attachment(loop), loop)
-    except (ImportError, TypeError, ValueError) as error:  # an environment variable must not stop a server
-        log.warning(f"{VARIABLE} is ignored", reason=str(error))
+    def __init__(self, driven: Server | Loop) -> None:
+        super().__init__(driven.loop if isinstance(driven, Server) else driven)
+        self._driven = driven
 
+    def install_hooks(self) -> None:
+        """Hook the class of the model runner."""
+        if isinstance(self._driven, Server):
+            self.apply(Removal(self._driven.detach))
+        for module in RUNNER_MODULES:
+            self.when_imported(module, self._imported)
 
-def _follow(attachment: Attachment, server: Server | Loop) -> Attachment:
-    runners = Runners(attachment, server)
-    for home in HOMES if attachment.on else ():
-        attachment.when_imported(home, FEATURE, runners.follow)
-    return attachment
-
-
-class Runners:
-    """Follows the model runner of this process."""
-
-    def __init__(self, attachment: Attachment, server: Server | Loop) -> None:
-        self._attachment = attachment
-        self._server = server
-
-    def follow(self, module: Any) -> None:
-        """Replace what an iteration consists of."""
-        self._attachment.wrap(module.GPUModelRunner, "execute_model", self._execute)
-        self._attachment.wrap(module.GPUModelRunner, "sample_tokens", self._attachment.region("sampling"))
+    def _imported(self, module: Any) -> None:
+        self.wrap(module.GPUModelRunner, "execute_model", self._execute)
+        self.wrap(module.GPUModelRunner, "sample_tokens", self.in_region("sampling"))
 
     def _execute(
         self, original: Callable[..., Any], runner: Any, scheduled: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Run an iteration, to which the sampling after it belongs: the one before ends here."""
+        """Run an iteration, which ends where the next begins: the sampling after it is part of it."""
         tokens = getattr(scheduled, "total_num_scheduled_tokens", 0)
         if kwargs.get("dummy_run") or not tokens:
             return original(runner, scheduled, *args, **kwargs)
-        if self._attachment.loop.running:
-            self._server.step()
+        if self.loop.running:
+            self._driven.step()
         else:
-            self._server.start(*(model for model in [getattr(runner, "model", None)] if model is not None))
-        self._attachment.complete = True
+            models = [model for model in [getattr(runner, "model", None)] if model is not None]
+            start = self._driven.attach if isinstance(self._driven, Server) else self._driven.start
+            start(*models)
+        self.step_complete = True
         name = None
         if dispatch.recording:
             with guard.contained(FEATURE):
@@ -112,8 +80,50 @@ class Runners:
             return original(runner, scheduled, *args, **kwargs)
 
 
+@guard.prepared(FEATURE, otherwise=VLLMAdapter.inert)
+def attach(
+    out: str | os.PathLike[str] = "runs/instrument", *, modules: int | bool | None = False, **options: Any
+) -> VLLMAdapter:
+    """Name the iterations of vLLM's model runner, and record windows of them on demand.
+
+    Regions: "prefill", "decode" or, for a batch with both, "prefill+decode", with the number of tokens as the
+    payload, and "sampling". A request is in its prefill until it has its first token.
+
+    Args:
+        out: the folder for the recorded windows.
+        modules: regions for the model's modules: how many levels, None for all, False for none. CUDA graphs and
+            compiled code have none.
+        options: the arguments of `instrument.integrations.server.Server`: ``active``, ``warmup``, ``file``,
+            ``signal``, ...
+
+    Returns:
+        The adapter, which ``detach()`` removes; it is also a context manager.
+
+    Raises:
+        TypeError, ValueError: wrong arguments.
+        ImportError: vLLM is not installed.
+    """
+    server = Server(out, modules=modules, **options)
+    require("vllm")
+    return VLLMAdapter(server).attach()
+
+
+@functools.cache
+def install() -> None:
+    """Attach to vLLM if the environment requests windows on demand or by a plan."""
+    text = os.environ.get(VARIABLE)
+    loop = None if text else loop_from_environment()
+    try:
+        if text:
+            attach(**json.loads(text))
+        elif loop is not None:
+            VLLMAdapter(loop).attach()
+    except (ImportError, TypeError, ValueError) as error:  # an environment variable must not stop a server
+        log.warning(f"{VARIABLE} is ignored", reason=str(error))
+
+
 def phase(scheduled: Any) -> str:
-    """Return what a batch consists of, by vLLM's ``SchedulerOutput``."""
+    """Return the phase of a batch, "prefill", "decode" or "prefill+decode", from vLLM's ``SchedulerOutput``."""
     new = {request.req_id for request in scheduled.scheduled_new_reqs}
     drafts = scheduled.scheduled_spec_decode_tokens
     before_output = getattr(scheduled.scheduled_cached_reqs, "is_context_phase", None)  # not in all versions

@@ -1,1 +1,1 @@
-"""How do I start it under a vendor's profiler? Command lines, what came of them, and what is installed."""
+"""Runs a program under a vendor's profiler: command lines, reports and installed tools."""

@@ -1,4 +1,4 @@
-"""Which profilers of the vendors are on this machine, and in which version."""
+"""Finds the vendors' profilers on this machine, and their versions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import subprocess
 from dataclasses import dataclass
 
 COMMANDS = {"nsys": "nsys", "ncu": "ncu", "rocprof": "rocprofv3", "vtune": "vtune"}
-"""The tools by the name that the command line has for them."""
+"""The program of each tool, by the name of the tool on the command line."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A profiler that can be run.
+    """An installed profiler.
 
     Attributes:
-        name: as in `COMMANDS`.
-        path: of its program.
-        version: as far as it told, such as (2022, 4, 2); empty if it did not.
+        name: its name in `COMMANDS`.
+        path: the path of its program.
+        version: its version, such as (2022, 4, 2); empty if unknown.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Tool:
 
 
 def help_of(tool: Tool, *words: str) -> str:
-    """Return what ``tool`` prints of its options, or of those of a subcommand; empty where it fails."""
+    """Return the help of ``tool``, or of its subcommand ``words``; empty if the tool fails."""
     try:
         done = subprocess.run(
             [tool.path, *words, "--help"], capture_output=True, text=True, timeout=60, errors="replace"
@@ -40,8 +40,8 @@ def help_of(tool: Tool, *words: str) -> str:
     return done.stdout
 
 
-def find(name: str) -> Tool | None:
-    """Return the tool called ``name`` in `COMMANDS`, as ``PATH`` has it; None where it is not installed."""
+def find_tool(name: str) -> Tool | None:
+    """Return the tool ``name`` of `COMMANDS` that is on ``PATH``; None if it is not installed."""
     path = shutil.which(COMMANDS[name])
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""Nsight Compute: how well single kernels use the GPU."""
+"""Nsight Compute: measures how well single kernels use the GPU."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ..report.kernels import print_measured_kernels
 from ..traces.ncu import read_kernels
 from .installed import Tool, help_of
 from .reports import matching
-from .request import Request
+from .request import LaunchRequest
 
-_LAUNCHES = 100  # a kernel is run several times over, with caches flushed in between
+_LAUNCHES = 100  # each kernel is replayed several times, with caches flushed in between
 _SCOPE = "--nvtx-push-pop-scope"
 _SPECIAL = re.compile(r"([@,\[\]/*+\\])")
 
 
 class Ncu:
-    """Builds ``ncu`` and reads ``.ncu-rep``."""
+    """Builds ``ncu`` command lines and reads ``.ncu-rep``."""
 
     title = "Nsight Compute"
     get = "https://developer.nvidia.com/nsight-compute"
     rank: str | None = "%q{RANK}"
     percent = "%%"
 
-    def prefix(self, request: Request, tool: Tool, report: str, *, workers: bool) -> list[str]:
+    def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
         """Return the command line up to the program.
 
-        What is measured lies in a window, by cudaProfilerStart, and in one of the regions, by its NVTX range, of
-        either kind. A push/pop range holds by default what its own thread launches, which in "backward" is next to
-        nothing: autograd launches from another. Releases that cannot filter by process are given start/end ranges.
-        Kernels of collectives are left out where there are ranks: one that is repeated alone would wait for the
-        others for ever.
+        Only kernels inside a window (by cudaProfilerStart) and inside one of the regions (by its NVTX range, of
+        either kind) are measured. By default a push/pop range contains what its own thread launches, which is
+        almost nothing in "backward", as autograd launches from another thread. Releases that cannot filter by
+        process get start/end ranges. In a job of several ranks, kernels of collectives are excluded: one that is
+        replayed alone would wait for the other ranks forever.
         """
         names = [_SPECIAL.sub(r"\\\1", name) for name in request.regions]
         inside = [word for name in names for kind in ("/", "") for word in _include(f"{name}{kind}")]
@@ -53,11 +53,11 @@ class Ncu:
         ]  # fmt: skip
 
     def reports(self, report: Path) -> list[Path]:
-        """Return the reports, one a rank."""
+        """Return the reports, one for each rank."""
         return matching(report, ".ncu-rep")
 
     def show(self, reports: Sequence[Path], console: Console) -> None:
-        """Print a table of kernels by region, or how to get one."""
+        """Print a table of kernels by region, or the command that prints one."""
         try:
             kernels = [kernel for path in reports for kernel in read_kernels(path)]
         except ImportError as error:

@@ -1,4 +1,4 @@
-"""What came of a run under a vendor's profiler, in words."""
+"""Prints the outcome of a run under a vendor's profiler."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from ..guard import guard
 from ..report.console import print_line
 from ..traces.trace_files import rank_from_name
 from ..windows.manifest import NAME, entries_of, size_of
-from .request import Request, Vendor
+from .request import LaunchRequest, Vendor
 
 
-def size(out: Path) -> int:
-    """Return how much of the manifest there is before the run."""
+def manifest_size(out: Path) -> int:
+    """Return the size of the manifest, before the run."""
     return size_of(out / NAME) or 0
 
 
-def tell(vendor: Vendor, request: Request, report: Path, manifest: int, code: int) -> None:
-    """Print on standard error what the reports say or, where there are none, why.
+def print_outcome(vendor: Vendor, request: LaunchRequest, report: Path, manifest: int, code: int) -> None:
+    """Print a summary of the reports on standard error or, if there are none, the reason.
 
     Args:
-        vendor: who recorded.
-        request: what was asked for.
-        report: the path of the reports up to what the tool adds to it.
-        manifest: the `size` of the manifest before the run.
+        vendor: the profiler.
+        request: the program that ran.
+        report: the path of the reports without what the tool adds to it.
+        manifest: the `manifest_size` before the run.
         code: the program's exit code.
     """
-    console = Console(file=io.StringIO(), width=Console(stderr=True).width)  # not what may be closed or full
-    with guard.contained("looking for the report"):
+    console = Console(file=io.StringIO(), width=Console(stderr=True).width)  # standard error may be closed or full
+    with guard.contained("reading the report"):
         reports = vendor.reports(report)
         if reports:
             _read(vendor, reports, rank_from_name(report), console)
         else:
-            reason = why(request, list(entries_of(request.out, manifest)), code)
-            print_line(console, f"instrument: {vendor.title} left no report: {reason}")
+            reason = missing_report_reason(request, list(entries_of(request.out, manifest)), code)
+            print_line(console, f"instrument: {vendor.title} wrote no report: {reason}")
     with suppress(OSError, ValueError, AttributeError):  # closed, broken or missing
         sys.stderr.write(console.file.getvalue())  # type: ignore[attr-defined]
         sys.stderr.flush()
@@ -50,37 +50,37 @@ def tell(vendor: Vendor, request: Request, report: Path, manifest: int, code: in
 def _read(vendor: Vendor, reports: Sequence[Path], rank: int | None, console: Console) -> None:
     for path in reports:
         print_line(console, f"instrument: {vendor.title} wrote {path}")
-    if not settings.summary or rank:  # of ranks that were each launched so, the first speaks
+    if not settings.summary or rank:  # only the first of ranks that were each launched this way
         return
     try:
         vendor.show(reports, console)
-    except Exception as error:  # a report that is cut off, a tool that cannot export it: the run itself went well
-        print_line(console, f"instrument: the report is there, but {error}")
+    except Exception as error:  # a truncated report, a tool that fails to export it: the run itself succeeded
+        print_line(console, f"instrument: the report cannot be summarized: {error}")
 
 
-def why(request: Request, windows: Sequence[dict[str, Any]], code: int) -> str:
-    """Return the likely reason for a missing report, and the cure.
+def missing_report_reason(request: LaunchRequest, windows: Sequence[dict[str, Any]], code: int) -> str:
+    """Return the likely reason for a missing report, and how to fix it.
 
     Args:
-        request: what was asked for.
-        windows: what came of them, as in the manifest.
+        request: the program that ran.
+        windows: the outcome of each window, as in the manifest.
         code: the program's exit code.
     """
     ended = f"the program ended with exit code {code}"
     if request.windows == 0:
-        return f"{ended}; see what the profiler says above" if code else "see what it says above"
+        return f"{ended}; see the profiler's messages above" if code else "see its messages above"
     if any(window.get("status") in ("recorded", "partial") for window in windows):
-        return "the window was marked, but not recorded; see what it says above, and run it again"
+        return "a window opened, but was not recorded; see its messages above, and run it again"
     if windows:
         first = windows[0]
         span = "-".join(str(step) for step in dict.fromkeys(first.get("planned_steps", ())) if step is not None)
-        cure = "; ask for earlier steps" if first.get("status") == "not reached" else ""
+        cure = "; choose earlier steps" if first.get("status") == "not reached" else ""
         return (
             f"window {first.get('window')} (steps {span}) was {first.get('status')}, {first.get('reason')}{cure}"
         )
     if code:
-        return f"{ended} before a window opened, or the profiler could not start it; see what it says above"
+        return f"{ended} before a window opened, or the profiler could not start it; see its messages above"
     return (
-        "no window opened, since nothing told steps: the program needs a framework that tells them, an optimizer "
+        "no window opened, because no steps were found: the program needs a supported framework, an optimizer "
         "or instrument.profile; or record the whole run: --steps all"
     )

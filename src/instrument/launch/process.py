@@ -1,4 +1,4 @@
-"""Runs a tool with the program in it: signals reach the program, and its exit code comes back."""
+"""Runs a tool that runs the program: signals reach the program, and its exit code is returned."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], program: Sequence[str]) -> int:
-    """Run ``command``, which starts ``program``, and return its exit code: 128 and the signal where one ended it.
+    """Run ``command``, which starts ``program``, and return the exit code: 128 plus the number of a signal.
 
-    The tools end their own recording at a signal, and some leave the program behind. So they get none, in a
-    session of their own, and the program gets each once, as it would without them.
+    At a signal the tools end their recording, and some leave the program running. So the tool runs in its own
+    session, gets no signals, and the program gets each signal once, as it would without the tool.
     """
     with _forwarded(program) as follow:
         child = subprocess.Popen(list(command), env=dict(environment), start_new_session=True)
@@ -28,7 +28,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], program: Sequenc
 
 
 class _Signals:
-    """Hands signals on to the program, and those from before it was started later."""
+    """Forwards signals to the program, those that came before its start as well."""
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program = program
@@ -36,7 +36,7 @@ class _Signals:
         self._early: list[int] = []
 
     def follow(self, child: subprocess.Popen[bytes]) -> None:
-        """Send signals to what ``child`` runs from now on."""
+        """Send signals to the program that ``child`` runs from now on."""
         self._child = child
         for number in self._early:
             self(number)
@@ -66,7 +66,7 @@ def _forwarded(program: Sequence[str]) -> Iterator[Callable[[subprocess.Popen[by
 
 
 def _find(root: int, wanted: Callable[[int], bool]) -> int | None:
-    """Return the process that is ``wanted``: ``root``, or the first of those that it started."""
+    """Return the first process for which ``wanted`` is true, out of ``root`` and its descendants."""
     level = [root]
     while level:
         for process in level:
@@ -77,13 +77,13 @@ def _find(root: int, wanted: Callable[[int], bool]) -> int | None:
 
 
 def _find_other(root: int) -> int:
-    """Return the first process that is none of the tool's own: what the program became by another ``exec``."""
-    home = _home(root)
-    found = _find(root, lambda process: _home(process) not in (home, None)) if home is not None else None
+    """Return the first process that is not the tool's: the program after it called ``exec``."""
+    home = _program_folder(root)
+    found = _find(root, lambda process: _program_folder(process) not in (home, None)) if home is not None else None
     return found or root
 
 
-def _home(process: int) -> Path | None:
+def _program_folder(process: int) -> Path | None:
     """Return the folder of the program that a process runs."""
     with suppress(OSError):
         return Path(f"/proc/{process}/exe").readlink().parent
@@ -91,7 +91,7 @@ def _home(process: int) -> Path | None:
 
 
 def _runs(process: int, program: Sequence[str]) -> bool:
-    """Whether its command line is that of the program, with an interpreter before it where that is a script."""
+    """Return whether a process runs ``program``, directly or by the interpreter of a script."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")[:-1]
     except OSError:

@@ -1,4 +1,4 @@
-"""Reports of a run: found by their name, and read back."""
+"""Finds the reports of a run by their names, and prints what they contain."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ..traces.read import read_file, read_traces
 from ..traces.trace_files import rank_from_name
 from ..units import counted
 
-_MOST = 10  # windows that are read: nsys exports each to a database first
+_MAX_WINDOWS = 10  # that are read: nsys exports each to a database first
 
 
 def matching(report: Path, suffix: str) -> list[Path]:
-    """Return the files whose names begin as ``report`` and end with ``suffix``, numbers in them in order."""
+    """Return the files whose names begin like ``report`` and end with ``suffix``, in numeric order."""
     found = report.parent.glob(f"{glob.escape(report.name)}[!0-9]*")  # rank 1 is not rank 10
     found = (path for path in found if path.name.endswith(suffix))
     return sorted(found, key=lambda path: [int(part) if part.isdigit() else part for part in _parts(path.name)])
 
 
 def _parts(name: str) -> list[str]:
-    return re.split(r"(\d+)", name)  # text and numbers by turns, so that like is compared with like
+    return re.split(r"(\d+)", name)  # text and numbers alternate, so that each is compared with its like
 
 
 def show_traces(reports: Sequence[Path], console: Console) -> None:
-    """Print the windows of one process added up, or the last window of each rank side by side."""
+    """Print the sum of the windows of one process, or the last window of each rank side by side."""
     by_rank: dict[int | None, list[Path]] = defaultdict(list)
     for path in reports:
         by_rank[rank_from_name(path)].append(path)
@@ -39,16 +39,15 @@ def show_traces(reports: Sequence[Path], console: Console) -> None:
         traces = read_traces([paths[-1] for paths in by_rank.values()])
         print_trace_set(traces, "auto", console=console)
         return
-    read = [read_file(path) for path in reports[:_MOST]]
+    read = [read_file(path) for path in reports[:_MAX_WINDOWS]]
     windows = [trace for trace in read if trace.regions or trace.gpu or trace.runtime]
     if not windows:
         print_line(console, f"Nothing was recorded in {', '.join(map(str, reports))}")
         return
     print_windows([(trace, None) for trace in windows], "auto", console=console)
-    if len(reports) > _MOST:
-        print_line(
-            console, f"... and {counted(len(reports) - _MOST, 'more window')}: instrument summarize {reports[-1]}"
-        )
+    if len(reports) > _MAX_WINDOWS:
+        more = counted(len(reports) - _MAX_WINDOWS, "more window")
+        print_line(console, f"... and {more}: instrument summarize {reports[-1]}")
     processes = {trace.threads[thread].process for trace in windows for thread in trace.steps.thread.tolist()}
     if len(processes) > 1:
-        print_line(console, f"The steps of {len(processes)} processes are in one report, and added up.")
+        print_line(console, f"The steps of {len(processes)} processes are in one report, and are added up.")

@@ -1,4 +1,4 @@
-"""What is to be run under a vendor's profiler, and what a profiler has to know about itself."""
+"""`LaunchRequest`: a program to run under a vendor's profiler; `Vendor`: the interface of a profiler."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .installed import Tool
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the user asked for.
+class LaunchRequest:
+    """A program to run under a vendor's profiler.
 
     Attributes:
         command: the program with its arguments.
-        out: the folder for reports; windows leave their ``manifest.jsonl`` there.
-        windows: how many the plan has; None where they go on for ever or nobody knows; 0 records the whole run.
-        environment: of the program.
-        regions: ncu: measure the kernels inside these only.
-        launches: ncu: measure so many kernel launches at most; None is 100.
-        extra: further options for the tool, as they are.
+        out: the folder for reports and for the ``manifest.jsonl`` of the windows.
+        windows: the number of windows in the plan; None if endless or unknown; 0 records the whole run.
+        environment: the environment variables of the program.
+        regions: measure only the kernels inside these regions (ncu).
+        launches: measure at most this many kernel launches (ncu); None is 100.
+        extra: further options, passed to the tool unchanged.
     """
 
     command: Sequence[str]
@@ -36,13 +36,13 @@ class Request:
 
 
 class Vendor(Protocol):
-    """One vendor's profiler.
+    """The interface of a vendor's profiler.
 
     Attributes:
-        title: what people call it.
-        get: how to come by it.
-        rank: what stands for the rank of a process in the name of its report; None where one report holds all.
-        percent: what stands for a percent sign there.
+        title: the profiler's name for people.
+        get: where to get the profiler.
+        rank: the placeholder for the rank of a process in the name of its report; None if one report contains all.
+        percent: the escape for a percent sign in that name.
     """
 
     title: str
@@ -50,18 +50,18 @@ class Vendor(Protocol):
     rank: str | None
     percent: str
 
-    def prefix(self, request: Request, tool: Tool, report: str, *, workers: bool) -> list[str]:
+    def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
         """Return the command line up to the program.
 
         Args:
-            request: what to run.
-            tool: what to run it with.
+            request: the program to run.
+            tool: the installed profiler.
             report: the path of the report without its suffix.
-            workers: each rank of a job is run under a tool of its own.
+            workers: whether each rank of a job runs under its own tool.
         """
 
     def reports(self, report: Path) -> list[Path]:
-        """Return what was written, in order."""
+        """Return the written reports, in order."""
 
     def show(self, reports: Sequence[Path], console: Console) -> None:
-        """Print what the reports say."""
+        """Print the content of the reports."""

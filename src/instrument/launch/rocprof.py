@@ -1,4 +1,4 @@
-"""rocprofv3: a timeline of regions, HIP calls and GPU work on AMD's GPUs."""
+"""rocprofv3: records a timeline of regions, HIP calls and GPU work on AMD GPUs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from rich.console import Console
 
 from .installed import Tool
 from .reports import matching, show_traces
-from .request import Request
+from .request import LaunchRequest
 
 _ROCPD = (1, 0)  # the first version that writes databases
 
 
 class Rocprof:
-    """Builds ``rocprofv3`` and reads its databases, or the JSON of older versions."""
+    """Builds ``rocprofv3`` command lines and reads its databases, or the JSON of older versions."""
 
     title = "rocprofv3"
     get = "the package rocprofiler-sdk of ROCm"
     rank: str | None = "%env{RANK}%"
     percent = "%"
 
-    def prefix(self, request: Request, tool: Tool, report: str, *, workers: bool) -> list[str]:
-        """Return the command line up to the program; each process of it writes a file of its own."""
+    def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
+        """Return the command line up to the program, each of whose processes writes a file."""
         folder, name = Path(report).parent, Path(report).name
         return [
             tool.path, "--hip-trace", "--kernel-trace", "--marker-trace", "--memory-copy-trace",
@@ -32,9 +32,9 @@ class Rocprof:
         ]  # fmt: skip
 
     def reports(self, report: Path) -> list[Path]:
-        """Return the files, one a process."""
+        """Return the files, one for each process."""
         return [*matching(report, "_results.db"), *matching(report, "_results.json")]
 
     def show(self, reports: Sequence[Path], console: Console) -> None:
-        """Print the regions and the time of the GPU."""
+        """Print the regions and the GPU time."""
         show_traces(reports, console)

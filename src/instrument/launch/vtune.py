@@ -1,4 +1,4 @@
-"""VTune: where CPUs, and with ``-collect gpu-hotspots`` Intel's GPUs, spend their time."""
+"""VTune: samples where CPUs, and with ``-collect gpu-hotspots`` Intel GPUs, spend their time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from rich.console import Console
 
 from ..report.console import print_line
-from .installed import Tool, find
-from .request import Request
+from .installed import Tool, find_tool
+from .request import LaunchRequest
 
 
 class Vtune:
-    """Builds ``vtune -collect``; a result is summed up by VTune itself."""
+    """Builds ``vtune -collect`` command lines; VTune itself summarizes a result."""
 
     title = "VTune"
     get = "https://www.intel.com/content/www/us/en/developer/tools/oneapi/vtune-profiler-download.html"
     rank: str | None = None
     percent = "%"
 
-    def prefix(self, request: Request, tool: Tool, report: str, *, workers: bool) -> list[str]:
+    def prefix(self, request: LaunchRequest, tool: Tool, report: str, *, workers: bool) -> list[str]:
         """Return the command line up to the program."""
         chosen = any(word.startswith(("-collect", "--collect")) for word in request.extra)
         return [
@@ -36,7 +36,7 @@ class Vtune:
 
     def show(self, reports: Sequence[Path], console: Console) -> None:
         """Print VTune's own summary."""
-        tool = find("vtune")
+        tool = find_tool("vtune")
         if tool is not None:
             command = [tool.path, "-report", "summary", "-r", str(reports[0])]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
@@ -44,5 +44,5 @@ class Vtune:
                 print_line(console, said)
         print_line(
             console,
-            f"\nMore of it: vtune -report hotspots -group-by task -r {reports[0]}, or vtune-gui {reports[0]}",
+            f"\nMore: vtune -report hotspots -group-by task -r {reports[0]}, or vtune-gui {reports[0]}",
         )

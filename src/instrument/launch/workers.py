@@ -1,7 +1,7 @@
-"""Jobs of several ranks: a launcher such as torchrun is told to start each of them under the tool.
+"""Jobs of several ranks: rewrites the command line of a launcher such as torchrun to run each rank under the tool.
 
-One tool around the launcher would see the windows of all ranks as one, or lose some: they begin and end it for
-each other.
+One tool around the launcher would merge the windows of all ranks or lose some, as each rank would begin and end
+its recording.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "to
 
 @dataclass(frozen=True)
 class Workers:
-    """The command line of a launcher, taken apart.
+    """The parts of a launcher's command line.
 
     Attributes:
         launcher: the launcher with its options.
-        program: what it starts for each rank.
-        restarts: it may start a rank again.
+        program: the program that it starts for each rank.
+        restarts: whether it may restart a rank.
     """
 
     launcher: Sequence[str]
@@ -37,7 +37,7 @@ class Workers:
 
 
 def workers(command: Sequence[str], environment: Mapping[str, str]) -> Workers | None:
-    """Take apart the command line of torchrun or ``accelerate launch``; None for any other, or a faulty one."""
+    """Parse the command line of torchrun or ``accelerate launch``; return None for another or a wrong one."""
     words, name = list(command), Path(command[0]).name
     if name == "torchrun":
         start = 1
@@ -52,7 +52,7 @@ def workers(command: Sequence[str], environment: Mapping[str, str]) -> Workers |
     if parsed is None or not parsed.training_script:
         return None
     own = len(given) - len(parsed.training_script_args) - 1
-    # "--" would make a script of what follows it.
+    # After "--" the next word would be taken for the script.
     options = [word for word in given[:own] if word not in ("-m", "--module", "--no_python", "--no-python", "--")]
     program = given[own:]
     if not parsed.no_python:
@@ -63,7 +63,7 @@ def workers(command: Sequence[str], environment: Mapping[str, str]) -> Workers |
 
 
 def _parsed(launcher: str, words: list[str]) -> Any:
-    """What the launcher's own parser makes of its arguments."""
+    """Return the launcher's arguments as its own parser parses them; None if it rejects them."""
     try:
         if launcher == "torchrun":
             from torch.distributed.run import get_args_parser as parser
@@ -73,5 +73,5 @@ def _parsed(launcher: str, words: list[str]) -> Any:
             )
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             return parser().parse_args(words)
-    except (ImportError, SystemExit):  # the launcher will say what is wrong
+    except (ImportError, SystemExit):  # the launcher will report the error
         return None

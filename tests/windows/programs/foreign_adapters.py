@@ -108,8 +108,7 @@ def huggingface(out: Path | None, plan: dict[str, Any], **options: Any) -> Resul
 def accelerated(out: Path | None, plan: dict[str, Any]) -> Result:
     handler = accelerate.ProfileKwargs(activities=["cpu"], schedule_option={"wait": 1, "warmup": 1, "active": 1})
     accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[handler])
-    if out:
-        instrument.integrations.accelerate.instrumented(accelerator, out, **plan)
+    adapter = instrument.integrations.accelerate.attach(out, accelerator=accelerator, **plan) if out else None
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -122,7 +121,8 @@ def accelerated(out: Path | None, plan: dict[str, Any]) -> Result:
             optimizer.zero_grad()
             losses.append(loss.item().hex())
             theirs.step()
-    instrument.integrations.accelerate.plain(accelerator)
+    if adapter is not None:
+        adapter.detach()
     lines = (out / "manifest.jsonl").read_text().splitlines() if out else []
     return {"losses": losses, "windows": [json.loads(line) for line in lines]}
 

@@ -1,13 +1,13 @@
-"""Brings `instrument run` into the Python processes of a program; the folder of this file is on ``PYTHONPATH``."""
+"""Starts `instrument run` in the Python processes of a program; the folder of this file is on ``PYTHONPATH``."""
 
 import os
 import sys
 
 
-def _hidden() -> None:
-    """Run the ``sitecustomize`` that this one hides, with a ``sys.path`` as without this folder."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
+def _run_hidden() -> None:
+    """Run the ``sitecustomize`` that this one hides, with this folder removed from ``sys.path``."""
+    this_folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != this_folder]
     this = sys.modules.pop("sitecustomize")
     try:
         __import__("sitecustomize")
@@ -17,24 +17,24 @@ def _hidden() -> None:
             raise
 
 
-def _other() -> bool:
-    """Tell whether the program has a module ``instrument`` of its own, which ours would stand in for."""
+def _name_is_taken() -> bool:
+    """Return whether the program has its own module ``instrument``, which this library must not replace."""
     first = next((word for word in sys.orig_argv[1:] if word in ("-m", "-c") or os.path.isfile(word)), "")
     script = "" if first in ("-m", "-c") else first
     for name in ("instrument.py", os.path.join("instrument", "__init__.py")):
         own = os.path.join(os.path.dirname(script), name)
-        if os.path.isfile(own) and not os.path.isdir(os.path.join(os.path.dirname(own), "automatic", "site")):
-            sys.stderr.write(f"instrument: nothing is recorded, as {own!r} has that name too\n")
+        if os.path.isfile(own) and not os.path.isdir(os.path.join(os.path.dirname(own), "bootstrap", "site")):
+            sys.stderr.write(f"instrument: nothing is recorded, because {own!r} has the same name\n")
             return True
     return False
 
 
 def _begin() -> None:
-    if _other():
+    if _name_is_taken():
         return
     try:
         from instrument.bootstrap.begin import begin
-    except ImportError as error:  # another Python, which has no instrument; helpers of a program may be that
+    except ImportError as error:  # another Python without instrument, as a helper program may be
         if os.environ.get("INSTRUMENT_RUN_PROCESS") == str(os.getpid()):
             python = sys.executable or "this Python"
             sys.stderr.write(f"instrument: nothing is recorded: install instrument for {python} ({error})\n")
@@ -44,11 +44,11 @@ def _begin() -> None:
 
 def _site() -> None:
     try:
-        _hidden()
+        _run_hidden()
     finally:
         try:
             _begin()
-        except Exception as error:  # nothing of the library is there to say it
+        except Exception as error:  # the library is not there to log it
             sys.stderr.write(f"instrument: nothing is recorded: {error!r}\n")
 
 

@@ -1,4 +1,4 @@
-"""Every Trainer of the process gets a callback where the environment asks for it, with no line changed."""
+"""Adds a callback to every Trainer of the process if the environment requests a loop."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import Any
 from ...config import RUN, settings
 from ...guard import guard
 from ...patch import Patch
-from .callback import FEATURE, InstrumentCallback
-from .packages import loaded
+from .callback import InstrumentCallback
+from .packages import FEATURE, loaded
 
-_patches: dict[type, Patch] = {}  # of each kind of Trainer, one
+_patches: dict[type, Patch] = {}  # by the class of Trainer
 
 
 class AutomaticCallback(InstrumentCallback):
-    """Drives the loop that the environment asks for, and does nothing beside one that somebody wrote."""
+    """Drives the loop that the environment requests, except in a Trainer with another `InstrumentCallback`."""
 
     def __init__(self) -> None:
-        from ..environment import automatic
+        from ..environment import loop_from_environment
 
-        loop = automatic()
+        loop = loop_from_environment()
         if loop is None:
-            raise ValueError(f"{RUN} asks for no loop")
+            raise ValueError(f"{RUN} does not request a loop")
         self._follow(loop)
 
 
 @guard.prepared(FEATURE, otherwise=list)
 def callbacks() -> list[Any]:
-    """Return what each new Trainer asks the entry point for: nothing, as long as the environment does not ask."""
+    """Return the callbacks of the entry point, for each new Trainer: one if the environment requests a loop."""
     if settings.enabled and os.environ.get(RUN):
-        from ..environment import automatic
+        from ..environment import loop_from_environment
 
-        if automatic() is not None:
+        if loop_from_environment() is not None:
             return [AutomaticCallback()]
     return []
 
 
 @guard.contained(FEATURE)
 def install() -> None:
-    """Give a callback to each Trainer made from now on, of the packages imported by now, unless it has one."""
+    """Add a callback to each Trainer made from now on, of the packages imported so far, unless it has one."""
     if callbacks():
         for package in loaded():
             trainer = package.Trainer
             if trainer not in _patches:
                 patch = Patch(trainer, "__init__", _with_callback)
                 patch.apply()
-                _patches[trainer] = patch  # not before: after an interrupt it is tried again
+                _patches[trainer] = patch  # last: an interrupted call of install() is repeated
 
 
 def _with_callback(original: Callable[..., None]) -> Callable[..., None]:

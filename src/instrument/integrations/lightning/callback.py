@@ -1,52 +1,49 @@
-"""`InstrumentCallback`: what a Trainer does becomes steps and regions."""
+"""`InstrumentCallback`: records windows of what a Trainer runs, by the events of the Trainer."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...config import settings
 from ...errors import SyncError
 from ...guard import guard
-from ...patch import Patch, apply, undo
-from .packages import OfLightning, packages
+from .packages import FEATURE, LightningMixin, packages
 
 if TYPE_CHECKING:
     from ..loop import Loop
-
-FEATURE = "following Lightning"
+    from .adapter import TrainerAdapter
 
 
 def _without(callback: InstrumentCallback, *_: Any, **__: Any) -> None:
-    """Leave ``callback`` with a loop that never starts."""
+    """Give ``callback`` a loop that never starts."""
     from ..loop import Loop
 
     callback._follow(Loop.__new__(Loop))
 
 
-class InstrumentCallback(OfLightning):
-    """Records windows of optimizer steps, names their parts, and finds waits, in ``Trainer(callbacks=[...])``.
+class InstrumentCallback(LightningMixin):
+    """Records windows of a run, names its parts, and finds synchronizations, in ``Trainer(callbacks=[...])``.
 
-    A step is an optimizer step; a batch where `validate`, `test` or `predict` is called without a `fit` before.
+    A step is an optimizer step, or a batch where `validate`, `test` or `predict` is called without a `fit` before.
 
-    Regions: "step", "micro-step" where gradients are accumulated, "forward", "backward", "checkpoint", and apart
-    from the steps "sanity check", "evaluation", "test" and "predict". Nothing of it enters a checkpoint. Of
-    several on one Trainer the first one works.
+    Regions: "step", "micro-step" where gradients are accumulated, "forward", "backward", "checkpoint", and outside
+    steps "sanity check", "evaluation", "test" and "predict". Checkpoints contain nothing of the callback. If a
+    Trainer has several, only the first one works.
 
     Args:
-        out: the folder that windows land in.
-        arguments: as `instrument.integrations.loop.Loop` takes them: the plan (``wait``, ``active``, ...),
-            ``syncs``, ``budget``, ``modules``, ``names``, ``on_summary`` (by default Lightning's log).
+        out: the folder for the recorded windows.
+        arguments: those of `instrument.integrations.loop.Loop`: the plan (``wait``, ``active``, ...), ``syncs``,
+            ``budget``, ``modules``, ``names``, ``on_summary`` (by default Lightning's log).
 
     Attributes:
-        loop: what it drives, with the ``windows`` so far.
+        loop: the loop that the Trainer drives, with the ``windows`` so far.
 
     Raises:
-        TypeError, ValueError: arguments that are not accepted.
+        TypeError, ValueError: wrong arguments.
         ImportError: Lightning is not installed.
     """
 
@@ -61,51 +58,41 @@ class InstrumentCallback(OfLightning):
 
     def _follow(self, loop: Loop) -> None:
         self.loop = loop
-        self.by_profiler = False  # which draws the parts of a step
-        self._patches: list[Patch] = []
+        self.by_profiler = False  # an `InstrumentProfiler` opens the regions inside a step
+        self._adapter: TrainerAdapter | None = None  # while this drives the loop
         self._updates = 0  # of all optimizers, so far
         self._in_step = False
-        self._driving = False  # the loop may be run by others around this
-        self._apart = ""  # the evaluation that is open
-        self._evaluating = False  # by itself: its batches are the steps
+        self._evaluation = ""  # the open region of an evaluation
+        self._evaluating = False  # without training: the batches are the steps
 
-    def _aside(self, trainer: Any) -> bool:
-        """Tell whether another callback does the work: one that somebody wrote comes before an automatic one."""
-        ours = [callback for callback in trainer.callbacks if isinstance(callback, InstrumentCallback)]
-        ours.sort(key=lambda callback: callback.loop.automatic)
-        return not settings.enabled or ours[:1] != [self]
+    def _inactive(self, trainer: Any) -> bool:
+        """Return whether another callback does the work: an automatic one comes last."""
+        callbacks = [callback for callback in trainer.callbacks if isinstance(callback, InstrumentCallback)]
+        callbacks.sort(key=lambda callback: callback.loop.automatic)
+        return not settings.enabled or callbacks[:1] != [self]
+
+    def _start(self, trainer: Any, module: Any, hooked: Any = None, **arguments: Any) -> None:
+        from .adapter import TrainerAdapter
+
+        self.loop.start(module, **arguments)
+        if self.loop.running:
+            self._adapter = TrainerAdapter(self.loop, trainer, hooked)
+            self._adapter.attach()
 
     @guard.contained(FEATURE)
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        """Begin, at the step that the run is resumed at."""
-        self._end()  # what a run left that nobody ended
-        if self._aside(trainer):
+        """Start the loop, in a resumed run at its next step."""
+        self._end()  # an earlier run that no event ended
+        if self._inactive(trainer):
             return
         self._updates = trainer.global_step
-        self.loop.start(module, first_step=_steps(trainer))
-        self._driving = self.loop.running
-        if self._driving and not self.by_profiler:
-            if module.automatic_optimization:  # else all of the step is in there
-                self._name(trainer.strategy, "training_step", "forward")
-            self._name(trainer, "save_checkpoint", "checkpoint")
-
-    def _name(self, owner: Any, method: str, region: str) -> None:
-        """Make calls of ``method`` a region; no callback is told of where they begin and end."""
-        from ..attachment import in_place_of
-
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def named(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                with self.loop.region(region):
-                    return original(*args, **kwargs)
-
-            return in_place_of(original, guard.around(FEATURE, original, named))
-
-        apply([Patch(owner, method, make)], self._patches)
+        hooked = None if self.by_profiler else module
+        self._start(trainer, module, hooked, first_step=_steps(trainer))
 
     @guard.contained(FEATURE)
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        """Open the step, unless this batch goes on with one."""
-        if not self._driving:
+        """Open the region of the step, unless the batch continues one."""
+        if self._adapter is None:
             return
         if not self._in_step:
             self.loop.enter("step")
@@ -116,7 +103,7 @@ class InstrumentCallback(OfLightning):
     @guard.contained(FEATURE)
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End the step if an optimizer was updated."""
-        if not self._driving:
+        if self._adapter is None:
             return
         self.loop.leave("micro-step")
         if trainer.global_step != self._updates:
@@ -126,7 +113,7 @@ class InstrumentCallback(OfLightning):
 
     @guard.contained(FEATURE)
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        """Close a step that the module cut short, by -1 from ``on_train_batch_start``."""
+        """Close a step that the module left by returning -1 from ``on_train_batch_start``."""
         self._leave_step()
 
     def _leave_step(self) -> None:
@@ -136,50 +123,46 @@ class InstrumentCallback(OfLightning):
 
     @guard.contained(FEATURE)
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        """End, before Lightning takes the model off the GPU."""
+        """Stop the loop before Lightning moves the model off the GPU."""
         self._end()
 
     @guard.contained(FEATURE)
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-        """End."""
-        with suppress(SyncError):  # there is an error already
+        """Stop the loop."""
+        with suppress(SyncError):  # the first error counts
             self._end()
 
     @guard.contained(FEATURE)
     def teardown(self, trainer: Any, module: Any, stage: str) -> None:
-        """End what ended in none of the ways above."""
+        """Stop the loop if no other event did."""
         self._end()
 
     def _end(self) -> None:
         self._leave()
         self._in_step = False
         self._evaluating = False
-        try:
-            undo(self._patches)
-        finally:
-            if self._driving:
-                self._driving = False
-                self.loop.stop()
+        adapter, self._adapter = self._adapter, None
+        if adapter is not None:
+            adapter.detach()
 
     def _enter(self, trainer: Any, module: Any, name: str) -> None:
-        if not self._aside(trainer):
+        if not self._inactive(trainer):
             if not self.loop.running:
                 self._evaluating = name != "sanity check" and not self.loop.begun
-                self.loop.start(module, steps=self._evaluating)
-                self._driving = self.loop.running
+                self._start(trainer, module, steps=self._evaluating)
             self.loop.enter(name)
-            self._apart = name
+            self._evaluation = name
 
     @guard.contained(FEATURE)
     def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
-        """Open the step of an evaluation that runs by itself."""
-        if self._evaluating and self._driving:
+        """Open a step, in an evaluation without training."""
+        if self._evaluating and self._adapter is not None:
             self.loop.enter("step")
 
     @guard.contained(FEATURE)
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         """End the step."""
-        if self._evaluating and self._driving:
+        if self._evaluating and self._adapter is not None:
             self.loop.leave("step")
             self.loop.step()
 
@@ -187,62 +170,62 @@ class InstrumentCallback(OfLightning):
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def _leave(self) -> None:
-        if self._apart:
-            self.loop.leave(self._apart)
-            self._apart = ""
+        if self._evaluation:
+            self.loop.leave(self._evaluation)
+            self._evaluation = ""
 
     @guard.contained(FEATURE)
     def on_sanity_check_start(self, trainer: Any, module: Any) -> None:
-        """Open "sanity check": validation before the first step."""
+        """Open the region "sanity check": validation before the first step."""
         self._enter(trainer, module, "sanity check")
 
     @guard.contained(FEATURE)
     def on_sanity_check_end(self, trainer: Any, module: Any) -> None:
-        """Close it."""
+        """Close the region."""
         self._end()
 
     @guard.contained(FEATURE)
     def on_validation_start(self, trainer: Any, module: Any) -> None:
-        """Open "evaluation"."""
+        """Open the region "evaluation"."""
         if not trainer.sanity_checking:
             self._enter(trainer, module, "evaluation")
 
     @guard.contained(FEATURE)
     def on_validation_end(self, trainer: Any, module: Any) -> None:
-        """Close it."""
+        """Close the region."""
         if not trainer.sanity_checking:
             self._leave()
 
     @guard.contained(FEATURE)
     def on_test_start(self, trainer: Any, module: Any) -> None:
-        """Open "test"."""
+        """Open the region "test"."""
         self._enter(trainer, module, "test")
 
     @guard.contained(FEATURE)
     def on_test_end(self, trainer: Any, module: Any) -> None:
-        """Close it."""
+        """Close the region."""
         self._leave()
 
     @guard.contained(FEATURE)
     def on_predict_start(self, trainer: Any, module: Any) -> None:
-        """Open "predict"."""
+        """Open the region "predict"."""
         self._enter(trainer, module, "predict")
 
     @guard.contained(FEATURE)
     def on_predict_end(self, trainer: Any, module: Any) -> None:
-        """Close it."""
+        """Close the region."""
         self._leave()
 
 
 def _steps(trainer: Any) -> int:
-    """Return how many steps there were so far: updates of all optimizers, but of several in a batch one."""
+    """Return the number of steps so far: the updates of all optimizers, several in one batch counting once."""
     updates = int(trainer.global_step)
     batches = getattr(getattr(trainer.fit_loop, "epoch_loop", None), "total_batch_idx", updates - 1) + 1
     return min(updates, batches)
 
 
 def _log_summary(summary: str) -> None:
-    """Put the summary where Lightning's own messages are seen; a log that hides them does not hide it."""
+    """Log the summary by Lightning's logger, or print it if that logger hides it."""
     logger = logging.getLogger(packages()[0].__name__)
     if logger.isEnabledFor(logging.INFO):
         logger.info("%s", summary)

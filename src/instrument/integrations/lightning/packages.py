@@ -1,4 +1,4 @@
-"""Lightning's two packages, and classes that are of both."""
+"""Lightning's two packages, and classes that derive from base classes of both."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 
 from ...guard import guard
 
+FEATURE = "following Lightning"
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def loaded() -> list[ModuleType]:
-    """Return the packages that this process has imported: their classes have nothing in common."""
+    """Return the packages that this process has imported; they share no classes."""
     modules = [sys.modules.get(name) for name in PACKAGES]
     return [module for module in modules if module is not None and hasattr(module, "Trainer")]
 
@@ -25,7 +26,7 @@ def packages() -> list[ModuleType]:
     """Return `loaded`, or the package that is installed.
 
     Raises:
-        ImportError: neither is.
+        ImportError: neither is installed.
     """
     for name in PACKAGES if not loaded() else ():
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
@@ -38,33 +39,33 @@ def packages() -> list[ModuleType]:
 
 
 @functools.cache
-def _joined(kind: Any, bases: tuple[type, ...]) -> Any:
+def _with_bases(kind: Any, bases: tuple[type, ...]) -> Any:
     body = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(kind.__name__, (kind, *bases), body | {"_kind": kind})
 
 
-class OfLightning:
-    """Of Lightning's class ``base`` as well, in each package that is imported when an instance is made."""
+class LightningMixin:
+    """Makes instances of a subclass derive from Lightning's class ``base`` of each package imported by then."""
 
     base: ClassVar[str]
-    stand_in: ClassVar[str]  # Lightning's class of what stands for one that could not be made, and does nothing
-    _kind: ClassVar[type]  # without Lightning's
+    stand_in: ClassVar[str]  # Lightning's class that does nothing, used if no instance can be made
+    _kind: ClassVar[type]  # without Lightning's base classes
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make an instance that any Trainer takes for one of its own."""
+        """Make an instance that the Trainers of both packages accept."""
         try:
             module, name = cls.base.split(".")
             bases = [getattr(getattr(package, module), name) for package in packages()]
             kind = vars(cls).get("_kind", cls)
-            made = object.__new__(_joined(kind, tuple(base for base in bases if not issubclass(kind, base))))
+            made = object.__new__(_with_bases(kind, tuple(base for base in bases if not issubclass(kind, base))))
             made._arguments = args, kwargs
             return made
         except ImportError:
             raise
         except Exception as error:
             try:
-                guard.failed("following Lightning", error)
+                guard.failed(FEATURE, error)
             except Exception as raised:
                 if raised is error:
                     raise
@@ -72,8 +73,8 @@ class OfLightning:
         return operator.attrgetter(cls.stand_in)(package)()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._kind, *self._arguments)  # a copy, as in a process that a Trainer spawns, begins anew
+        return _make, (self._kind, *self._arguments)  # a copy, as in a spawned process, starts from its arguments
 
 
-def _again(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _make(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return kind(*args, **kwargs)

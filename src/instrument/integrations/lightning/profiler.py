@@ -1,4 +1,4 @@
-"""`InstrumentProfiler`: what Lightning profiles becomes regions."""
+"""`InstrumentProfiler`: records windows with the actions that Lightning profiles as regions."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any
 
 from ... import log
 from ...guard import guard
-from .callback import FEATURE, InstrumentCallback
-from .packages import OfLightning
+from .callback import InstrumentCallback
+from .packages import FEATURE, LightningMixin
 
 
 def _without(profiler: InstrumentProfiler, *_: Any, **__: Any) -> None:
-    """Leave ``profiler`` as one of Lightning's that profiles nothing."""
+    """Make ``profiler`` one that profiles nothing."""
     from ..loop import Loop
 
     super(InstrumentProfiler, profiler).__init__()
     profiler._report, profiler.loop = [], Loop.__new__(Loop)
 
 
-class InstrumentProfiler(OfLightning):
+class InstrumentProfiler(LightningMixin):
     """Records windows of optimizer steps with Lightning's actions as regions, in ``Trainer(profiler=...)``.
 
-    The actions go by Lightning's names (``[Strategy]SingleDeviceStrategy.training_step``, ``run_training_batch``).
-    The rest is as with `InstrumentCallback`; beside one on the same Trainer, that one's arguments hold.
+    The actions have Lightning's names (``[Strategy]SingleDeviceStrategy.training_step``, ``run_training_batch``).
+    Otherwise it works as `InstrumentCallback` does; if the Trainer has one of these too, its arguments apply.
 
     Args:
-        out: the folder that windows land in.
+        out: the folder for the recorded windows.
         arguments: as for `InstrumentCallback`; by default the summary is the report that Lightning logs.
 
     Raises:
-        TypeError, ValueError: arguments that are not accepted.
+        TypeError, ValueError: wrong arguments.
         ImportError: Lightning is not installed.
     """
 
     base = "profilers.Profiler"
     stand_in = "profilers.PassThroughProfiler"
-    _callback: InstrumentCallback | None = None  # of the Trainer that this is used by
+    _callback: InstrumentCallback | None = None  # of the Trainer that uses this profiler
 
     @guard.prepared(FEATURE, otherwise=_without)
     def __init__(self, out: str | os.PathLike[str] = "runs/instrument", **arguments: Any) -> None:
@@ -48,7 +48,7 @@ class InstrumentProfiler(OfLightning):
         self.loop = Loop(out, **arguments)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Begin a run: have the Trainer call a callback, which a profiler's actions cannot replace."""
+        """Begin a run: add a callback to the Trainer, for the events that a profiler does not get."""
         try:
             self._report.clear()
             self._join(self._lightning_module.trainer.callbacks)  # type: ignore[attr-defined]
@@ -67,22 +67,22 @@ class InstrumentProfiler(OfLightning):
             others.append(ProfilerCallback(self))
             callbacks.insert(0, others[0])
         if others[0].loop is not self.loop and self._callback is not others[0]:
-            log.warning("InstrumentProfiler goes by the arguments of the InstrumentCallback beside it")
+            log.warning("InstrumentProfiler uses the arguments of the Trainer's InstrumentCallback, not its own")
         self._callback = others[0]
         self._callback.by_profiler = True
-        # Steps begin and end in these.
-        self._apart = (f"[Callback]{self._callback.state_key}.", "run_training_epoch")  # type: ignore[attr-defined]
+        # Actions in which steps begin and end
+        self._not_regions = (f"[Callback]{self._callback.state_key}.", "run_training_epoch")  # type: ignore[attr-defined]
 
     @guard.contained(FEATURE)
     def start(self, action_name: str) -> None:
         """Open the region of an action."""
-        if self._callback is not None and not action_name.startswith(self._apart):
+        if self._callback is not None and not action_name.startswith(self._not_regions):
             self._callback.loop.enter(action_name)
 
     @guard.contained(FEATURE)
     def stop(self, action_name: str) -> None:
-        """Close it, and what an exception left open in it."""
-        if self._callback is not None and not action_name.startswith(self._apart):
+        """Close the region of an action, and regions that an exception left open in it."""
+        if self._callback is not None and not action_name.startswith(self._not_regions):
             self._callback.loop.leave(action_name)
 
     def summary(self) -> str:
@@ -99,7 +99,7 @@ class InstrumentProfiler(OfLightning):
 
 
 class ProfilerCallback(InstrumentCallback):
-    """Tells ``profiler`` what is no action: steps, evaluations, and the end, also of a run that failed."""
+    """Follows, for ``profiler``, the events that are not actions: steps, evaluations, and the end of a run."""
 
     def __init__(self, profiler: InstrumentProfiler) -> None:
         self._profiler = profiler
@@ -107,7 +107,7 @@ class ProfilerCallback(InstrumentCallback):
 
     @guard.contained(FEATURE)
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-        """End, with the report that Lightning leaves out then."""
+        """Stop the loop, and log the report, which Lightning omits after an exception."""
         super().on_exception(trainer, module, exception)
         with guard.contained(FEATURE):
             self._profiler.describe()  # type: ignore[attr-defined]

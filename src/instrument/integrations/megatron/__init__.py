@@ -8,50 +8,62 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from ..environment import automatic
+from ...guard import guard
+from ..adapter import check_first_step, require
+from ..environment import loop_from_environment
 from ..loop import Loop
-from .attachment import Attachment
+from . import core, nvtx, training
+from .adapter import Hooks, MegatronAdapter
+from .references import FEATURE
 
-__all__ = ["Attachment", "attach", "install"]
+__all__ = ["MegatronAdapter", "attach", "install"]
+
+HOOKS: Mapping[str, Hooks] = {
+    "megatron.core.utils": nvtx.patches,
+    "megatron.core.pipeline_parallel.schedules": core.schedules,
+    "megatron.core.optimizer": core.optimizers,
+    "megatron.core.distributed": core.distributed,
+    "megatron.training.training": training.patches,
+}
 
 
+@guard.prepared(FEATURE, otherwise=MegatronAdapter.inert)
 def attach(
-    out: str | os.PathLike[str] = "runs/instrument", *, first_step: int = 0, **arguments: Any
-) -> Attachment:
-    """Have Megatron tell its steps, and make its parts regions, whether it is imported already or not.
+    out: str | os.PathLike[str] = "runs/instrument", *, first_step: int = 0, **options: Any
+) -> MegatronAdapter:
+    """Record windows of Megatron's steps, name the parts of a step, and find synchronizations.
 
-    Under ``megatron.training`` a step is one iteration, numbered as in ``train_step(iteration=...)``, also when a
-    run is resumed; without a plan here, ``--profile``, ``--profile-step-start``, ``--profile-step-end`` and
-    ``--profile-ranks`` are the plan. In a loop of your own on megatron-core a step ends with the optimizer's.
+    Under ``megatron.training`` a step is one iteration, numbered as in ``train_step(iteration=...)``, also in a
+    resumed run. Without a plan among ``options``, ``--profile``, ``--profile-step-start``, ``--profile-step-end``
+    and ``--profile-ranks`` are the plan. In a loop of your own on megatron-core a step ends with the optimizer's
+    step. Megatron may be imported before or after this call.
 
     Args:
-        out: the folder that windows land in.
-        first_step: the number of the first step where a loop of your own is resumed.
-        arguments: those of `instrument.integrations.loop.Loop`: the plan (``wait``, ``warmup``, ``active``, ...),
-            ``modules``, ``names``, ``syncs``, ``budget``, ``ranks``, ...
+        out: the folder for the recorded windows.
+        first_step: the number of the first step, in a resumed loop of your own.
+        options: the arguments of `instrument.integrations.loop.Loop`: the plan (``wait``, ``warmup``, ``active``,
+            ...), ``modules``, ``names``, ``syncs``, ``budget``, ``ranks``, ...
 
     Returns:
-        A handle with ``step()`` and ``remove()``, which is a context manager as well. One is attached at a time:
-        a second call removes the first.
+        The adapter, which ``detach()`` removes; it is also a context manager, and has ``step()`` for loops
+        without an optimizer. Attaching again detaches the previous adapter.
 
     Raises:
         ImportError: megatron-core is not installed.
-        TypeError, ValueError: arguments that `Loop` does not take.
+        TypeError, ValueError: wrong arguments.
     """
-    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
-        raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
-    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
-        raise ImportError("megatron-core is missing: pip install megatron-core")
-    return Attachment(Loop(out, **arguments), first_step).apply()
+    check_first_step(first_step)
+    require("megatron.core", "megatron-core")
+    return MegatronAdapter(Loop(out, **options), HOOKS, first_step).attach()
 
 
 @functools.cache
 def install() -> None:
-    """Have Megatron drive the loop that the environment asks for, if any."""
-    loop = automatic()
+    """Attach to Megatron if the environment requests a loop."""
+    loop = loop_from_environment()
     if loop is not None:
-        Attachment(loop, 0).apply()
+        MegatronAdapter(loop, HOOKS).attach()

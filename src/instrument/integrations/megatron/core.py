@@ -1,4 +1,4 @@
-"""What megatron.core does in a step becomes regions: micro-batches, the optimizer, gradients and their data."""
+"""Regions for what megatron.core does in a step: micro-batches, the optimizer, gradients and data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ...guard import guard
 from ...patch import Change, Patch, apply
 from ...regions import dispatch, region
 from ...regions.region import DOMAIN, Region, by_name
-from .calls import FEATURE, Arguments, Everywhere, named
-from .driver import Driver
+from .adapter import MegatronAdapter
+from .references import FEATURE, CallArguments, ReferencesPatch
+from .wrap import with_region, with_region_named
 
-Label = tuple[int | None, str]  # the number of a micro-batch, and the stage
+Label = tuple[int | None, str]  # the number of a micro-batch, and its stage
 
 
 @functools.lru_cache(maxsize=4096)
@@ -26,28 +27,28 @@ def labelled(name: str, microbatch: int | None, stage: str) -> Region:
 
 
 class Microbatches:
-    """Which micro-batch of which stage a forward or backward call is of.
+    """Finds the micro-batch and the stage of a forward or backward call.
 
-    A schedule hands to ``backward_step`` what ``forward_step`` returned, in whatever order it interleaves them.
+    A schedule passes the output of ``forward_step`` to ``backward_step``, in whatever order it interleaves them.
     """
 
     def __init__(self) -> None:
         self._labels: dict[int, Label] = {}  # by the address of the output, which lives until its backward
 
-    def begin(self, call: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Label:
+    def label_forward(self, call: CallArguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Label:
         """Return the label of a call of ``forward_step``."""
         stage = f"stage {_stage()}"
         chunk = call.get("vp_stage", args, kwargs)
         number = call.get("current_microbatch", args, kwargs)
         return number, stage if chunk is None else f"{stage}, chunk {chunk}"
 
-    def done(self, label: Label, result: Any) -> None:
-        """Keep the label of a ``forward_step`` that returned ``result``."""
-        if len(self._labels) > 100_000:  # nobody goes backward from what a forward alone leaves
+    def remember(self, label: Label, result: Any) -> None:
+        """Store the label of a ``forward_step`` that returned ``result``."""
+        if len(self._labels) > 100_000:  # outputs without a backward, as in an evaluation
             self._labels.clear()
         self._labels[id(_first(result[0]))] = label
 
-    def back(self, output: Any) -> Label:
+    def label_backward(self, output: Any) -> Label:
         """Return the label of the ``backward_step`` from ``output``."""
         return self._labels.pop(id(_first(output)), (None, f"stage {_stage()}"))
 
@@ -63,83 +64,83 @@ def _stage() -> int:
     return int(state.get_pipeline_model_parallel_rank())
 
 
-def schedules(driver: Driver, module: ModuleType) -> Iterator[Change]:
-    """Show each micro-batch of ``megatron.core.pipeline_parallel.schedules``."""
-    driver.loop.leave_out_part("backward")
+def schedules(adapter: MegatronAdapter, module: ModuleType) -> Iterator[Change]:
+    """Yield the changes to ``megatron.core.pipeline_parallel.schedules``: each micro-batch is a region."""
+    adapter.loop.leave_out_part("backward")
     microbatches = Microbatches()
     seen: set[int] = set()  # forward step functions
 
     def begin(model: Any, function: Any) -> None:
-        driver.forward(model)
+        adapter.begin_forward(model)
         if id(function) not in seen:
             seen.add(id(function))
-            apply(get_batch(driver, function), driver.changes)
+            apply(get_batch(adapter, function), adapter.changes)
 
     def forward_step(original: Callable[..., Any]) -> Callable[..., Any]:
-        given = Arguments(original)
+        arguments = CallArguments(original)
 
-        def following(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with guard.contained("following a micro-batch"):
-                begin(given.get("model", args, kwargs), given.get("forward_step_func", args, kwargs))
+                begin(arguments.get("model", args, kwargs), arguments.get("forward_step_func", args, kwargs))
             if not dispatch.recording:
                 return original(*args, **kwargs)
             label: Label = (None, "stage 0")
             with guard.contained("numbering a micro-batch"):
-                label = microbatches.begin(given, args, kwargs)
-            with driver.pushes.around(labelled("forward", *label), sys._getframe(1)):
+                label = microbatches.label_forward(arguments, args, kwargs)
+            with adapter.ranges.around(labelled("forward", *label), sys._getframe(1)):
                 result = original(*args, **kwargs)
             with guard.contained("numbering a micro-batch"):
-                microbatches.done(label, result)
+                microbatches.remember(label, result)
             return result
 
         def when() -> bool:
-            return driver.switch.on and not dispatch.tracing()
+            return adapter.attached and not dispatch.tracing()
 
-        return functools.wraps(original)(guard.around(FEATURE, original, following, when))
+        return functools.wraps(original)(guard.around(FEATURE, original, call, when))
 
     def backward_step(original: Callable[..., Any]) -> Callable[..., Any]:
-        given = Arguments(original)
+        arguments = CallArguments(original)
 
-        def shown(*args: Any, **kwargs: Any) -> Region:
-            return labelled("backward", *microbatches.back(given.get("output_tensor", args, kwargs)))
+        def region_of(*args: Any, **kwargs: Any) -> Region:
+            return labelled("backward", *microbatches.label_backward(arguments.get("output_tensor", args, kwargs)))
 
-        return named(original, shown, driver.switch, driver.pushes)
+        return with_region(adapter, original, region_of)
 
-    yield Everywhere(module, {"forward_step": forward_step, "backward_step": backward_step})
+    yield ReferencesPatch(module, {"forward_step": forward_step, "backward_step": backward_step})
 
 
-def get_batch(driver: Driver, function: Any) -> list[Patch]:
-    """Name ``get_batch`` beside the forward step function of a Megatron script, by the convention of them all."""
+def get_batch(adapter: MegatronAdapter, function: Any) -> list[Patch]:
+    """Return the patch of ``get_batch``, which Megatron scripts define beside the forward step function."""
     while isinstance(function, functools.partial):
         function = function.func
     module = sys.modules.get(getattr(inspect.unwrap(function), "__module__", ""))
     if module is None or not inspect.isfunction(vars(module).get("get_batch")):
         return []
-    return [Patch(module, "get_batch", functools.partial(_named, driver, "data"))]
+    return [Patch(module, "get_batch", functools.partial(with_region_named, adapter, "data"))]
 
 
-def optimizers(driver: Driver, module: ModuleType) -> Iterator[Change]:
-    """Show the step of each optimizer class of ``megatron.core.optimizer``, which ends a step of the loop."""
+def optimizers(adapter: MegatronAdapter, module: ModuleType) -> Iterator[Change]:
+    """Yield the changes to ``megatron.core.optimizer``: an optimizer's step is a region, and ends a step."""
     base = getattr(module, "MegatronOptimizer", None)
     shown = region.make("optimizer", None, None, None, None)
 
     def step(original: Callable[..., Any]) -> Callable[..., Any]:
-        def following(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not driver.switch.on or driver.updating:  # one that others are chained in
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not adapter.attached or adapter.updating:  # chained inside another optimizer
                 return original(*args, **kwargs)
-            driver.updating = True
+            adapter.updating = True
             try:
                 if dispatch.recording:
-                    with driver.pushes.around(shown, sys._getframe(1)):
+                    with adapter.ranges.around(shown, sys._getframe(1)):
                         result = original(*args, **kwargs)
                 else:
                     result = original(*args, **kwargs)
             finally:
-                driver.updating = False
-            driver.updated()
+                adapter.updating = False
+            adapter.count_update()
             return result
 
-        return functools.wraps(original)(guard.around(FEATURE, original, following))
+        return functools.wraps(original)(guard.around(FEATURE, original, call))
 
     for kind in _subclasses(base) if base is not None else ():
         if "step" in vars(kind):
@@ -151,16 +152,13 @@ def _subclasses(kind: type) -> list[type]:
     return list(dict.fromkeys([*own, *(inner for child in own for inner in _subclasses(child))]))
 
 
-def distributed(driver: Driver, module: ModuleType) -> Iterator[Change]:
-    """Show when ``megatron.core.distributed`` reduces gradients and gathers parameters, under its own names."""
+def distributed(adapter: MegatronAdapter, module: ModuleType) -> Iterator[Change]:
+    """Yield the changes to ``megatron.core.distributed``: its collectives are regions."""
     final = sys.modules.get(f"{module.__name__}.finalize_model_grads", module)
-    yield Everywhere(final, {"finalize_model_grads": functools.partial(_named, driver, "finalize_model_grads")})
+    yield ReferencesPatch(
+        final, {"finalize_model_grads": functools.partial(with_region_named, adapter, "finalize_model_grads")}
+    )
     kind = getattr(module, "DistributedDataParallel", object)
     for method in ("start_grad_sync", "finish_grad_sync", "start_param_sync"):
         if method in vars(kind):
-            yield Patch(kind, method, functools.partial(_named, driver, method))
-
-
-def _named(driver: Driver, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    shown = region.make(name, None, None, None, None)
-    return named(original, lambda *_, **__: shown, driver.switch, driver.pushes)
+            yield Patch(kind, method, functools.partial(with_region_named, adapter, method))

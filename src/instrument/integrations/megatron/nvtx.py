@@ -1,7 +1,10 @@
-"""megatron.core's own ``nvtx_range_push``, ``nvtx_range_pop`` and ``nvtx_decorator`` make regions.
+"""megatron.core's ``nvtx_range_push``, ``nvtx_range_pop`` and ``nvtx_decorator`` open regions instead of ranges.
 
-Whether ``configure_nvtx_profiling(True)`` was called does not matter: they cost a flag while nobody listens. Their
-own ranges are not drawn as well, so that nothing shows twice.
+They do so whether or not ``configure_nvtx_profiling(True)`` was called, and read one flag while no profiler is
+active. Their own NVTX ranges are not emitted, so that nothing shows twice.
+
+Functions that were decorated before Megatron was patched are found in the source: unless NVTX profiling was on by
+then, ``nvtx_decorator`` returns the function itself, and no attribute of it shows the decoration.
 """
 
 from __future__ import annotations
@@ -15,46 +18,44 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ...guard import guard
-from ...modules.parts import Switch
 from ...patch import Change, Patch
 from ...regions import dispatch, region
-from .calls import FEATURE, Everywhere, named
-from .driver import Driver
-from .pushes import Pushes
+from .adapter import MegatronAdapter
+from .references import FEATURE, ReferencesPatch
+from .wrap import with_region
 
 DECORATOR = "nvtx_decorator"
 
 
-def patches(driver: Driver, utils: ModuleType) -> Iterator[Change]:
-    """Replace the functions of ``megatron.core.utils``, and what the third has decorated so far."""
-    switch, pushes = driver.switch, driver.pushes
+def patches(adapter: MegatronAdapter, utils: ModuleType) -> Iterator[Change]:
+    """Yield the changes to ``megatron.core.utils``, and to the functions decorated so far."""
     before = vars(utils).get(DECORATOR)
     decorated = [found for module in _modules_with(before) for found in _decorated(module)]
     makers = {"nvtx_range_push": _push, "nvtx_range_pop": _pop, DECORATOR: _decorator}
-    yield Everywhere(utils, {name: functools.partial(make, switch, pushes) for name, make in makers.items()})
+    yield ReferencesPatch(utils, {name: functools.partial(make, adapter) for name, make in makers.items()})
     for owner, name, arguments in decorated:
-        yield Patch(owner, name, functools.partial(_decorate, switch, pushes, **arguments))
+        yield Patch(owner, name, functools.partial(_decorate, adapter, **arguments))
 
 
 def _name(frame: FrameType, message: str | None, suffix: str | None) -> str:
-    """Return the name that Megatron gives a range: the path of the function in ``frame`` unless it has another."""
+    """Return Megatron's name for a range: ``message``, or the path of the function in ``frame``."""
     name = message or f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
     return f"{name}.{suffix}" if suffix is not None else name
 
 
-def _push(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Callable[..., None]:
+def _push(adapter: MegatronAdapter, original: Callable[..., None]) -> Callable[..., None]:
     def nvtx_range_push(msg: str | None = None, suffix: str | None = None) -> None:
         """Open a region."""
         if dispatch.tracing():
             return
-        if not switch.on:
+        if not adapter.attached:
             original(_name(sys._getframe(1), msg, suffix))
             return
         try:
             if dispatch.recording:
                 frame = sys._getframe(1)
                 shown = region.make(_name(frame, msg, suffix), None, None, None, None)
-                pushes.push(shown, frame, owned=msg is None)
+                adapter.ranges.push(shown, frame, owned=msg is None)
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -65,17 +66,17 @@ def _push(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Call
     return nvtx_range_push
 
 
-def _pop(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Callable[..., None]:
+def _pop(adapter: MegatronAdapter, original: Callable[..., None]) -> Callable[..., None]:
     def nvtx_range_pop(msg: str | None = None, suffix: str | None = None) -> None:
-        """Close a region and what was left open inside."""
+        """Close a region and those left open inside."""
         if dispatch.tracing():
             return
-        if not switch.on:
+        if not adapter.attached:
             original(_name(sys._getframe(1), msg, suffix))
             return
         try:
-            if pushes:
-                pushes.pop(_name(sys._getframe(1), msg, suffix))
+            if adapter.ranges:
+                adapter.ranges.pop(_name(sys._getframe(1), msg, suffix))
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -86,29 +87,29 @@ def _pop(switch: Switch, pushes: Pushes, original: Callable[..., None]) -> Calla
     return nvtx_range_pop
 
 
-def _decorator(switch: Switch, pushes: Pushes, original: Callable[..., Any]) -> Callable[..., Any]:
+def _decorator(adapter: MegatronAdapter, original: Callable[..., Any]) -> Callable[..., Any]:
     def nvtx_decorator(message: str | None = None, color: str | None = None) -> Callable[[Any], Any]:
-        """Make the function a region, under the name that Megatron gives it."""
-        if not switch.on:
+        """Return a decorator that opens a region under Megatron's name for the function."""
+        if not adapter.attached:
             decorate: Callable[[Any], Any] = original(message=message, color=color)
             return decorate
-        return lambda function: _decorate(switch, pushes, function, message, color)
+        return lambda function: _decorate(adapter, function, message, color)
 
     return nvtx_decorator
 
 
 def _decorate(
-    switch: Switch, pushes: Pushes, function: Any, message: str | None = None, color: str | None = None
+    adapter: MegatronAdapter, function: Any, message: str | None = None, color: str | None = None
 ) -> Any:
     if isinstance(function, (staticmethod, classmethod)):
-        return type(function)(_decorate(switch, pushes, function.__func__, message, color))
-    if getattr(function, "__globals__", {}).get("__name__", "").startswith("nvtx."):  # drawn by Megatron itself
+        return type(function)(_decorate(adapter, function.__func__, message, color))
+    if getattr(function, "__globals__", {}).get("__name__", "").startswith("nvtx."):  # decorated while NVTX was on
         function = getattr(function, "__wrapped__", function)
     try:
         shown = region.make(message or f"{function.__module__}.{function.__name__}", color, None, None, None)
-    except ValueError:  # a colour that NVTX alone knows
-        return _decorate(switch, pushes, function, message)
-    return named(function, lambda *_, **__: shown, switch, pushes)
+    except ValueError:  # a color that only NVTX knows
+        return _decorate(adapter, function, message)
+    return with_region(adapter, function, lambda *_, **__: shown)
 
 
 def _modules_with(decorator: Any) -> list[ModuleType]:
@@ -118,21 +119,17 @@ def _modules_with(decorator: Any) -> list[ModuleType]:
 
 
 def _decorated(module: ModuleType) -> Iterator[tuple[Any, str, dict[str, Any]]]:
-    """Find what ``module`` decorates in its source: unless NVTX was on by then, the decorator left no trace."""
+    """Yield the functions that the source of ``module`` decorates: owner, name and the decorator's arguments."""
     try:
         body = ast.parse(inspect.getsource(module)).body
     except (OSError, TypeError, SyntaxError):
         return
-    for owner, nodes in [(module, body), *((vars(module).get(node.name), node.body) for node in body
-                                           if isinstance(node, ast.ClassDef))]:  # fmt: skip
+    classes = [(vars(module).get(node.name), node.body) for node in body if isinstance(node, ast.ClassDef)]
+    for owner, nodes in [(module, body), *classes]:
         for node in nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in vars(owner or object):
                 for call in node.decorator_list:
-                    if (
-                        isinstance(call, ast.Call)
-                        and isinstance(call.func, ast.Name)
-                        and call.func.id == DECORATOR
-                    ):
+                    if isinstance(call, ast.Call) and getattr(call.func, "id", None) == DECORATOR:
                         yield owner, node.name, _literals(call)
 
 

@@ -1,4 +1,4 @@
-"""megatron.training: iterations are steps, and what its ``--profile`` asks for is recorded by us, once."""
+"""megatron.training: iterations are steps, and ``--profile`` is followed without Megatron's own profilers."""
 
 from __future__ import annotations
 
@@ -11,72 +11,65 @@ from typing import Any
 from ... import log
 from ...guard import guard
 from ...patch import Change, Patch
-from ...regions import region
 from ...windows.schedule import schedule
-from .calls import FEATURE, Arguments, named
-from .driver import Driver
+from .adapter import MegatronAdapter
+from .references import FEATURE, CallArguments
+from .wrap import with_region_named
 
 REGIONS = {"evaluate": "evaluation", "save_checkpoint_and_time": "checkpoint"}
 
 
-def patches(driver: Driver, module: ModuleType) -> Iterator[Change]:
-    """Follow ``megatron.training.training``."""
+def patches(adapter: MegatronAdapter, module: ModuleType) -> Iterator[Change]:
+    """Yield the changes to ``megatron.training.training``."""
 
     def train_step(original: Callable[..., Any]) -> Callable[..., Any]:
-        given = Arguments(original)
+        arguments = CallArguments(original)
 
-        def following(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not driver.switch.on:
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not adapter.attached:
                 return original(*args, **kwargs)
             number = None
             with guard.contained("reading the iteration"):
-                number = _iteration(module, given.get("iteration", args, kwargs))
-            models = given.get("model", args, kwargs)
-            with driver.iteration(number, models if isinstance(models, (list, tuple)) else [models]):
+                number = _iteration(module, arguments.get("iteration", args, kwargs))
+            models = arguments.get("model", args, kwargs)
+            with adapter.iteration(number, models if isinstance(models, (list, tuple)) else [models]):
                 return original(*args, **kwargs)
 
-        return functools.wraps(original)(guard.around(FEATURE, original, following))
+        return functools.wraps(original)(guard.around(FEATURE, original, call))
 
     def train(original: Callable[..., Any]) -> Callable[..., Any]:
-        def following(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not driver.switch.on:
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not adapter.attached:
                 return original(*args, **kwargs)
-            driver.training = True
+            adapter.training = True
             try:
-                with _instead(driver, module):
+                with _in_place_of_profile(adapter, module):
                     return original(*args, **kwargs)
             finally:
-                driver.training = False
-                driver.end()
+                adapter.training = False
+                adapter.stop_loop()
 
-        return functools.wraps(original)(guard.around(FEATURE, original, following))
+        return functools.wraps(original)(guard.around(FEATURE, original, call))
 
     yield Patch(module, "train_step", train_step)
     yield Patch(module, "train", train)
     for name, title in REGIONS.items():
         if hasattr(module, name):
-            shown = region.make(title, None, None, None, None)
-            make = functools.partial(
-                named,
-                shown=lambda *_, shown=shown, **__: shown,
-                switch=driver.switch,
-                pushes=driver.pushes,
-            )
-            yield Patch(module, name, make)
+            yield Patch(module, name, functools.partial(with_region_named, adapter, title))
 
 
 def _iteration(module: ModuleType, given: Any) -> int:
-    """Return the number of this iteration, which older releases keep in the arguments alone."""
+    """Return the number of this iteration, which older releases have only among their global arguments."""
     return int(module.get_args().curr_iteration if given is None else given)
 
 
 @contextmanager
-def _instead(driver: Driver, module: ModuleType) -> Iterator[None]:
-    """Record what ``--profile`` asks for in Megatron's stead, whose own profilers stay off meanwhile."""
+def _in_place_of_profile(adapter: MegatronAdapter, module: ModuleType) -> Iterator[None]:
+    """Record the iterations of ``--profile``; Megatron's own profilers are off while the body runs."""
     args = None
     with guard.contained("following --profile"):
         args = module.get_args()
-        if not (getattr(args, "profile", False) and _follow(driver, args)):
+        if not (getattr(args, "profile", False) and _follow(adapter, args)):
             args = None
     if args is None:
         yield
@@ -88,20 +81,20 @@ def _instead(driver: Driver, module: ModuleType) -> Iterator[None]:
         args.profile = True
 
 
-def _follow(driver: Driver, args: Any) -> bool:
-    """Plan what ``args`` ask for: the iterations from the first to the last before the one to stop at.
+def _follow(adapter: MegatronAdapter, args: Any) -> bool:
+    """Take the plan of ``args``: the iterations from ``profile_step_start`` to before ``profile_step_end``.
 
     Returns:
-        False where Megatron is to do as it likes: the arguments make no plan.
+        False if the arguments contain no iteration, which leaves them to Megatron.
     """
     first, stop = args.profile_step_start, args.profile_step_end
     if not 0 <= first < stop:
-        log.warning("--profile is left to Megatron: no iteration from start to end", start=first, end=stop)
+        log.warning("--profile is left to Megatron: no iteration lies in its range", start=first, end=stop)
         return False
     options: dict[str, Any] = {"ranks": list(getattr(args, "profile_ranks", ())) or None}
     if getattr(args, "use_pytorch_profiler", False):
         options["record_shapes"] = bool(getattr(args, "pytorch_profiler_collect_shapes", False))
         options["with_stack"] = bool(getattr(args, "pytorch_profiler_collect_callstack", False))
-    if not driver.loop.suggest(schedule(f"{first}-{stop - 1}", warmup=1), **options):
-        log.warning("--profile is not followed: there is a plan already, and one profiler at a time")
+    if not adapter.loop.suggest(schedule(f"{first}-{stop - 1}", warmup=1), **options):
+        log.warning("--profile is ignored: attach() has a plan already, and one profiler records at a time")
     return True

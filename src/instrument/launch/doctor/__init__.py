@@ -1,1 +1,1 @@
-"""Will it record here? What is installed, whether ranges arrive in it, and the cure of what is broken."""
+"""``instrument doctor``: what is installed, what each profiler records here, and how to fix what is broken."""

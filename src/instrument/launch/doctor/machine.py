@@ -1,44 +1,65 @@
-"""The machine that the doctor looks at: its files, packages and tools, and what was proved with them."""
+"""`Machine`: the files, packages, tools and trials that the checks read; `Check`: their outcome."""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import Distribution
 from pathlib import Path
+from typing import Literal
 
 from .. import installed
 from ..installed import Tool
-from .proofs import NsysProof, TorchProof, prove_nsys, prove_torch
+from .trials import NsysTrial, TorchTrial, try_nsys, try_torch
+
+Status = Literal["ok", "note", "problem", "absent"]
+"""A problem is an installed part that is broken or loses ranges; "absent" is a part that is not installed."""
 
 ADMIN, PERFMON, PTRACE = 21, 38, 19
 """Linux capabilities, by their bits."""
 
-_SLOWER = 3  # torch from a network file system: a minute, and more
+_TORCH_FACTOR = 3  # importing torch from a network file system takes a minute and more
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one check.
+
+    Attributes:
+        status: the status.
+        sentence: what was found.
+        cure: a command or a setting that fixes it, if there is one.
+        facts: the same as data: versions, and ``proved`` where a trial was made.
+    """
+
+    status: Status
+    sentence: str
+    cure: str = ""
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 def _temp() -> Path:
     try:
         return Path(tempfile.gettempdir())
-    except FileNotFoundError:  # no folder can be written to
+    except FileNotFoundError:  # no folder is writable
         return Path(os.environ.get("TMPDIR") or "/tmp")
 
 
 @dataclass
 class Machine:
-    """This machine, but for what is given; environment variables are those of this process.
+    """This machine, except what is given; environment variables are always those of this process.
 
     Attributes:
-        root: where /proc and /dev are.
+        root: the folder of /proc and /dev.
         temp: the folder for temporary files.
-        out: the folder that traces are to go to.
-        packages: where Python looks for installed packages.
+        out: the folder for traces.
+        packages: the folders of installed Python packages.
         viewer: the address of Perfetto.
-        limit_s: how long a profiler may take to record one range.
+        limit_s: the time limit for a profiler to record one range.
     """
 
     root: Path = Path("/")
@@ -47,29 +68,29 @@ class Machine:
     packages: Sequence[str] = field(default_factory=lambda: sys.path)
     viewer: str = "https://ui.perfetto.dev"
     limit_s: float = 60
-    _found: dict[str, Tool | None] = field(default_factory=dict, init=False)
+    _tools: dict[str, Tool | None] = field(default_factory=dict, init=False)
 
     def text(self, path: str) -> str:
-        """Return what is in a file of the system; "" if it cannot be read."""
+        """Return the text of a system file; "" if it cannot be read."""
         try:
             return (self.root / path).read_text(errors="replace")
         except OSError:
             return ""
 
     def number(self, path: str) -> int | None:
-        """Return the number in a file of the system, such as ``proc/sys/kernel/perf_event_paranoid``."""
+        """Return the number in a system file such as ``proc/sys/kernel/perf_event_paranoid``."""
         try:
             return int(self.text(path))
         except ValueError:
             return None
 
     def status(self, name: str) -> str:
-        """Return what the system says of this process, such as "CapEff"."""
+        """Return a value of this process's ``/proc/self/status``, such as "CapEff"."""
         lines = (line.partition(":") for line in self.text("proc/self/status").splitlines())
         return next((value.strip() for key, _, value in lines if key == name), "")
 
-    def may(self, *capabilities: int) -> bool:
-        """Tell whether this process has one of the Linux capabilities."""
+    def has_capability(self, *capabilities: int) -> bool:
+        """Return whether this process has one of the Linux capabilities."""
         effective = int(self.status("CapEff") or "0", 16)
         return any(effective >> bit & 1 for bit in capabilities)
 
@@ -79,37 +100,35 @@ class Machine:
         return str(found.version) if found else ""
 
     def tool(self, name: str) -> Tool | None:
-        """Return a profiler, as `installed.find` does."""
-        if name not in self._found:
-            self._found[name] = installed.find(name)
-        return self._found[name]
+        """Return an installed profiler, as `installed.find_tool` does."""
+        if name not in self._tools:
+            self._tools[name] = installed.find_tool(name)
+        return self._tools[name]
 
     @property
     def nvidia(self) -> bool:
-        """Whether programs here can open an NVIDIA GPU."""
+        """Whether programs can open an NVIDIA GPU."""
         return (self.root / "dev/nvidiactl").exists() or bool(self.torch.cuda and self.torch.gpus)
 
     @property
     def amd(self) -> bool:
-        """Whether programs here can open an AMD GPU."""
+        """Whether programs can open an AMD GPU."""
         return (self.root / "dev/kfd").exists() or bool(self.torch.rocm and self.torch.gpus)
 
     @property
     def container(self) -> bool:
-        """Whether this is inside of a container, as far as it shows."""
+        """Whether this process appears to run in a container."""
         return any((self.root / mark).exists() for mark in (".dockerenv", "run/.containerenv")) or bool(
             os.environ.get("KUBERNETES_SERVICE_HOST")
         )
 
     @cached_property
-    def torch(self) -> TorchProof:
-        """What torch is, and whether torch.profiler records."""
-        return prove_torch(self.temp, _SLOWER * self.limit_s)
+    def torch(self) -> TorchTrial:
+        """The build of torch, and whether torch.profiler records."""
+        return try_torch(self.temp, _TORCH_FACTOR * self.limit_s)
 
     @cached_property
-    def nsys(self) -> NsysProof:
+    def nsys(self) -> NsysTrial:
         """Whether NVTX ranges arrive in reports of the installed Nsight Systems."""
         tool = self.tool("nsys")
-        return (
-            prove_nsys(tool.path, self.temp, self.limit_s) if tool else NsysProof(failure="nsys is not installed")
-        )
+        return try_nsys(tool.path, self.temp, self.limit_s) if tool else NsysTrial(failure="nsys is not installed")

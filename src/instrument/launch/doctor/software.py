@@ -1,69 +1,160 @@
-"""Which Python, torch and frameworks are here."""
+"""Checks of what is installed: this library, Python, torch, GPUs, frameworks and viewers."""
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import sys
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from urllib.error import HTTPError
 
 from ... import __version__
-from .check import Check
-from .machine import Machine
+from .machine import Check, Machine
 
 OLDEST_TORCH = (2, 6)
 FRAMEWORKS = (
     *("transformers", "accelerate", "lightning", "pytorch-lightning", "megatron-core"),
     *("deepspeed", "torchtitan", "vllm"),
 )
+USE_ANOTHER_GPU = "end what uses it, or choose a free one: CUDA_VISIBLE_DEVICES=1 instrument doctor"
+_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_VIEWER_LIMIT_S = 2.0
 
 
 def instrument(machine: Machine) -> Check:
-    """Which release of this library is here, and where."""
+    """Return the release of this library, and its folder."""
     folder = Path(__file__).parents[2]
     return Check("ok", f"{__version__}, {folder}", facts={"version": __version__, "folder": str(folder)})
 
 
 def python(machine: Machine) -> Check:
-    """Which Python runs."""
+    """Return the Python that runs."""
     version = platform.python_version()
-    sentence = (
-        f"{platform.python_implementation()} {version}, {platform.system()} {platform.machine()}, {sys.executable}"
-    )
+    system = f"{platform.system()} {platform.machine()}"
+    sentence = f"{platform.python_implementation()} {version}, {system}, {sys.executable}"
     return Check("ok", sentence, facts={"version": version, "executable": sys.executable})
 
 
 def torch(machine: Machine) -> Check:
-    """Whether torch can be imported, what it is built for, and whether it is new enough."""
+    """Check that torch can be imported and is new enough; return what it is built for."""
     found = machine.torch
     if not found.version:
         if not machine.package("torch"):
             return Check("problem", "not installed", f"{sys.executable} -m pip install torch")
-        cure = f"{sys.executable} -c 'import torch', and see what it says"
+        cure = f"{sys.executable} -c 'import torch' shows the error"
         return Check("problem", f"{machine.package('torch')} cannot be used: {found.failure}", cure)
     built = f"CUDA {found.cuda}" if found.cuda else f"ROCm {found.rocm}" if found.rocm else "the CPU"
     sentence = f"{found.version}, built for {built}"
     facts = {"version": found.version, "cuda": found.cuda, "rocm": found.rocm}
-    if _release(found.version) < OLDEST_TORCH:
+    if tuple(int(part) for part in re.findall(r"\d+", found.version)[:2]) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         cure = f"pip install 'torch>={oldest}'"
         return Check("problem", f"{sentence}: older than {oldest}, which this library needs", cure, facts)
     if found.rocm:
-        sentence += "; torch.cuda.profiler.start() does nothing in it"
+        sentence += "; its torch.cuda.profiler.start() does nothing"
         return Check("note", sentence, "instrument run --profiler rocprof", facts)
     return Check("ok", sentence, facts=facts)
 
 
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+def gpus(machine: Machine) -> Check:
+    """Return the GPUs that torch can use, and the driver."""
+    names, driver = Counter(machine.torch.gpus), _driver(machine)
+    facts = {"gpus": list(machine.torch.gpus), "driver": driver}
+    with_driver = f", NVIDIA driver {driver}" if driver else ""
+    if names:
+        listed = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
+        if machine.torch.why_no_gpu:
+            sentence = f"{listed}{with_driver}; the first cannot be used now: {machine.torch.why_no_gpu}"
+            return Check("note", sentence, USE_ANOTHER_GPU, facts)
+        return Check("ok", listed + with_driver, facts=facts)
+    if machine.nvidia:
+        return _unused_gpu(machine, f"NVIDIA{with_driver}", facts)
+    if machine.amd:
+        return _unused_gpu(machine, "AMD", facts)
+    if driver:
+        sentence = f"none can be opened from here, although NVIDIA driver {driver} is loaded"
+        return Check("note", sentence, "docker run --gpus all" if machine.container else "nvidia-smi", facts)
+    return Check("absent", "none", facts=facts)
+
+
+def _unused_gpu(machine: Machine, gpu: str, facts: Mapping[str, object]) -> Check:
+    """Return why torch can use no GPU, although there is one."""
+    torch = machine.torch
+    hidden = [f"{name}={os.environ[name]}" for name in _HIDING if os.environ.get(name) in ("", "-1")]
+    if hidden:
+        return Check("note", f"{gpu}; hidden by {', '.join(hidden)}", facts=facts)
+    if not torch.version:
+        return Check("note", f"{gpu}; not checked, as torch cannot be used", facts=facts)
+    if machine.nvidia and not torch.cuda:
+        cure = "pip install --force-reinstall torch"
+        return Check("problem", f"{gpu}; torch is built without CUDA and does not use it", cure, facts)
+    if not machine.nvidia and not torch.rocm:  # a note: many processors contain a small AMD GPU
+        cure = "torch for ROCm: https://pytorch.org/get-started/locally"
+        return Check("note", f"{gpu}; torch is built without ROCm and does not use it", cure, facts)
+    why = torch.why_no_gpu or torch.failure or "it gives no reason"
+    cure = "a driver as new as the CUDA of torch, or a torch for this driver"
+    if not machine.nvidia:
+        cure = "sudo usermod -a -G render,video $USER, then log in again"
+    return Check("problem", f"{gpu}; torch cannot use it: {why}", cure, facts)
+
+
+def _driver(machine: Machine) -> str:
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", machine.text("proc/driver/nvidia/version"))
+    return found[0] if found else ""
 
 
 def frameworks(machine: Machine) -> Check:
-    """Which frameworks are installed."""
+    """Return the installed frameworks."""
     versions = {name: machine.package(name) for name in FRAMEWORKS}
-    here = {name: version for name, version in versions.items() if version}
-    if not here:
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    if not listed:
         return Check("absent", f"none of {', '.join(FRAMEWORKS)}", facts=versions)
     missing = [name for name, version in versions.items() if not version]
-    sentence = ", ".join(f"{name} {version}" for name, version in here.items())
-    return Check("ok", sentence + (f"; not installed: {', '.join(missing)}" if missing else ""), facts=versions)
+    return Check("ok", listed + (f"; not installed: {', '.join(missing)}" if missing else ""), facts=versions)
+
+
+def perfetto(machine: Machine) -> Check:
+    """Check that Perfetto can be reached; traces can also be opened on another machine."""
+    reachable = _answers(machine.viewer)
+    facts = {"reachable": reachable}
+    if reachable:
+        return Check("ok", f"{machine.viewer} can be reached", facts=facts)
+    sentence = f"{machine.viewer} cannot be reached from here: open traces on a machine with a browser"
+    return Check("note", sentence, facts=facts)
+
+
+def _answers(address: str) -> bool:
+    answered = threading.Event()
+
+    def request() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_VIEWER_LIMIT_S).close()
+        except HTTPError as error:
+            error.close()  # also an answer
+        except (OSError, ValueError):
+            return
+        answered.set()
+
+    # A thread, because looking up a name has no time limit and takes half a minute without a network.
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(_VIEWER_LIMIT_S)
+    return answered.is_set()
+
+
+def tensorboard(machine: Machine) -> Check:
+    """Check that TensorBoard can show traces of torch.profiler."""
+    plugin, version = machine.package("torch-tb-profiler"), machine.package("tensorboard")
+    facts = {"tensorboard": version, "torch_tb_profiler": plugin}
+    if plugin and version:
+        return Check("ok", f"tensorboard {version} with torch-tb-profiler {plugin}", facts=facts)
+    if plugin:
+        sentence = f"torch-tb-profiler {plugin} without TensorBoard"
+        return Check("problem", sentence, "pip install tensorboard", facts)
+    sentence = "torch-tb-profiler is not installed; pip install tensorboard torch-tb-profiler"
+    return Check("absent", sentence, facts=facts)

@@ -1,4 +1,4 @@
-"""Ranges that Megatron opens and closes by two calls, closed whatever happens in between."""
+"""`RangeStack`: the ranges that Megatron opens by one call and closes by another, always closed in the end."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ from types import CodeType, FrameType
 from ...regions import dispatch
 from ...regions.region import Region
 
-Call = tuple[int, CodeType]
+FrameId = tuple[int, CodeType]
+"""Identifies a running call of a function."""
 
 
-class Pushes(threading.local):
-    """What is open on this thread, outermost first: name, the function call it belongs to if any, token."""
+class RangeStack(threading.local):
+    """The open ranges of this thread, outermost first, each with its name, owning call if any, and token."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[str, Call | None, dispatch.Token]] = []
+        self._open: list[tuple[str, FrameId | None, dispatch.Token]] = []
 
     def __len__(self) -> int:
         return len(self._open)
 
     def push(self, region: Region, frame: FrameType, *, owned: bool) -> None:
-        """Open ``region``, called for in ``frame``.
+        """Open ``region`` for a call in ``frame``.
 
-        One that is ``owned`` ends with that call of a function at the latest. It is closed when another opens
-        after that, since Python tells nobody that a call is over.
+        An ``owned`` region ends with that call at the latest. It is closed when the next region opens, since
+        Python has no event for the end of a call.
         """
-        self.settle(frame)
+        self.close_finished(frame)
         owner = (id(frame), frame.f_code) if owned else None
         for depth, (name, other, _) in enumerate(self._open):
-            if owned and (name, other) == (region.name, owner):  # a later call of the same, at the same address
+            if owned and (name, other) == (
+                region.name,
+                owner,
+            ):  # a later call, at the same address
                 self.close(depth)
                 break
         self._open.append((region.name, owner, dispatch.enter(region)))
 
     def pop(self, name: str) -> None:
-        """Close the last range ``name`` and what was left open inside; nothing where there is none."""
+        """Close the innermost range ``name`` and those inside it; do nothing if no such range is open."""
         for depth in range(len(self._open) - 1, -1, -1):
             if self._open[depth][0] == name:
                 self.close(depth)
@@ -48,13 +52,13 @@ class Pushes(threading.local):
         while len(self._open) > depth:
             dispatch.leave(self._open.pop()[2])
 
-    def settle(self, frame: FrameType | None) -> None:
-        """Close what belongs to function calls that are over, as seen from ``frame``: 100 ns a frame."""
+    def close_finished(self, frame: FrameType | None) -> None:
+        """Close ranges whose owning calls are not among the callers of ``frame``; takes 100 ns a frame."""
         if not self._open:
             return
-        running: set[Call | None] = {None}
+        running: set[FrameId | None] = {None}
         while frame is not None:
-            running.add((id(frame), frame.f_code))  # the address alone is soon another call's
+            running.add((id(frame), frame.f_code))  # the address alone is soon reused
             frame = frame.f_back
         for depth, (_, owner, _) in enumerate(self._open):
             if owner not in running:
@@ -63,8 +67,8 @@ class Pushes(threading.local):
 
     @contextmanager
     def around(self, region: Region, frame: FrameType) -> Iterator[None]:
-        """Open ``region`` around the body; what is pushed inside ends inside."""
-        self.settle(frame)
+        """Open ``region`` around the body; ranges pushed inside end inside."""
+        self.close_finished(frame)
         depth, token = len(self._open), dispatch.enter(region)
         try:
             yield

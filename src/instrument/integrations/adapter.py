@@ -1,0 +1,211 @@
+"""`Adapter`: connects a framework's training loop to a `Loop` by hooks, all of which `detach` removes."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import inspect
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, ClassVar, TypeVar
+
+from .. import compat, log
+from ..config import settings
+from ..guard import exiting, guard
+from ..patch import Change, Patch, transparent, undo
+from ..regions import dispatch
+from .loop import Loop
+
+FEATURE = "following the framework"
+CallWrapper = Callable[..., Any]
+"""Takes the original function and the arguments of a call; returns what the original returns."""
+
+A = TypeVar("A", bound="Adapter")
+
+
+class Removal:
+    """A hook that is in place already and that ``remove`` takes out, as a `Change`."""
+
+    def __init__(self, remove: Callable[[], object]) -> None:
+        self._remove = remove
+
+    def apply(self) -> None:
+        """Do nothing."""
+
+    def undo(self) -> None:
+        """Remove the hook."""
+        self._remove()
+
+
+def leave_inert(adapter: Adapter, *_: Any, **__: Any) -> None:
+    """Make ``adapter`` one that never attaches."""
+    adapter.__dict__.update(loop=Loop.__new__(Loop), changes=[], _inert=True)
+
+
+class Adapter:
+    """Base class of adapters, each of which installs the hooks of one framework.
+
+    An adapter is attached from `attach` to `detach`; as a context manager it detaches at the end of its block.
+    A subclass overrides `install_hooks`; `wrap`, `apply` and `when_imported` install hooks that can be undone.
+
+    Attributes:
+        loop: the `Loop` that the framework drives.
+        attached: whether the hooks are in place; never under ``INSTRUMENT=0``.
+        changes: what `detach` undoes, the last one first.
+        step_complete: the current step ran to its end, although ``loop.step()`` was not called for it.
+    """
+
+    feature: ClassVar[str] = FEATURE
+    attached = False
+    step_complete = False
+    _inert = False  # could not be made
+
+    @guard.prepared(FEATURE, otherwise=leave_inert)
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.changes: list[Change] = []
+
+    @classmethod
+    def inert(cls: type[A], *_: Any, **__: Any) -> A:
+        """Return an adapter that never attaches, for where one cannot be made."""
+        adapter = cls.__new__(cls)
+        leave_inert(adapter)
+        return adapter
+
+    def attach(self: A) -> A:
+        """Install the hooks, or none where that fails; return the adapter."""
+        with guard.contained(self.feature):
+            if settings.enabled and not (self.attached or self._inert):
+                self.detach_first_at_exit()
+                self.attached, self.step_complete = True, False
+                try:
+                    self.install_hooks()
+                except BaseException:
+                    self.detach()
+                    raise
+                if not self.attached:  # detached meanwhile, by a signal handler
+                    undo(self.changes)
+        return self
+
+    def install_hooks(self) -> None:
+        """Install what makes the framework drive ``loop``."""
+
+    @guard.contained(FEATURE)
+    def detach(self) -> None:
+        """Stop the loop, which writes what was recorded, and undo every change; a second call does nothing."""
+        self.attached = False
+        try:
+            self.stop_loop()
+        finally:
+            undo(self.changes)  # what cannot be undone now is tried again at exit
+        atexit.unregister(self._detach_at_exit)
+
+    def detach_first_at_exit(self) -> None:
+        """Detach at exit before what is registered by now, such as a recording that the loop began."""
+        atexit.unregister(self._detach_at_exit)
+        atexit.register(self._detach_at_exit)
+
+    def _detach_at_exit(self) -> None:
+        with exiting():
+            self.detach()
+
+    def __enter__(self: A) -> A:
+        return self
+
+    @guard.contained(FEATURE)
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    @property
+    def windows(self) -> list[dict[str, Any]]:
+        """The outcome of each window so far, as in ``manifest.jsonl``."""
+        return self.loop.windows
+
+    @guard.contained(FEATURE)
+    def stop_loop(self) -> None:
+        """Stop the loop, which may start again."""
+        self.loop.stop(complete=self.step_complete)
+
+    def wrap(self, owner: Any, name: str, around: CallWrapper, changes: list[Change] | None = None) -> None:
+        """Replace ``owner.name`` by a function that calls ``around(original, *arguments)``.
+
+        A framework that has no ``owner.name`` is logged, and goes without the hook.
+
+        Args:
+            owner: a module, a class or an object.
+            name: the function or method.
+            around: calls the original once.
+            changes: the list that takes the change; by default `changes`.
+        """
+        if not callable(getattr(owner, name, None)):
+            kind = owner if inspect.isclass(owner) or inspect.ismodule(owner) else type(owner)
+            log.info(f"{kind.__module__}.{getattr(kind, '__qualname__', '')} has no {name}, which is not followed")
+            return
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def when() -> bool:
+                return self.attached and not dispatch.tracing()
+
+            return as_replacement(original, guard.around(self.feature, original, around, when))
+
+        self.apply(Patch(owner, name, make), changes)
+
+    def apply(self, change: Change, changes: list[Change] | None = None) -> None:
+        """Apply ``change``, and add it to ``changes``, by default those that `detach` undoes."""
+        (self.changes if changes is None else changes).append(change)
+        change.apply()
+
+    def in_region(self, name: str) -> CallWrapper:
+        """Return a call wrapper, for `wrap`, that opens the region ``name`` around each call."""
+
+        def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with self.loop.region(name):
+                return original(*args, **kwargs)
+
+        return around
+
+    def when_imported(self, module: str, callback: Callable[[Any], None]) -> None:
+        """Call ``callback(module)`` once ``module`` is imported, unless the adapter is detached by then."""
+
+        def imported(found: Any) -> None:
+            with guard.contained(self.feature):
+                if self.attached:
+                    callback(found)
+
+        compat.when_imported(module, imported)
+
+
+def as_replacement(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a replacement for ``original`` that calls ``call``.
+
+    A bound method is replaced for its own object alone: copies of the object call the original.
+    """
+    if not isinstance(original, MethodType):
+        return functools.wraps(original)(call)
+    owner, function = original.__self__, original.__func__
+
+    @transparent
+    @functools.wraps(function)
+    def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs) if this is owner else function(this, *args, **kwargs)
+
+    return MethodType(method, owner)
+
+
+def check_first_step(first_step: int) -> None:
+    """Raise a ValueError unless ``first_step`` is the number of a step."""
+    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
+        raise ValueError(f'"first_step" must be an integer >= 0: {first_step!r}')
+
+
+def require(package: str, distribution: str = "") -> None:
+    """Raise an error that says how to install ``package`` where it is missing.
+
+    Raises:
+        ImportError: the package cannot be found.
+    """
+    parent, _, _ = package.partition(".")
+    if importlib.util.find_spec(parent) is None or importlib.util.find_spec(package) is None:
+        name = distribution or package
+        raise ImportError(f"{name} is not installed: pip install {name}")

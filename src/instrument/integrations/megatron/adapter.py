@@ -1,0 +1,163 @@
+"""`MegatronAdapter`: drives a loop by what Megatron does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+
+from ...guard import guard
+from ...patch import Change, apply
+from ...stepping.optimizers import OptimizerSteps
+from ..adapter import Adapter, Removal
+from ..loop import Loop
+from .range_stack import RangeStack
+from .references import FEATURE
+
+Hooks = Callable[["MegatronAdapter", ModuleType], Iterator[Change]]
+
+
+class MegatronAdapter(Adapter):
+    """Counts steps by the first of these that exists, and is the only one attached at a time.
+
+    In this order: iterations of ``megatron.training``; calls of `step`; the steps of megatron.core's optimizers;
+    the steps of torch's first optimizer.
+
+    Args:
+        loop: what Megatron drives.
+        hooks: yields the changes to each module of Megatron, by its name.
+        first_step: the number of the first step, where no iteration has one.
+    """
+
+    feature = FEATURE
+    _current: ClassVar[MegatronAdapter | None] = None
+
+    def __init__(self, loop: Loop, hooks: Mapping[str, Hooks], first_step: int = 0) -> None:
+        super().__init__(loop)
+        self.ranges = RangeStack()
+        self.updating = False  # a step of megatron.core's optimizer runs
+        self.training = False  # ``megatron.training`` runs its loop
+        self._hooks = hooks
+        self._first_step = first_step
+        self._optimizer_steps: OptimizerSteps | None = None
+        self._counted_by: str | None = None  # "iteration", "step", "optimizer" or "torch"
+        self._number: int | None = None  # of the last iteration
+        self._in_iteration = False
+
+    def install_hooks(self) -> None:
+        """Detach the adapter attached before, and hook Megatron's modules now or as they are imported."""
+        if MegatronAdapter._current is not None:
+            MegatronAdapter._current.detach()
+        MegatronAdapter._current = self
+        if not self.loop.automatic:  # else optimizers are followed already
+            self.follow_optimizers()
+        for name, hooks in self._hooks.items():
+            self.when_imported(name, functools.partial(self._hook, hooks))
+
+    def _hook(self, hooks: Hooks, module: ModuleType) -> None:
+        with guard.contained(f"attaching to {module.__name__}"):
+            apply(hooks(self, module), self.changes)
+
+    @guard.contained(FEATURE)
+    def detach(self) -> None:
+        """Stop the loop, which writes what was recorded, and undo every change; a second call does nothing."""
+        if MegatronAdapter._current is self:
+            MegatronAdapter._current = None
+        super().detach()
+
+    @guard.contained(FEATURE)
+    def stop_loop(self) -> None:
+        """Stop the loop; the last iteration is complete unless it runs."""
+        if not self._inert:
+            self.ranges.close(0)
+            self.step_complete = self._number is not None and not self._in_iteration
+        super().stop_loop()
+
+    @guard.contained(FEATURE)
+    def step(self) -> None:
+        """Count a step of your own loop, where it has no optimizer of torch's or Megatron's."""
+        if not self.attached or self._counted_by == "iteration":
+            return
+        counted = self._counted_by is not None and self._counted_by != "step"  # the optimizer counted this step
+        self._counted_by = "step"
+        if not counted:
+            self._advance()
+
+    def begin_forward(self, model: Any) -> None:
+        """Start the loop with the first micro-batch of a training, and annotate ``model``."""
+        by_iterations = self.training or self._counted_by == "iteration"  # whose number is not known here
+        if not by_iterations and torch.is_grad_enabled():
+            self._start([model], self._first_step)
+        if self.loop.running:
+            self.loop.name(_unwrapped(model))
+
+    @guard.contained(FEATURE)
+    def count_update(self, by: str = "optimizer") -> None:
+        """Count the step of an optimizer that just stepped, unless iterations or `step` count the steps."""
+        if not self.attached or self._counted_by in ("iteration", "step"):
+            return
+        if by == "torch" and (self.updating or self._counted_by == "optimizer"):
+            return
+        self._counted_by = by
+        self._advance()
+
+    @contextmanager
+    def iteration(self, number: int | None, models: Sequence[Any]) -> Iterator[None]:
+        """Make the body the iteration ``number`` of ``megatron.training``.
+
+        The previous iteration ends here, so that it includes its evaluation, checkpoint and log lines.
+        """
+        for _ in range(self._steps_ahead(number, models)):
+            self.loop.step()
+        self._in_iteration = True
+        depth = len(self.ranges)
+        with self.loop.region("step"):
+            try:
+                yield
+            finally:
+                self.ranges.close(depth)
+        self._in_iteration = False
+
+    def follow_optimizers(self) -> None:
+        """Count the steps of torch's optimizers, until `detach`."""
+        if self._optimizer_steps is None:
+            self._optimizer_steps = OptimizerSteps(lambda: self.count_update("torch"))
+            self.apply(Removal(self._forget_optimizers))
+            self._optimizer_steps.follow()
+
+    def _forget_optimizers(self) -> None:
+        if self._optimizer_steps is not None:
+            self._optimizer_steps.remove()
+            self._optimizer_steps = None
+
+    def _steps_ahead(self, number: int | None, models: Sequence[Any]) -> int:
+        """Return by how many steps this iteration is ahead of the previous one; start the loop with the first."""
+        last, self._counted_by = self._number, "iteration"
+        self._number = number if number is not None else 0 if last is None else last + 1
+        begun = self.loop.begun
+        with guard.contained("following an iteration"):
+            self._start(models, self._number)
+        return max(self._number - last, 1) if begun and last is not None else 0
+
+    def _start(self, models: Sequence[Any], first_step: int) -> None:
+        if not self.loop.running:
+            self.follow_optimizers()
+            self.loop.start(*(_unwrapped(model) for model in models), first_step=first_step)
+            self.detach_first_at_exit()
+
+    def _advance(self) -> None:
+        if self.loop.running:
+            self.loop.step()
+        else:
+            self._start([], self._first_step + 1)  # the step that shows the first optimizer is over
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the model inside the wrappers of data parallelism and mixed precision."""
+    while isinstance(getattr(model, "module", None), torch.nn.Module):
+        model = model.module
+    return model

@@ -1,0 +1,336 @@
+"""What `instrument run` counts as a step, and which windows it records."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.traces.read import read_trace
+from tests.bootstrap.programs import RUN, TRAIN, entries_in, run, write
+
+FORWARD = """
+import torch
+model = torch.nn.Linear(2, 2)
+for _ in range(110):
+    model(torch.ones(1, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "steps", "untimed", "around"),
+    [
+        (TRAIN, "2", [0, 0], [[1, 1], [3, 4]]),
+        (TRAIN, "0", None, [[1, 4]]),  # step 0 begins where its recording begins
+        (FORWARD, "104", [0, 100], [[101, 103], [105, 109]]),  # 100 calls may belong to one step
+    ],
+)
+def test_steps_whose_beginning_is_not_known(
+    tmp_path: Path, program: str, steps: str, untimed: list[int] | None, around: list[list[int]]
+) -> None:
+    """Such steps are not timed, as the summary says, but count as steps of the run."""
+    write(tmp_path, program)
+    done = run(tmp_path, [*RUN, "--steps", steps, "--", "train.py"])
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    timing = entry["timing"]
+    assert (untimed, around) == (timing["untimed_steps"], timing["around_steps"])
+    assert (110 if program == FORWARD else 5) == timing["run_steps"]
+    said = [] if untimed is None else ["step 0" if untimed == [0, 0] else "steps 0-100"]
+    text = " ".join(done.stderr.split())
+    assert said == re.findall(r"\(not counting (steps? [\d-]+), whose start is unknown\)", text)
+
+
+HAND = """
+for parameter in model.parameters():
+        with torch.no_grad():
+            parameter -= parameter.grad
+"""
+
+
+@pytest.mark.parametrize("update", ["optimizer.step()", HAND.strip()])
+def test_own_windows_take_precedence(tmp_path: Path, update: str) -> None:
+    """If the program records steps itself, its own windows are recorded; a message names the ignored options."""
+    text = TRAIN.replace("range(5)", "instrument.steps(range(5), 'own', at='1-3')").replace(
+        "optimizer.step()", update
+    )
+    write(tmp_path, "import instrument\n" + text)
+    done = run(tmp_path, [*RUN, "--steps", "1-3", "--out", "other", "--", "train.py"])
+    assert done.returncode == 0
+    (entry,) = entries_in(tmp_path / "own")
+    assert entry["status"] == "recorded"
+    said = [line for line in done.stderr.splitlines() if line.startswith("instrument:")]
+    ignored = "instrument: the program records windows of its own, so these are ignored: --steps 1-3 --out other"
+    assert said == [ignored]
+    assert not (tmp_path / "other").exists()
+    assert "are ignored" not in run(tmp_path, [*RUN, "--", "train.py"]).stderr
+
+
+def test_what_a_step_contains(tmp_path: Path) -> None:
+    """Validation after an update is part of the next step, under `run` and in `instrument.steps`."""
+    text = TRAIN.replace(
+        "optimizer.step()", "optimizer.step()\n    with instrument.annotate(f'validate {_}'): pass"
+    )
+    write(tmp_path, "import instrument\n" + text, "plain.py")
+    write(
+        tmp_path,
+        "import instrument\n" + text.replace("range(5)", "instrument.steps(range(5), 'own', at=3)"),
+        "own.py",
+    )
+    run(tmp_path, [sys.executable, "own.py"])
+    run(tmp_path, [*RUN, "--steps", "3", "--out", "run", "--", "plain.py"])
+    for folder in ("own", "run"):
+        (path,) = (tmp_path / folder).glob("window-0001/*.json.gz")
+        names = list(read_trace(path).regions.text("name"))
+        assert [name for name in names if name.startswith("validate")] == ["validate 2"]
+
+
+def test_windows_back_to_back_in_the_backward(tmp_path: Path) -> None:
+    """If optimizers step in the backward pass, windows may follow each other without a gap."""
+    write(
+        tmp_path,
+        """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+optimizers = {parameter: torch.optim.SGD([parameter], 0.01) for parameter in model.parameters()}
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
+for _ in range(8):
+    model(torch.randn(3, 4)).square().mean().backward()
+""",
+    )
+    windows = ["--wait", "0", "--warmup", "0", "--active", "1", "--repeat", "5"]
+    assert run(tmp_path, [*RUN, *windows, "--", "train.py"]).returncode == 0
+    entries = entries_in(tmp_path / "runs/instrument")
+    assert [entry["steps"] for entry in entries] == [[step, step] for step in range(5)]
+
+
+def test_unhashable_optimizers(tmp_path: Path) -> None:
+    """An optimizer that cannot be hashed works, and its steps count."""
+    write(
+        tmp_path,
+        TRAIN.replace("torch.optim.SGD", "Odd").replace(
+            "import torch",
+            "import torch\nclass Odd(torch.optim.SGD):\n    __eq__ = None\n    __hash__ = None",
+        ),
+    )
+    done = run(tmp_path, [*RUN, "--steps", "2", "--", "train.py"])
+    assert done.returncode == 0
+    assert "Where the step went" in done.stderr
+
+
+MODEL = "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())\n"
+BY_HAND = f"""{MODEL}
+def train_step(number):
+    model(torch.ones(1, 2)).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= parameter.grad
+    model.zero_grad()
+for number in range(6):
+    train_step(number)
+"""
+
+
+EVALUATION = f"""{MODEL}
+with torch.no_grad():
+    for _ in range(6):
+        model(torch.ones(1, 2))
+"""
+
+
+LBFGS = f"""{MODEL}
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.ones(1, 2)).square().sum()
+    loss.backward()
+    return loss
+for _ in range(6):
+    optimizer.step(closure)
+"""
+
+
+LATE = f"""{MODEL}
+optimizer = None
+for number in range(12):
+    model(torch.ones(1, 2)).sum().backward()
+    if number % 2:
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "last", "said"),
+    [
+        (BY_HAND, [], 6, "each backward pass counts as a step"),
+        (EVALUATION, [], 6, "each call of Sequential counts as a step"),
+        (LBFGS, [], 6, None),
+        (LATE, [], 6, "each backward pass counts as a step"),
+        (TRAIN.replace("range(5)", "range(6)"), ["--step-on", "forward"], 6, None),
+        (LATE, ["--step-on", "backward"], 12, None),
+        (BY_HAND, ["--step-on", "train.py:train_step"], 6, None),
+    ],
+)
+def test_what_a_step_is(tmp_path: Path, program: str, options: list[str], last: int, said: str | None) -> None:
+    """A step is the best sign of the program, which is logged unless it is an optimizer; or what the user says."""
+    write(tmp_path, program)
+    done = run(tmp_path, [*RUN, "--steps", "3,1000", *options, "--", "train.py"])
+    assert done.returncode == 0, done.stderr
+    assert said is None or said in done.stderr
+    assert (said is None) == ("--step-on" not in done.stderr)
+    recorded, missed = entries_in(tmp_path / "runs/instrument")[-2:]
+    assert (recorded["status"], recorded["steps"]) == ("recorded", [3, 3])
+    assert missed["reason"] == f"the loop ended before step {last}"
+    assert "Sequential" in done.stderr or "Linear" in done.stderr
+
+
+@pytest.mark.parametrize("program", [TRAIN, BY_HAND, EVALUATION])
+def test_step_0(tmp_path: Path, program: str) -> None:
+    """Step 0 is recorded on request, with the regions of the model."""
+    write(tmp_path, program)
+    done = run(tmp_path, [*RUN, "--steps", "0", "--", "train.py"])
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    assert (entry["status"], entry["steps"]) == ("recorded", [0, 0])
+    assert "Linear" in done.stderr
+
+
+ACTOR_CRITIC = f"""{MODEL}
+critic = torch.nn.Linear(2, 1)
+optimizers = [torch.optim.SGD(network.parameters(), 0.1) for network in (critic, model)]
+for number in range(9):
+    for network, optimizer in list(zip((critic, model), optimizers))[: 1 + (number > 2)]:
+        network(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+"""
+
+
+SEARCHES = """
+import gc, torch
+searches = []
+def counted(search):
+    def call(*given):
+        if torch.autograd._profiler_enabled():
+            searches.append(1)
+        return search(*given)
+    return call
+gc.get_objects, gc.get_referrers = counted(gc.get_objects), counted(gc.get_referrers)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        (ACTOR_CRITIC, []),
+        (LATE.replace("optimizer = None", "optimizer = torch.optim.SGD(model.parameters(), 0.1)"),
+         ["--step-on", "backward", "--steps", "0-4"]),
+        (TRAIN, ["--steps", "0"]),
+        (EVALUATION, ["--steps", "all"]),
+    ],
+)  # fmt: skip
+def test_no_search_is_recorded(tmp_path: Path, program: str, options: list[str]) -> None:
+    """All objects of the process are searched before a window opens, not inside it."""
+    write(tmp_path, f"{SEARCHES}{program}\nprint(len(searches))")
+    done = run(tmp_path, [*RUN, *options, "--", "train.py"])
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    assert "recorded" == entry["status"]
+    assert "0\n" == done.stdout
+    assert "Linear" in done.stderr
+
+
+@pytest.mark.parametrize(("steps", "inside"), [("2-6", False), ("0", True)])
+def test_an_optimizer_that_is_made_in_a_window(tmp_path: Path, steps: str, inside: bool) -> None:
+    """Its model is searched between two steps, or in step 0 if that is recorded, which is logged."""
+    program = f"""{MODEL}
+def train(network, count):
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    for _ in range(count):
+        network(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+if {inside}:
+    model(torch.ones(1, 2))
+else:
+    train(model, 4)
+train(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(2, 1)), 5)
+"""
+    write(tmp_path, program)
+    done = run(tmp_path, [*RUN, "--steps", steps, "--", "train.py"])
+    (entry,) = entries_in(tmp_path / "runs/instrument")
+    assert entry["timing"]["own_ns"] > 0
+    assert "While recording, the library itself worked for" in done.stderr
+    trace = read_trace(tmp_path / "runs/instrument" / entry["files"][0]["path"])
+    names = list(trace.regions.text("name"))
+    assert "Tanh" in names
+    own = [row for row, name in enumerate(names) if name == "instrument (own work)"]
+    assert own
+    for row in own:
+        start, end = trace.regions.start_ns[row], trace.regions.end_ns[row]
+        assert any((trace.steps.start_ns < end) & (start < trace.steps.end_ns)) == inside
+
+
+@pytest.mark.parametrize(
+    ("steps", "entries"),
+    [
+        ([], [("recorded", [103, 105])]),
+        (["--steps", "0,2-4,103"], [("skipped", [0, 0]), ("not reached", None), ("recorded", [103, 103])]),
+    ],
+)
+def test_steps_that_pass_unseen(tmp_path: Path, steps: list[str], entries: list[Any]) -> None:
+    """Calls that ended before a call was known to be a step are not recorded."""
+    write(tmp_path, f"{MODEL}for _ in range(110):\n    model(torch.ones(1, 2))\n")
+    done = run(tmp_path, [*RUN, *steps, "--", "train.py"])
+    unseen = "steps up to 100 passed before it was known what a step is"
+    assert unseen in done.stderr
+    assert 1 == done.stderr.count("use --step-on to choose something else")
+    found = entries_in(tmp_path / "runs/instrument")
+    assert [(entry["status"], entry["steps"]) for entry in found] == entries
+    assert {entry["reason"] for entry in found if entry["status"] != "recorded"} <= {unseen}
+    assert "Linear" in done.stderr.split("Where the step went")[1]
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "steps"),
+    [
+        ("", "partial", None),
+        ("1 / 0", "partial", [5, 5]),
+        ("import signal; signal.raise_signal(signal.SIGTERM)", "partial", [5, 5]),
+    ],
+)
+def test_step_after_the_last_update(tmp_path: Path, end: str, status: str, steps: list[int] | None) -> None:
+    """The step is cut short if an error or a signal ends the program in it; at the program's end it never ran."""
+    write(tmp_path, f"{TRAIN}\n{end}\n")
+    done = run(tmp_path, [*RUN, "--steps", "2,5", "--", "train.py"])
+    found = entries_in(tmp_path / "runs/instrument")
+    assert [(entry["status"], entry["steps"]) for entry in found] == [("recorded", [2, 2]), (status, steps)]
+    assert [None, steps and 5] == [entry["cut_step"] for entry in found]
+    assert bool(steps) == ("(step 2; step 5 was cut short)" in done.stderr)
+    if steps is None:
+        assert found[-1]["reason"] == "the loop ended before step 5"
+        assert "Recorded: 1 of the 5 steps run so far" in done.stderr
+        assert "The 3 steps around them" in done.stderr
+        assert "window-0002" not in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "no.py:step", "train:a b"])
+def test_wrong_sign_of_a_step(tmp_path: Path, wrong: str) -> None:
+    """It is said at once."""
+    done = run(tmp_path, [*RUN, "--step-on", wrong, "--", "train.py"])
+    assert (done.returncode, wrong.partition(":")[0] in done.stderr) == (2, True)
+
+
+def test_function_that_does_not_exist(tmp_path: Path) -> None:
+    """At the end, a message says that nothing was recorded, and why."""
+    write(tmp_path, TRAIN)
+    done = run(tmp_path, [*RUN, "--step-on", "train.py:nothing", "--", "train.py"])
+    assert "was not found, or never called" in done.stderr
+
+
+def test_one_backward(tmp_path: Path) -> None:
+    """Code that is annotated as "backward" has that region once."""
+    text = TRAIN.replace("    model(", "    with instrument.annotate('backward'): model(")
+    write(tmp_path, f"import instrument\n{text}")
+    done = run(tmp_path, [*RUN, "--steps", "2", "--", "train.py"])
+    assert len(re.findall(r"^ *backward +", done.stderr, re.MULTILINE)) == 1

@@ -1,0 +1,152 @@
+"""Trainers that `instrument run` follows, and evaluations without training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.integrations import environment
+from instrument.integrations.lightning import InstrumentCallback, InstrumentProfiler, callbacks, install
+from instrument.integrations.lightning.auto import AutomaticCallback, _patches
+
+from ..support.programs import environment as environ
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import lightning.pytorch as pl
+from tests.integrations.lightning_support import (  # noqa: F401
+    PACKAGES,
+    Module,
+    OtherModule,
+    callback,
+    data,
+    left_nothing,
+    quiet,
+    steps,
+    trainer,
+    windowed,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
+)
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Request windows in this folder by the environment."""
+    plan = {"out": str(tmp_path / "asked"), "wait": 0, "warmup": 0, "active": 2}
+    monkeypatch.setenv("INSTRUMENT_RUN", json.dumps(plan))
+    environment.loop_from_environment.cache_clear()
+    yield tmp_path / "asked"
+    environment.loop_from_environment.cache_clear()
+    while _patches:
+        _patches.popitem()[1].undo()
+
+
+def automatic(trainer: Any) -> list[Any]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, AutomaticCallback)]
+
+
+@PACKAGES
+def test_not_requested(tmp_path: Path, package: Any) -> None:
+    """Without the environment variable a Trainer gets no callback, and its class is unchanged."""
+    before = package.Trainer.__init__
+    install()
+    assert (before, []) == (package.Trainer.__init__, callbacks())
+    assert [] == [c for c in trainer(tmp_path, package=package).callbacks if isinstance(c, InstrumentCallback)]
+
+
+@PACKAGES
+def test_installed(tmp_path: Path, asked: Path, package: Any) -> None:
+    """Each Trainer has one callback that drives the loop of the process, after any number of installs."""
+    install()
+    install()
+    made = trainer(tmp_path, package=package)
+    assert 1 == len(automatic(made))
+    made.fit(Module() if package is pl else OtherModule(), data(3))
+    assert {"step", "forward", "backward"} <= {event["name"] for event in windowed(asked)}
+
+
+def test_explicit_callbacks_take_precedence(tmp_path: Path, asked: Path) -> None:
+    """A callback or profiler in the program takes precedence, the first of several."""
+    install()
+    ours, second = callback(tmp_path), callback(tmp_path / "second")
+    made = trainer(tmp_path, AutomaticCallback(), ours, second)
+    made.fit(Module(), data(3))
+    assert ([(0, 2)], []) == (steps(ours), steps(second))
+    names = Counter(event["name"] for event in windowed(tmp_path / "out"))
+    assert (3, 3) == (names["step"], names["forward"])
+    profiler = InstrumentProfiler(tmp_path / "profiler", wait=0, warmup=0, active=2)
+    trainer(tmp_path, profiler=profiler).fit(Module(), data(3))
+    assert [(0, 1)] == steps(profiler)
+    assert not asked.exists()
+
+
+def test_within_another_loop(tmp_path: Path, asked: Path) -> None:
+    """An evaluation inside a loop that something else drives is a region of it, and does not stop it."""
+    loop = environment.loop_from_environment()
+    loop.start()
+    try:
+        made = trainer(tmp_path, AutomaticCallback())
+        made.validate(Module(), data(1), verbose=False)
+        failing = Module()
+        failing.validation_step = lambda *_: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            made.validate(failing, data(1), verbose=False)
+        assert (True, []) == (loop.running, loop._open)
+    finally:
+        loop.stop()
+    assert "evaluation" in {event["name"] for event in windowed(asked)}
+
+
+def test_wrong_environment(tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong environment variable does not stop a Trainer."""
+    monkeypatch.setenv("INSTRUMENT_RUN", '{"active": 0}')
+    environment.loop_from_environment.cache_clear()
+    install()
+    assert [] == callbacks()
+    assert [] == automatic(trainer(tmp_path))
+
+
+def test_entry_point_is_light() -> None:
+    """Loading the entry point imports only a few small modules of this library."""
+    code = """
+import sys
+import instrument.integrations.lightning as door
+assert door.callbacks() == []
+print(sorted({name.split(".")[1] for name in sys.modules if name.startswith("instrument.")}))
+print(sorted({"torch", "lightning", "pytorch_lightning", "structlog", "wrapt"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environ())
+    light = ["config", "errors", "guard", "integrations", "interrupts", "log", "patch", "printable", "stderr"]
+    assert f"{light}\n[]\n" == done.stdout
+
+
+@pytest.mark.parametrize("method", ["validate", "test", "predict"])
+def test_evaluation_by_itself(tmp_path: Path, method: str) -> None:
+    """In an evaluation without a training before it, the batches are the steps."""
+    ours = callback(tmp_path, wait=1, active=2, repeat=1)
+    made = trainer(tmp_path, ours)
+    getattr(made, method)(Module(), data(5), **({} if method == "predict" else {"verbose": False}))
+    assert [(1, 2)] == steps(ours)
+    names = Counter(event["name"] for event in windowed(tmp_path / "out"))
+    assert (2, 2) == (names["step"], names["Linear"])
+    assert left_nothing(made, ours)
+
+
+def test_evaluation_too_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An evaluation that records nothing logs the reason."""
+    ours = callback(tmp_path, wait=50, active=2, repeat=1)
+    trainer(tmp_path, ours).validate(Module(), data(3), verbose=False)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "instrument"]
+    assert said.startswith("instrument: no window was recorded in ")
+    assert "steps 50-51 were asked for, and the loop ended before step 3" in said
