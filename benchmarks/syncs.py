@@ -24,7 +24,7 @@ from torch import nn
 
 import instrument
 from instrument.syncs import coverage
-from instrument.syncs.sources import sources
+from instrument.syncs.monitor import monitor
 
 ROOT = Path(__file__).parents[1]
 NO_GPU: dict[str, Any] = {"add": lambda listener: None, "remove": lambda listener: None}
@@ -168,7 +168,7 @@ def scores() -> None:
 @contextmanager
 def between_samples() -> Iterator[Any]:
     """A detector as it is on steps that it does not look at; all that needs a GPU has ended by then."""
-    pretended = mock.patch.object(coverage, "missing", lambda: None), mock.patch.multiple(sources, **NO_GPU)
+    pretended = mock.patch.object(coverage, "missing", lambda: None), mock.patch.multiple(monitor, **NO_GPU)
     with pretended[0], pretended[1], instrument.detect_syncs(every=10**9) as syncs:
         for _ in range(4):
             syncs.step()

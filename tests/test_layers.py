@@ -36,7 +36,8 @@ ORDER = [
     ["config", "compat"],
     ["errors", "gpu", "identity", "imports", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],
-    ["interrupts", "printable", "units"],
+    ["findings"],
+    ["interrupts", "printable", "source_paths", "units"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

@@ -147,8 +147,8 @@ def _looked_at(body: _Body, fake: bool, on_gpu: Iterable[Any]) -> SyncReport:
     with detect_syncs(level="log", every=1) as found:
         body()
     report = found.report
-    if report.blind == coverage.UNUSED:  # there is a GPU, which the test did not wait for
-        report.blind = ""
+    if report.unavailable_reason == coverage.UNUSED:  # there is a GPU, which the test did not wait for
+        report.unavailable_reason = ""
     return report
 
 

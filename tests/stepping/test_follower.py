@@ -24,7 +24,7 @@ from instrument import compat
 from instrument.modules.stand_in import compiled_call
 from instrument.stepping import follower
 from instrument.stepping.follower import StepFollower
-from instrument.stepping.model_calls import OutermostModel
+from instrument.stepping.outermost_model import OutermostModel
 from instrument.traces.read import read_trace
 
 BEFORE = vars(nn.Module)["_compiled_call_impl"], torch.autograd.backward, torch.optim.Optimizer.__init__

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from instrument.stepping.follower import StepFollower
-from instrument.stepping.optimizers import OptimizerSteps
+from instrument.stepping.optimizer_steps import OptimizerSteps
 
 from ..support.cuda_graphs import Device, Training, emulate
 

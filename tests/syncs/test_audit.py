@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from instrument.findings import Finding
 from instrument.syncs.audit import audit_syncs, unexplained
-from instrument.syncs.finding import Event, Finding
+from instrument.syncs.events import SyncEvent
 from instrument.syncs.recorder import Recorder
 from instrument.syncs.report import SyncReport
 from instrument.traces.read import read_trace
@@ -635,7 +636,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
 # Live detection
 
 
-def live_report(*events: Event) -> SyncReport:
+def live_report(*events: SyncEvent) -> SyncReport:
     recorder = Recorder()
     for event in events:
         recorder.add(event)
@@ -647,13 +648,13 @@ def test_what_live_detection_missed_is_listed() -> None:
     steps = {"regions": [on_cpu("ProfilerStep#1", 900, 1500), on_cpu("ProfilerStep#2", 1900, 2500)]}
     trace = trace_of(**both(item(1000, 1), item(2000, 3), steps))
     report = audit_syncs(trace)
-    once = live_report(Event("float", "read", step=1))
+    once = live_report(SyncEvent("float", "read", step=1))
     (missed,) = unexplained(report, once)
     assert (missed.op, missed.count, missed.steps, missed.blocked_ns) == ("item", 1, {2: 1}, None)
     assert only(report).count == 2
-    twice = live_report(Event("float", "read", step=1), Event("item", "read", step=2))
+    twice = live_report(SyncEvent("float", "read", step=1), SyncEvent("item", "read", step=2))
     assert not unexplained(report, twice)
-    other = live_report(Event("item", "read", step=70), Event("item", "read", step=71))
+    other = live_report(SyncEvent("item", "read", step=70), SyncEvent("item", "read", step=71))
     assert not unexplained(report, other)
     assert unexplained(report, live_report())[0].blocked_ns == 200
     said = audit_syncs(trace, live=once).coverage[-1]
@@ -665,7 +666,7 @@ def test_what_live_detection_saw_explains_only_as_much() -> None:
     """One wait explains one, whichever finding it is of."""
     regions = [on_cpu("data", 900, 1300), on_cpu("loss", 1900, 2300)]
     report = audited(**both(item(1000, 1), item(2000, 3), {"regions": regions}))
-    (missed,) = unexplained(report, live_report(Event("item", "read")))
+    (missed,) = unexplained(report, live_report(SyncEvent("item", "read")))
     assert missed.count == 1
 
 

@@ -10,8 +10,8 @@ import torch
 
 from instrument import dry_run
 from instrument.dryrun.run import dry_run_file
+from instrument.findings import Site
 from instrument.syncs.comments import allowed_at
-from instrument.syncs.finding import Site
 
 COMMENT = "# instrument: allow-sync why"
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import instrument
+from instrument.findings import Finding, Site
 from instrument.syncs import suggestions
-from instrument.syncs.finding import Event, Finding, Site
+from instrument.syncs.events import SyncEvent
 from instrument.syncs.fixes import fix_of
+from instrument.syncs.recorder import findings_of
 from instrument.syncs.report import SyncReport
 from instrument.syncs.suggestions import Fix
 
@@ -92,7 +94,7 @@ def test_short(fix: Fix) -> None:
 
 
 def finding(op: str, **more: Any) -> Finding:
-    return Finding.of(Event(op, more.pop("cause", ""), Site("/x/train.py", 1, "step"), **more))
+    return findings_of(SyncEvent(op, more.pop("cause", ""), Site("/x/train.py", 1, "step"), **more))[0]
 
 
 def test_every_wait_has_one() -> None:

@@ -17,7 +17,7 @@ from torch.cuda import _gpu_trace as trace
 import instrument
 from instrument.errors import SyncError
 from instrument.guard import guard
-from instrument.syncs import sources
+from instrument.syncs import monitor
 from instrument.syncs.detector import SyncDetector
 from instrument.syncs.live import detect_syncs, no_syncs
 from instrument.syncs.policy import allow_sync
@@ -538,7 +538,7 @@ def test_one_inside_of_itself(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Recorder, "add"), (SyncDetector, "judge"), (sources, "begun"), (sources, "context_of")],
+    [(Recorder, "add"), (SyncDetector, "check"), (monitor, "begun"), (monitor, "context_of")],
 )
 def test_what_fails_breaks_no_call_that_waits(
     gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str

@@ -23,7 +23,7 @@ from instrument.errors import SyncError
 from instrument.syncs import coverage, instruction, wrappers
 from instrument.syncs.budget import Budget
 from instrument.syncs.detector import SyncDetector
-from instrument.syncs.finding import Event
+from instrument.syncs.events import SyncEvent
 from instrument.syncs.live import detect_syncs, no_syncs
 from instrument.syncs.policy import allow_sync
 from tests.support.gpu_waits import Gpu, gpu, here, shown, state
@@ -284,7 +284,7 @@ def test_budget_of_a_region(path: list[str], named: list[str]) -> None:
     """A budget holds where its names are regions right inside each other, at any depth."""
     inside = any(path[start : start + len(named)] == named for start in range(len(path)))
     budget = Budget({"/".join(named): 1})
-    event = Event("item", "", region=tuple(path))
+    event = SyncEvent("item", "", region=tuple(path))
     assert (inside, None) == budget.spend(event)
     assert inside is (budget.spend(event)[1] is not None)
     budget.next_step()

@@ -13,25 +13,25 @@ import pytest
 import torch
 
 from instrument import allow_sync, dry_run, no_syncs
-from instrument.syncs.policy import allowed_here, forbidden_here, forbidding
+from instrument.syncs.policy import allow_reason, forbid_syncs, syncs_forbidden
 
 dry = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 
 
 def test_innermost() -> None:
     """The innermost block decides, and each ends where it began, also by an exception."""
-    assert (None, False) == (allowed_here(), forbidden_here())
+    assert (None, False) == (allow_reason(), syncs_forbidden())
     with allow_sync("outer"):
         with pytest.raises(ZeroDivisionError), allow_sync("inner"):
-            assert "inner" == allowed_here()
+            assert "inner" == allow_reason()
             raise ZeroDivisionError
-        with forbidding():
-            assert (None, True) == (allowed_here(), forbidden_here())
+        with forbid_syncs():
+            assert (None, True) == (allow_reason(), syncs_forbidden())
             with allow_sync("again"):
-                assert ("again", False) == (allowed_here(), forbidden_here())
-            assert (None, True) == (allowed_here(), forbidden_here())
-        assert ("outer", False) == (allowed_here(), forbidden_here())
-    assert (None, False) == (allowed_here(), forbidden_here())
+                assert ("again", False) == (allow_reason(), syncs_forbidden())
+            assert (None, True) == (allow_reason(), syncs_forbidden())
+        assert ("outer", False) == (allow_reason(), syncs_forbidden())
+    assert (None, False) == (allow_reason(), syncs_forbidden())
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_decorated() -> None:
     @allow_sync("why")
     def count(left: int, *, by: int = 1) -> list[str | None]:
         """Counts."""
-        return [allowed_here()] + (count(left - by, by=by) if left else [])
+        return [allow_reason()] + (count(left - by, by=by) if left else [])
 
     assert ["why"] * 3 == count(2, by=1)
     assert ("count", "Counts.") == (count.__name__, count.__doc__)
-    assert allowed_here() is None
-    method = allow_sync("partial")(functools.partial(lambda one: (one, allowed_here()), 1))
+    assert allow_reason() is None
+    method = allow_sync("partial")(functools.partial(lambda one: (one, allow_reason()), 1))
     assert (1, "partial") == method()
 
 
@@ -98,19 +98,19 @@ def test_one_block_twice() -> None:
     allowing = allow_sync("why")
     for _ in range(2):
         with allowing, allowing:
-            assert "why" == allowed_here()
-        assert allowed_here() is None
+            assert "why" == allow_reason()
+        assert allow_reason() is None
 
 
 def test_other_threads_and_contexts() -> None:
     """What holds here holds on no other thread, but in a context that is copied."""
     seen: list[Any] = []
     with allow_sync("here"):
-        thread = threading.Thread(target=lambda: seen.append(allowed_here()))
+        thread = threading.Thread(target=lambda: seen.append(allow_reason()))
         thread.start()
         thread.join()
         copied = contextvars.copy_context()
-    seen.append(copied.run(allowed_here))
+    seen.append(copied.run(allow_reason))
     assert [None, "here"] == seen
 
 
@@ -120,7 +120,7 @@ def test_tasks_do_not_mix() -> None:
     async def task(reason: str) -> str | None:
         with allow_sync(reason):
             await asyncio.sleep(0)
-            return allowed_here()
+            return allow_reason()
 
     async def main() -> list[str | None]:
         return list(await asyncio.gather(*(task(reason) for reason in "abc")))

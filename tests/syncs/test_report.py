@@ -14,8 +14,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from instrument.findings import NOT_COVERED, Site
 from instrument.printable import printable
-from instrument.syncs.finding import NOT_COVERED, Event, Site
+from instrument.syncs.events import SyncEvent
+from instrument.syncs.recorder import findings_of
 from instrument.syncs.report import SyncReport, render
 
 from .reports import finding, report, script
@@ -64,8 +66,8 @@ high    train.py:3 in step
 
 medium  train.py:2 in step
     to: copies to the GPU (H2D, 16 bytes in all)
-    in every step; how long is unknown: neither start nor end of the wait could
-    be seen
+    in every step; how long is unknown: the start or end of the wait was not
+    seen
       1 | def step(model, batch):
     > 2 |     loss = model(batch)
       3 |     total = loss.item()
@@ -111,7 +113,10 @@ def test_clean() -> None:
         == "No line makes the CPU wait for the GPU (dry run without a GPU, no timings; 3 steps)\n"
     )
     assert "(trace)" in shown(report(steps=0, source="trace"))
-    assert shown(report(steps=0, source="live", blind="no GPU")) == "Nothing could be checked (live): no GPU\n"
+    assert (
+        shown(report(steps=0, source="live", unavailable_reason="no GPU"))
+        == "Nothing could be checked (live): no GPU\n"
+    )
 
 
 def test_printed() -> None:
@@ -273,7 +278,7 @@ def test_assert_max_fails_whatever_the_number() -> None:
         report(error=ValueError("x")).assert_max(9)
     assert "No line makes" in str(raised.value)
     with pytest.raises(AssertionError, match="nothing could be checked: there is no GPU"):
-        report(blind="there is no GPU").assert_max(9)
+        report(unavailable_reason="there is no GPU").assert_max(9)
     with pytest.raises(AssertionError, match="the step waits for the GPU 1,000 times; allowed: 9"):
         report(dropped=1000).assert_max(9)
 
@@ -387,9 +392,8 @@ def test_outside_of_steps() -> None:
 def test_several_lines_of_a_library() -> None:
     """The one with most is shown, and how many more there are."""
     vias = [Site("/v/site-packages/lib/a.py", line, "f") for line in (1, 2, 2, 3)]
-    found = finding(via=vias[0])
-    for via in vias[1:]:
-        found.add(Event("item", "", found.site, via, step=0))
+    site = Site("/x/train.py", 3, "step")
+    (found,) = findings_of(*(SyncEvent("item", "", site, via, step=0) for via in vias))
     assert "via lib/a.py:2 in f, and 2 more lines" in shown(report(found))
 
 

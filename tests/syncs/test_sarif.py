@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from instrument.syncs.allowlist import Entry, Known
-from instrument.syncs.finding import NOT_COVERED, Site
+from instrument.findings import NOT_COVERED, Site
+from instrument.syncs.baseline import Baseline, BaselineEntry
 from instrument.syncs.report import SyncReport
 from instrument.syncs.sarif import to_sarif
 
@@ -119,7 +119,7 @@ def test_suppressions(path: Path) -> None:
     """What is allowed is there, with the reason: in the code, or in a file."""
     found = report(finding("item", 3, path), finding("bool", 4, path, allowed="in the code"))
     fingerprint = found.syncs[0].fingerprint
-    Known({fingerprint: Entry(fingerprint, None, "in a file")}).allow(found, "x")
+    Baseline({fingerprint: BaselineEntry(fingerprint, None, "in a file")}).allow(found, "x")
     suppressed = {result["ruleId"]: result["suppressions"] for result in run_of(found)["results"]}
     assert {
         "sync/item": [{"kind": "external", "justification": "in a file"}],
@@ -151,7 +151,9 @@ def test_places(path: Path) -> None:
 def test_several(path: Path) -> None:
     """Several targets are one run, since GitHub takes one of a tool; errors and coverage are told."""
     failed = report(finding("item", 3, path), error=ValueError("bad"), coverage=["a sentence"])
-    run = run_of(report(finding("item", 3, path), finding("bool", 4, path)), failed, report(blind="no GPU"))
+    run = run_of(
+        report(finding("item", 3, path), finding("bool", 4, path)), failed, report(unavailable_reason="no GPU")
+    )
     assert 3 == len(run["results"])
     (invocation,) = run["invocations"]
     assert invocation["executionSuccessful"] is False

@@ -14,9 +14,9 @@ import torch
 from torch.autograd.profiler import profile
 
 from .. import gpu
+from ..findings import NOT_COVERED, Direction, Site
 from ..syncs import sites
 from ..syncs.budget import Budget
-from ..syncs.finding import NOT_COVERED, Direction, Site
 from ..syncs.recorder import Recorder
 from .tags import Tags
 

@@ -18,7 +18,7 @@ from ..patch import Patch, apply, undo
 FEATURE = "following compiled functions"
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """On this thread: what is called at the end of the outermost compiled function."""
 
     due: tuple[Callable[[], None], ...] = ()
@@ -28,7 +28,7 @@ class CompiledCalls:
     """Defers calls to the end of compiled functions, from `follow` to `remove`."""
 
     def __init__(self) -> None:
-        self._here = _Here()
+        self._here = _ThreadState()
         self._patches: list[Patch] = []
         self._removed = False
         self._compiled = False  # whether there was any graph so far: until then nothing looks at frames

@@ -16,12 +16,12 @@ from ..modules import backward_calls, parts
 from ..modules.optimizers import live_optimizers, share_parameters
 from ..patch import Patch, apply, leave_no_frame, undo
 from .compiled_calls import CompiledCalls
-from .function_calls import SIGNS, FunctionCalls, check
-from .graph_making import GraphMaking
-from .model_calls import OutermostModel
-from .optimizers import FEATURE, OptimizerSteps, running
+from .compiled_code import skip_package, without_compiler
+from .function_calls import SIGNS, FunctionCallSteps, check_step_on
+from .graphed_callables import GraphedCallables
+from .optimizer_steps import FEATURE, OptimizerSteps, running
+from .outermost_model import OutermostModel
 from .program_steps import program_steps
-from .uncompiled import apart, keep_package
 
 # Calls of a model that may be followed by a backward pass, or replays of a graph that is not known; fewer may be
 # those of one step.
@@ -80,7 +80,7 @@ class StepFollower:
         made: Callable[[Any], None] | None = None,
         found: Callable[[Any], None] | None = None,
     ) -> None:
-        check(step_on)
+        check_step_on(step_on)
         self.by: str | None = None
         self._stepped = stepped
         self._restarted = restarted
@@ -100,16 +100,16 @@ class StepFollower:
         self._replayed: weakref.ref[Any] | None = None  # the one of them whose replays are steps
         self._patches: list[Patch] = []
         self._graphs = GraphFollower(self._unknown_replayed)
-        self._graph_making = making = GraphMaking()
+        self._graph_making = making = GraphedCallables()
         self._steps: OptimizerSteps | None = None
         if step_on in (None, "optimizer"):
             self._steps = OptimizerSteps(lambda: self._ended("optimizer"))
         self._model: OutermostModel | None = None
         if step_on != "optimizer" or begun is not None:
             self._model = OutermostModel(self._model_found, self._model_called, lambda: making.here)
-        self._function: FunctionCalls | None = None
+        self._function: FunctionCallSteps | None = None
         if step_on not in (None, *SIGNS):
-            self._function = FunctionCalls(step_on, lambda: self._function_called(step_on))
+            self._function = FunctionCallSteps(step_on, lambda: self._function_called(step_on))
         self._compiled_calls = CompiledCalls()
         sources = (self._graphs, making, self._steps, self._model, self._function, self._compiled_calls)
         self._sources: list[Source] = [source for source in sources if source is not None]
@@ -189,11 +189,11 @@ class StepFollower:
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: Any) -> None:
         if self._stepped is not _nothing:
-            keep_package()
+            skip_package()
 
     # What the sources call
 
-    @apart
+    @without_compiler
     def _ended(self, by: str, count: int = 1) -> None:
         self._compiled_calls.after(functools.partial(self._step_ended, by, count))
 
@@ -229,7 +229,7 @@ class StepFollower:
         """
         return self._graphs.defer(replayed, *args) or self._graph_making.here
 
-    @apart
+    @without_compiler
     def _function_called(self, function: str) -> None:
         if not self._defer_or_skip(self._function_replayed, function):
             self._ended(function)
@@ -250,7 +250,7 @@ class StepFollower:
             self._ended("replay", replays if self.by is None else 1)
 
     @guard.contained(FEATURE)
-    @apart
+    @without_compiler
     def _begins(self) -> None:
         """Step 0 begins, if it did not before."""
         if self._function is not None:
@@ -280,7 +280,7 @@ class StepFollower:
 
         return init
 
-    @apart
+    @without_compiler
     def _optimizer_made(self, optimizer: Any) -> None:
         self._optimizers.add(optimizer)
         if self._function is not None:
@@ -313,7 +313,7 @@ class StepFollower:
         return len(self._optimizers) > 0 and not self.compiled
 
     @guard.contained(FEATURE)
-    @apart
+    @without_compiler
     def _passed(self) -> None:
         """A backward pass ended."""
         if self._defer_or_skip(self._pass_replayed):

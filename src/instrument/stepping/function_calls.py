@@ -19,22 +19,22 @@ from ..patch import Patch, apply, leave_no_frame, undo
 
 FEATURE = "following the function whose calls are steps"
 _inside: ContextVar[tuple[int, ...]] = ContextVar("inside", default=())
-"""In this thread or task: the numbers of the `FunctionCalls` whose functions run, each once."""
+"""In this thread or task: the numbers of the `FunctionCallSteps` whose functions run, each once."""
 _numbers = itertools.count()  # not a ContextVar for each: those are never freed
 SIGNS = ("forward", "backward", "optimizer", "program")
 """What may end a step, from the weakest sign to the strongest."""
 
 
-def check(step_on: str | None) -> str | None:
+def check_step_on(step_on: str | None) -> str | None:
     """Return what is to end the steps, with the whole path of a file.
 
     Raises:
-        ValueError: it is not "optimizer", "backward", "forward" or a function as `FunctionCalls` takes it, or it
-            names a file that does not exist.
+        ValueError: it is not "optimizer", "backward", "forward" or a function as `FunctionCallSteps` takes it,
+            or it names a file that does not exist.
     """
     if step_on is None or step_on in SIGNS[:-1]:
         return step_on
-    place, function = parse(step_on)
+    place, function = parse_function(step_on)
     if not place.endswith(".py"):
         return step_on
     if not Path(place).is_file():
@@ -42,7 +42,7 @@ def check(step_on: str | None) -> str | None:
     return f"{os.path.realpath(place)}:{function}"
 
 
-def parse(name: str) -> tuple[str, str]:
+def parse_function(name: str) -> tuple[str, str]:
     """Return the module or file, and the function in it, that ``name`` gives.
 
     Raises:
@@ -58,7 +58,7 @@ def parse(name: str) -> tuple[str, str]:
     return place, function
 
 
-class FunctionCalls:
+class FunctionCallSteps:
     """Calls ``called()`` at the end of each call of a function that returns, from `follow` to `remove`.
 
     A function of an imported module is replaced when the import is over. One of the script itself is not there yet
@@ -69,7 +69,7 @@ class FunctionCalls:
     """
 
     def __init__(self, name: str, called: Callable[[], None]) -> None:
-        self._place, self._function = parse(name)
+        self._place, self._function = parse_function(name)
         self._called = called
         self._patches: list[Patch] = []
         self._removed = False

@@ -9,14 +9,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ..findings import Direction, Finding
 from ..traces.read import read_trace
 from ..traces.trace import Trace
 from ..traces.waits import COPY, EXPLICIT, FREE, Wait, direction, find
 from .comments import allowed_at
-from .context import Around, Program
-from .finding import Direction, Event, Finding
+from .events import SyncEvent
 from .recorder import Recorder
 from .report import SyncReport
+from .trace_context import CallContext, TraceContext
 
 # Live detection names what the program calls, a trace what that comes down to.
 _SAME = {
@@ -46,7 +47,7 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
         raise TypeError(f'"trace" must be one trace, or the path of its file: {trace!r:.200}')
     waits = find(recorded)
     thread = np.array([wait.thread for wait in waits], np.int64)
-    program = Program(recorded, thread, np.array([wait.start_ns for wait in waits], np.int64))
+    program = TraceContext(recorded, thread, np.array([wait.start_ns for wait in waits], np.int64))
     around = [program.around(row) for row in range(len(waits))]
     own = _of_profiler(recorded, waits, around)
     # A function is less than a line: what it copies in either direction, or waits in which region, stays apart.
@@ -59,9 +60,16 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
         unattributed += around[rows[0]].op is None and not somewhere and not event.region
     findings = [found for recorder in recorders.values() for found in recorder.findings]
     dropped = sum(recorder.dropped for recorder in recorders.values())
-    blind = "" if len(recorded.runtime) or len(recorded.syncs) else "the trace has no calls of CUDA or HIP"
+    unavailable_reason = (
+        "" if len(recorded.runtime) or len(recorded.syncs) else "the trace has no calls of CUDA or HIP"
+    )
     report = SyncReport(
-        "trace", findings, steps=len(recorded.steps), dropped=dropped, blind=blind, span_ns=_span(recorded)
+        "trace",
+        findings,
+        steps=len(recorded.steps),
+        dropped=dropped,
+        unavailable_reason=unavailable_reason,
+        span_ns=_span(recorded),
     )
     report.coverage = _coverage(recorded, sum(found.count for found in findings), len(own), unattributed)
     if live is not None:
@@ -105,13 +113,12 @@ def unexplained(audit: SyncReport, live: SyncReport) -> list[Finding]:
         if total := remaining.total():
             rest = dataclasses.replace(found, count=total, steps=remaining)
             if total < found.count:
-                rest.bytes = rest.blocked_ns = rest.idle_ns = None
-                rest.timed = 0
+                rest = dataclasses.replace(rest, bytes=None, blocked_ns=None, idle_ns=None, timed=0)
             result.append(rest)
     return result
 
 
-def _of_profiler(trace: Trace, waits: list[Wait], around: list[Around]) -> set[int]:
+def _of_profiler(trace: Trace, waits: list[Wait], around: list[CallContext]) -> set[int]:
     """The synchronisations that the profiler made: its stack says so, or nothing of the program is around them.
 
     torch.profiler ends with one. What follows the last step is the profiler's too; where no steps are marked,
@@ -140,7 +147,9 @@ def _of_profiler(trace: Trace, waits: list[Wait], around: list[Around]) -> set[i
     return told | before | set(after)
 
 
-def _together(waits: list[Wait], around: list[Around], program: Program, without: set[int]) -> Iterable[list[int]]:
+def _together(
+    waits: list[Wait], around: list[CallContext], program: TraceContext, without: set[int]
+) -> Iterable[list[int]]:
     """The rows of each event: all of one operator, or of one copy outside of operators."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for row, (wait, here) in enumerate(zip(waits, around, strict=True)):
@@ -155,13 +164,13 @@ def _together(waits: list[Wait], around: list[Around], program: Program, without
     return groups.values()
 
 
-def _is_copy(wait: Wait, program: Program) -> bool:
+def _is_copy(wait: Wait, program: TraceContext) -> bool:
     """Whether a wait outside of operators is, or at once follows, a copy outside of operators."""
     follows = wait.kind == COPY or "Stream" in wait.call
     return wait.adjacent and wait.copy >= 0 and follows and not program.launched_by_operator(wait.copy)
 
 
-def _event(trace: Trace, program: Program, waits: list[Wait], here: Around) -> Event:
+def _event(trace: Trace, program: TraceContext, waits: list[Wait], here: CallContext) -> SyncEvent:
     if here.op is not None:
         copies = [wait.copy for wait in waits if wait.copy >= 0 and wait.copy_ns >= here.since_ns]
     else:
@@ -177,7 +186,7 @@ def _event(trace: Trace, program: Program, waits: list[Wait], here: Around) -> E
     cause = ", ".join(dict.fromkeys(wait.call for wait in longest))
     cause += f": {names[0]}" if names else " while the GPU worked" if kinds == {FREE} else ""
     idle = [wait.idle_ns for wait in waits if wait.idle_ns is not None]
-    return Event(
+    return SyncEvent(
         op, cause, here.site, here.via, towards, sum(sizes) if sizes else None,
         sum(wait.blocked_ns for wait in waits), sum(idle) if idle else None, here.region, here.step,
         program.thread(waits[0].thread), here.backward, allowed_at(here.site),

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from .finding import Event, Site
-from .pattern import times
+from ..findings import Site
+from .events import SyncEvent
+from .report_data import times
 
 EVERYWHERE = ""
 
@@ -62,7 +63,7 @@ class Budget:
         where = f" (the first one too many: {site})" if (site := self._first.get(name)) else ""
         return f"{_named(name)} waits {upto}{times(max(spent))}{often}; its budget is {self._limits[name]}{where}"
 
-    def spend(self, event: Event) -> tuple[bool, str | None]:
+    def spend(self, event: SyncEvent) -> tuple[bool, str | None]:
         """Count one wait.
 
         Returns:

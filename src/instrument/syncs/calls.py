@@ -11,9 +11,10 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from .. import compat, gpu
+from ..findings import Direction
 from . import instruction, policy, sites
-from .finding import Direction, Event
-from .listener import Listener
+from .events import SyncEvent
+from .recorder import SyncListener
 
 CAUSES = {
     "stream": "waits for the work of a stream",
@@ -38,10 +39,10 @@ class Caller(NamedTuple):
 
 
 @dataclass(eq=False)
-class Wait:
+class SyncCall:
     """One call that waits, once or more."""
 
-    events: list[tuple[Listener, Event]]
+    events: list[tuple[SyncListener, SyncEvent]]
     thread: int  # to which a complaint is due
     where: tuple[int, int]  # frame and instruction
     since_ns: int
@@ -62,18 +63,18 @@ class Scope:
     whole: bool = False
     gather: bool = False
     copy: Copy | None = None
-    wait: Wait | None = None
+    wait: SyncCall | None = None
 
 
 def begun(
-    listeners: tuple[Listener, ...],
+    listeners: tuple[SyncListener, ...],
     what: str,
     frame: FrameType | None,
     caller: Caller | None,
     copy: Copy | None = None,
     op: str | None = None,
     cause: str = "",
-) -> Wait:
+) -> SyncCall:
     """Return a wait that this thread begins now, with an event for each listener.
 
     Args:
@@ -105,12 +106,12 @@ def begun(
             event.via = here.via if here.site is None and here.via is not None else event.via
         events.append((listener, event))
     due = threading.get_ident() if caller is None else caller.thread
-    return Wait(events, due, (0, 0), time.perf_counter_ns())
+    return SyncCall(events, due, (0, 0), time.perf_counter_ns())
 
 
 def context_of(caller: Caller | None) -> contextvars.Context | None:
     """Return a copy of the caller's, where nothing is allowed or forbidden on this thread itself."""
-    if caller is None or policy.allowed_here() is not None or policy.forbidden_here():
+    if caller is None or policy.allow_reason() is not None or policy.syncs_forbidden():
         return None
     return caller.context.copy()
 

@@ -8,7 +8,7 @@ import linecache
 import re
 import tokenize
 
-from .finding import Site
+from ..findings import Site
 
 _COMMENT = re.compile(r"#\s*instrument:\s*allow-sync\b[\s:,-]*(.*)")
 _NO_REASON = "a comment at the line"

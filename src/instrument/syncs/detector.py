@@ -6,22 +6,22 @@ import threading
 from typing import Any
 
 from .. import log
+from ..findings import Finding, Site
 from ..guard import guard
 from ..regions.dispatch import active
 from ..regions.path import RegionPath
 from . import coverage
 from .budget import Budget
-from .finding import Event, Finding, Site
-from .listener import Listener, described
-from .recorder import Recorder
+from .events import SyncEvent
+from .monitor import monitor
+from .recorder import Recorder, Steps, SyncListener, describe
 from .report import SyncReport
-from .sources import sources
 
 FIRST = 3  # steps that are looked at in any case
 _SHOWN = 20  # findings in the log
 
 
-class SyncDetector(Listener):
+class SyncDetector(SyncListener):
     """Finds waits from `start` to `stop`; made by `detect_syncs`. Each start begins anew."""
 
     def __init__(self, level: str, budget: Budget | None, every: int) -> None:
@@ -56,8 +56,8 @@ class SyncDetector(Listener):
         explanation = self._explanation if self._follower is None else self._follower.explanation
         covered += [explanation] if explanation else []
         return SyncReport(
-            "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped, blind=why or "",
-            budgeted=self._budget is not None,
+            "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped,
+            unavailable_reason=why or "", budgeted=self._budget is not None,
             exceeded=[] if self._budget is None else self._budget.exceeded(recorder.steps),
         )  # fmt: skip
 
@@ -69,7 +69,7 @@ class SyncDetector(Listener):
         self._path = RegionPath()
         self.recorder = Recorder(self._path.names)
         self._said.clear()
-        self.forgive()
+        self.clear_pending()
         self._why = coverage.missing()
         if self._why is not None:
             if self._why == coverage.NO_GPU:
@@ -94,7 +94,7 @@ class SyncDetector(Listener):
         """
         if self._last() and self._running:
             self._end()
-            self.speak()
+            self.raise_pending()
 
     def step(self) -> None:
         """Tell that a step ended and the next begins."""
@@ -118,29 +118,29 @@ class SyncDetector(Listener):
 
     def _unused(self) -> str | None:
         """Return why nothing was found where the program did not initialize CUDA while it was looked for."""
-        return coverage.unused() if self._running and not self.recorder.findings else None
+        return coverage.unused() if self._running and self.recorder.empty else None
 
     def _last(self) -> bool:
         self._starts = max(self._starts - 1, 0)
         return not self._starts
 
-    def judge(self, event: Event, thread: int) -> None:
+    def check(self, event: SyncEvent, thread: int) -> None:
         """Take note of ``event`` where the level says so, or a budget is exceeded."""
         if event.allowed is not None:
             return
         held, exceeded = self._budget.spend(event) if self._budget is not None else (False, None)
         if (held and exceeded is None) or (exceeded is None and self._level == "log"):
             return
-        text = described(event) + (f"; {exceeded}" if exceeded else "")
+        text = describe(event) + (f"; {exceeded}" if exceeded else "")
         if self._level == "error":
-            self.complain(text, event, thread, error=True)
+            self.queue(text, event, thread, error=True)
             return
         key = (event.site, event.op)
         if key in self._said:
             return
         self._said.add(key)
         if self._level == "warn":
-            self.complain(text, event, thread, error=False)
+            self.queue(text, event, thread, error=False)
         else:
             log.warning(text)
 
@@ -148,13 +148,13 @@ class SyncDetector(Listener):
         with guard.contained("looking for waits"):
             active.add(self._path)
             self._armed = True
-            sources.add(self)
-            self._traced, self._error_mode = sources.traced, sources.error_mode
+            monitor.add(self)
+            self._traced, self._error_mode = monitor.traced, monitor.error_mode
 
     def _disarm(self) -> None:
         if self._armed:
             self._armed = False
-            sources.remove(self)
+            monitor.remove(self)
             active.remove(self._path)
 
     def _unhook(self) -> None:
@@ -184,13 +184,13 @@ class SyncDetector(Listener):
         """Go on to the next step; what came before the end of the first one is a part of one only."""
         first = self.recorder.step == 0
         if first:
-            sources.flush()
+            monitor.flush()
             self._relabel(None, 0)
         self._next_step(counts=not first)
 
     def _next_step(self, *, counts: bool) -> None:
         if self._armed:
-            sources.flush()
+            monitor.flush()
             self.recorder.steps += counts
         self.recorder.step = number = (self.recorder.step or 0) + 1
         if self._budget is not None:
@@ -200,15 +200,19 @@ class SyncDetector(Listener):
             self._arm()
         elif not wanted:
             self._disarm()
-        self.speak(threading.get_ident())
+        self.raise_pending(threading.get_ident())
 
     def _relabel(self, new: int | None, old: int | None = None) -> None:
         """Count the waits of step ``old``, or of all, to ``new``."""
-        for found in self.recorder.findings:
-            for step in [old] if old is not None else list(found.steps):
-                waits = found.steps.pop(step, 0)
+
+        def assign(steps: Steps) -> Steps:
+            for step in [old] if old is not None else list(steps):
+                waits = steps.pop(step, 0)
                 if waits:
-                    found.steps[new] += waits
+                    steps[new] += waits
+            return steps
+
+        self.recorder.reassign_steps(assign)
 
     def _log(self) -> None:
         report = self.report

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from ..findings import Finding, Fix
 from . import suggestions
-from .finding import Finding
-from .suggestions import BY_OP, Fix
+from .suggestions import BY_OP
 
 # The line of a library tells more than the operation that it did there
 _BY_VIA = (

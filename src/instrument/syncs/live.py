@@ -14,9 +14,9 @@ from ..regions import dispatch as regions
 from . import coverage, policy
 from .budget import Budget
 from .detector import SyncDetector
-from .finding import Event
-from .listener import Listener, described
-from .sources import sources
+from .events import SyncEvent
+from .monitor import monitor
+from .recorder import SyncListener, describe
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,13 +68,13 @@ def detect_syncs(
     return SyncDetector(level, limits, every or EVERY)
 
 
-class _Forbidding(Listener):
+class _Forbidding(SyncListener):
     """Raises for what waits inside `no_syncs`."""
 
-    def judge(self, event: Event, thread: int) -> None:
+    def check(self, event: SyncEvent, thread: int) -> None:
         """Take note of ``event`` where it is forbidden."""
         if event.forbidden:
-            self.complain(f"{described(event)}, which no_syncs forbids", event, thread, error=True)
+            self.queue(f"{describe(event)}, which no_syncs forbids", event, thread, error=True)
 
 
 class NoSyncs:
@@ -97,7 +97,7 @@ class NoSyncs:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return ``function`` with each call of it in a block of its own."""
-        policy.plain(function, "no_syncs")
+        policy.check_decorable(function, "no_syncs")
 
         @transparent
         @functools.wraps(function)
@@ -112,18 +112,18 @@ class NoSyncs:
 
 @contextlib.contextmanager
 def _forbidding() -> Iterator[None]:
-    with policy.forbidding():
+    with policy.forbid_syncs():
         if coverage.missing() is not None:
             yield
             return
         listener = _Forbidding()
         with guard.contained("looking for waits"):
-            sources.add(listener)
+            monitor.add(listener)
         try:
             yield
         finally:
-            sources.remove(listener)
-        listener.speak()
+            monitor.remove(listener)
+        listener.raise_pending()
 
 
 def no_syncs() -> NoSyncs:

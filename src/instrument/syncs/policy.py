@@ -15,7 +15,7 @@ _allowed: ContextVar[str | None] = ContextVar("allowed", default=None)
 _forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
 
 
-def allow_sync(reason: str) -> Allowing:
+def allow_sync(reason: str) -> AllowSync:
     """Allow the CPU to wait for the GPU in this block; what waits there is listed, and counts for nothing.
 
     It decorates functions, too.
@@ -34,10 +34,10 @@ def allow_sync(reason: str) -> Allowing:
         raise TypeError(f'"reason" must be a string: {reason!r}')
     if not reason.strip():
         raise ValueError(f'"reason" must say why: {reason!r}')
-    return Allowing(reason)
+    return AllowSync(reason)
 
 
-class Allowing(contextlib.ContextDecorator):
+class AllowSync(contextlib.ContextDecorator):
     """Made by `allow_sync`; for `with` and as a decorator."""
 
     def __init__(self, reason: str) -> None:
@@ -50,16 +50,16 @@ class Allowing(contextlib.ContextDecorator):
     def __exit__(self, *_: object) -> None:
         _allowed.reset(self._tokens.pop())
 
-    def _recreate_cm(self) -> Allowing:  # of ContextDecorator: each call of a function has its own
-        return Allowing(self._reason)
+    def _recreate_cm(self) -> AllowSync:  # of ContextDecorator: each call of a function has its own
+        return AllowSync(self._reason)
 
     def __call__(self, function: F) -> F:
         """Return ``function`` with each call of it in a block of its own."""
-        plain(function, "allow_sync")
+        check_decorable(function, "allow_sync")
         return super().__call__(function)
 
 
-def plain(function: object, name: str) -> None:
+def check_decorable(function: object, name: str) -> None:
     """Raise ``TypeError`` for what a decorator cannot surround: the code of it runs after the call."""
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if not callable(function) or any(is_kind(function) for is_kind in kinds):
@@ -67,7 +67,7 @@ def plain(function: object, name: str) -> None:
 
 
 @contextlib.contextmanager
-def forbidding() -> Iterator[None]:
+def forbid_syncs() -> Iterator[None]:
     """Mark what waits in this block as forbidden, but for an `allow_sync` further in."""
     allowed, forbidden = _allowed.set(None), _forbidden.set(True)
     try:
@@ -77,11 +77,11 @@ def forbidding() -> Iterator[None]:
         _allowed.reset(allowed)
 
 
-def allowed_here() -> str | None:
+def allow_reason() -> str | None:
     """Return the reason of the innermost `allow_sync` around the caller; None where there is none."""
     return _allowed.get()
 
 
-def forbidden_here() -> bool:
-    """Tell whether the caller is inside `forbidding` and not allowed again."""
+def syncs_forbidden() -> bool:
+    """Tell whether the caller is inside `forbid_syncs` and not allowed again."""
     return _forbidden.get() and _allowed.get() is None

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..units import count
-from . import sarif, serialize, text
-from .finding import CHOSEN
-from .pattern import times
-from .results import Results
+from . import sarif, serialize, terminal
+from .events import CHOSEN
+from .report_data import ReportData, times
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 _WIDTH = 100  # where no terminal tells
 
 
-class SyncReport(Results):
-    """Which lines make the CPU wait for the GPU; ``print`` it, or see `Results` for its parts."""
+class SyncReport(ReportData):
+    """Which lines make the CPU wait for the GPU; ``print`` it, or see `ReportData` for its parts."""
 
     def assert_max(self, most: int | None = None) -> None:
         """Fail if a step waits more than ``most`` times, but for what is allowed, or exceeds its budget.
@@ -64,8 +63,8 @@ class SyncReport(Results):
         waits = self.most(*self.syncs) + self.dropped
         if waits > most and not unlimited:
             return self._too_many(waits, most)
-        if self.blind:
-            return f"nothing could be checked: {self.blind}"
+        if self.unavailable_reason:
+            return f"nothing could be checked: {self.unavailable_reason}"
         return None if self.finished else "the run ended early"
 
     def _too_many(self, waits: int, most: int) -> str:
@@ -95,12 +94,12 @@ class SyncReport(Results):
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns
-        return "\n".join(line.head + line.text for line in text.lines(self, width))
+        return "\n".join(line.head + line.text for line in terminal.lines(self, width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         from rich.text import Text
 
-        for line in text.lines(self, options.max_width):
+        for line in terminal.lines(self, options.max_width):
             yield Text.assemble(
                 (line.head, line.head_style), (line.text, line.style), no_wrap=True, overflow="ignore"
             )

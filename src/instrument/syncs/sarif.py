@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .finding import Finding, Site
+from ..findings import Finding, Site
+from ..source_paths import root_of
 from .fixes import fix_of
-from .results import Results
-from .roots import root_of
+from .report_data import ReportData
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"high": "error", "medium": "warning", "low": "note"}
@@ -31,11 +31,11 @@ def _root() -> Path:
     return root_of(here) or here
 
 
-def to_sarif(several: Sequence[Results]) -> str:
+def to_sarif(several: Sequence[ReportData]) -> str:
     """Return the findings of ``several`` runs as one log with one run, as code scanning takes it.
 
-    Files are relative to the root of the repository of the current folder. Results need a place: what has none,
-    and what ended a run, are notifications of the tool.
+    Files are relative to the root of the repository of the current folder. A finding
+    without a location, and what ended a run, become notifications of the tool.
     """
     root = _root()
     results: list[dict[str, Any]] = []
@@ -50,8 +50,8 @@ def to_sarif(several: Sequence[Results]) -> str:
             else:
                 results.append(_result(one, found, root) | {"ruleIndex": list(rules).index(rule["id"])})
         told += [_notification(sentence) for sentence in one.coverage]
-        if one.blind:
-            told.append(_notification(f"nothing could be checked: {one.blind}", "error"))
+        if one.unavailable_reason:
+            told.append(_notification(f"nothing could be checked: {one.unavailable_reason}", "error"))
         if one.ended is not None:
             told.append(_notification(f"the run ended early: {one.ended}", "error"))
     run = {
@@ -59,7 +59,7 @@ def to_sarif(several: Sequence[Results]) -> str:
         "originalUriBaseIds": {_BASE: {"uri": f"{root.as_uri()}/".replace("////", "///")}},
         "invocations": [
             {
-                "executionSuccessful": all(one.finished and not one.blind for one in several),
+                "executionSuccessful": all(one.finished and not one.unavailable_reason for one in several),
                 "toolExecutionNotifications": told,
             }
         ],
@@ -93,7 +93,7 @@ def _rule(found: Finding) -> dict[str, Any]:
     }
 
 
-def _message(results: Results, found: Finding) -> str:
+def _message(results: ReportData, found: Finding) -> str:
     if not found.covered:
         return f"Not covered: {found.cause}"
     often = str(results.pattern(found))
@@ -101,7 +101,7 @@ def _message(results: Results, found: Finding) -> str:
     return f"{found.op} makes the CPU wait for the GPU: {found.cause} ({often}{region}). {fix_of(found).text}"
 
 
-def _result(results: Results, found: Finding, root: Path) -> dict[str, Any]:
+def _result(results: ReportData, found: Finding, root: Path) -> dict[str, Any]:
     site = found.site or found.via
     assert site is not None
     result: dict[str, Any] = {

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .finding import Finding, Site
-from .fixes import fix_of
-from .results import Results
+from ..findings import Finding, Site
+from .report_data import ReportData
 
 VERSION = 1
 
 
-def to_json(results: Results) -> str:
+def to_json(results: ReportData) -> str:
     """Return `as_dict` as text."""
     return json.dumps(as_dict(results), indent=2)
 
 
-def as_dict(results: Results) -> dict[str, Any]:
+def as_dict(results: ReportData) -> dict[str, Any]:
     """Return the findings as JSON takes them; names are only added to it while ``version`` is 1.
 
     ``source`` ("live", "dry run", "trace"), ``steps`` (looked at; 0: "in a step" is of the whole run),
@@ -46,7 +45,7 @@ def as_dict(results: Results) -> dict[str, Any]:
         "median_waits": results.typical(*results.syncs),
         "finished": results.finished,
         "error": results.ended,
-        "blind": results.blind,
+        "blind": results.unavailable_reason,
         "dropped": results.dropped,
         "exceeded": results.exceeded,
         "coverage": results.coverage,
@@ -54,7 +53,7 @@ def as_dict(results: Results) -> dict[str, Any]:
     }
 
 
-def _finding(results: Results, found: Finding) -> dict[str, Any]:
+def _finding(results: ReportData, found: Finding) -> dict[str, Any]:
     pattern = results.pattern(found)
     status = "not covered" if not found.covered else "sync" if found.allowed is None else "allowed"
     return {
@@ -85,7 +84,7 @@ def _finding(results: Results, found: Finding) -> dict[str, Any]:
         "allowed": found.allowed,
         "forbidden": found.forbidden,
         "fingerprint": found.fingerprint,
-        "fix": vars(fix_of(found)) if found.covered else None,
+        "fix": None if found.fix is None else vars(found.fix),
     }
 
 

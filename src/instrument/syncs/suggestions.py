@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Fix:
-    """A suggestion.
-
-    Attributes:
-        text: what to do, in a sentence or two.
-        before: code that waits; empty where no code says it better than the text.
-        after: code that does not.
-    """
-
-    text: str
-    before: str = ""
-    after: str = ""
-
+from ..findings import Fix
 
 _LATER = "Keep the numbers on the GPU and read them only every so many steps."
 _COPY = "Copy without waiting, and read the copy when an event says that it has arrived."

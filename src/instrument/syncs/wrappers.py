@@ -15,11 +15,11 @@ from types import FrameType
 from typing import Any, Protocol
 
 from .. import compat, gpu
+from ..findings import Direction
 from ..guard import guard
 from ..patch import Patch
 from ..regions import dispatch
 from .calls import Copy
-from .finding import Direction
 from .transfer import parse_cuda, parse_to
 
 Function = Callable[..., Any]
@@ -28,7 +28,7 @@ _FREES = "frees memory, for which the device must have nothing to do"
 _PAGEABLE = "a non-blocking copy of pageable memory waits all the same"
 
 
-class Sources(Protocol):
+class SyncCallContexts(Protocol):
     """What is told of wrapped calls, by a context around each."""
 
     def whole(
@@ -46,7 +46,7 @@ class Sources(Protocol):
         """The call is a backward pass."""
 
 
-def patches(sources: Sources) -> Iterator[Patch]:
+def patches(contexts: SyncCallContexts) -> Iterator[Patch]:
     """Wrap everything, one after the other."""
     import torch
 
@@ -60,57 +60,57 @@ def patches(sources: Sources) -> Iterator[Patch]:
     ]
     for owner, name, cause in waits:
         if hasattr(owner, name):
-            yield Patch(owner, name, functools.partial(_whole, sources, name, cause))
+            yield Patch(owner, name, functools.partial(_whole, contexts, name, cause))
     for name in ("to", "cuda", "cpu", "copy_"):
-        yield Patch(torch.Tensor, name, functools.partial(_copy, sources, name))
+        yield Patch(torch.Tensor, name, functools.partial(_copy, contexts, name))
     for make, private in ((_gather, compat.tensor_text()), (_backward, compat.backward_runner())):
         if private is not None:
-            yield Patch(*private, functools.partial(make, sources))
+            yield Patch(*private, functools.partial(make, contexts))
 
 
-def _whole(sources: Sources, op: str, cause: str, original: Function) -> Function:
+def _whole(contexts: SyncCallContexts, op: str, cause: str, original: Function) -> Function:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(*args, **kwargs)
-        with sources.whole(op, cause, sys._getframe(1)):
+        with contexts.whole(op, cause, sys._getframe(1)):
             return original(*args, **kwargs)
 
     return wrapper
 
 
-def _gather(sources: Sources, original: Function) -> Function:
+def _gather(contexts: SyncCallContexts, original: Function) -> Function:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(*args, **kwargs)
-        with sources.gathered():
+        with contexts.gathered():
             return original(*args, **kwargs)
 
     return wrapper
 
 
-def _copy(sources: Sources, op: str, original: Function) -> Function:
+def _copy(contexts: SyncCallContexts, op: str, original: Function) -> Function:
     @functools.wraps(original)
     def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(tensor, *args, **kwargs)
         moved = _pageable(op, tensor, args, kwargs)
         if moved is not None:
-            with sources.whole(op, _PAGEABLE, sys._getframe(1), moved):
+            with contexts.whole(op, _PAGEABLE, sys._getframe(1), moved):
                 return original(tensor, *args, **kwargs)
-        with sources.copying(lambda: _size(args[0] if op == "copy_" and args else tensor)):
+        with contexts.copying(lambda: _size(args[0] if op == "copy_" and args else tensor)):
             return original(tensor, *args, **kwargs)
 
     return wrapper
 
 
-def _backward(sources: Sources, original: Function) -> Function:
+def _backward(contexts: SyncCallContexts, original: Function) -> Function:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(*args, **kwargs)
-        with sources.calling_backward(sys._getframe(1)):
+        with contexts.calling_backward(sys._getframe(1)):
             return original(*args, **kwargs)
 
     return wrapper

@@ -12,7 +12,7 @@ import torch
 from ...guard import guard
 from ...modules.parts import Switch
 from ...patch import Change
-from ...stepping.optimizers import OptimizerSteps
+from ...stepping.optimizer_steps import OptimizerSteps
 from ..loop import Loop
 from .calls import FEATURE
 from .pushes import Pushes

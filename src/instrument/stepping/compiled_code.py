@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PACKAGE = __package__.partition(".")[0]
 
 
-def apart(function: F) -> F:
+def without_compiler(function: F) -> F:
     """Have torch.compile leave alone all that ``function`` calls. It must not be a part of a graph itself."""
     set_eval_frame = compat.frame_evaluation()
     if set_eval_frame is None:
@@ -37,7 +37,7 @@ def apart(function: F) -> F:
     return cast(F, call)
 
 
-def keep_package() -> None:
+def skip_package() -> None:
     """Have no function of this package compiled on its own that is imported by now: 10 ms.
 
     Those around functions of the program stay a part of what is compiled.

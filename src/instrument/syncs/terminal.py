@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
+from ..findings import Finding, Site
 from ..printable import printable
+from ..source_paths import portable
 from ..units import count, duration
-from .finding import Finding, Site
 from .fixes import fix_of
-from .pattern import times
-from .results import Results
-from .roots import portable
+from .report_data import ReportData, times
 
 _BLOCKS = 20  # shown in full; of the others a line each
 _AROUND = 2  # lines of code before and after
@@ -35,7 +34,7 @@ class Line(NamedTuple):
     head_style: str = ""
 
 
-def lines(results: Results, width: int) -> Iterator[Line]:
+def lines(results: ReportData, width: int) -> Iterator[Line]:
     """Yield the lines of the report.
 
     Prose and code fit ``width``; a path stays in one piece, so that it can be copied. Names are literal.
@@ -61,15 +60,15 @@ def lines(results: Results, width: int) -> Iterator[Line]:
     yield from _list("Coverage", results.coverage, width)
 
 
-def headline(results: Results) -> str:
+def headline(results: ReportData) -> str:
     """Return what was found, and where it was looked for."""
     looked = {"live": "live", "dry run": "dry run without a GPU, no timings", "trace": "trace"}[results.source]
     if results.steps:
         looked += "; " if results.source == "dry run" else ", "
         looked += f"{count(results.steps)} step{'s' * (results.steps > 1)}"
     syncs = results.syncs
-    if not syncs and results.blind:
-        return f"Nothing could be checked ({looked}): {printable(results.blind)}"
+    if not syncs and results.unavailable_reason:
+        return f"Nothing could be checked ({looked}): {printable(results.unavailable_reason)}"
     if not syncs:
         return f"No line makes the CPU wait for the GPU ({looked})"
     usual, most = results.typical(*syncs), results.most(*syncs)
@@ -81,7 +80,7 @@ def headline(results: Results) -> str:
     return f"{lines} the CPU wait for the GPU: {waits} ({looked})"
 
 
-def _block(results: Results, found: Finding, width: int) -> Iterator[Line]:
+def _block(results: ReportData, found: Finding, width: int) -> Iterator[Line]:
     severity = results.severity(found)
     yield Line(printable(_where(found)), "bold", f"{severity:<8}", _COLOURS[severity])
     size = f", {count(found.bytes)} bytes{' in all' * (found.count > 1)}" if found.bytes is not None else ""
@@ -121,16 +120,16 @@ def _thread(found: Finding) -> str:
     return name if name.startswith("thread ") else f"thread {name}"  # some profilers call them so
 
 
-def _short(results: Results, found: Finding) -> str:
+def _short(results: ReportData, found: Finding) -> str:
     return f"{_where(found)}: {found.op}, {results.pattern(found)}"
 
 
-def _is_apart(results: Results, found: Finding) -> bool:
+def _is_apart(results: ReportData, found: Finding) -> bool:
     """Whether all waits of ``found`` were outside of the steps, and may be."""
     return bool(results.steps) and not results.pattern(found).counts and not found.forbidden
 
 
-def _blocked(results: Results, found: Finding) -> str:
+def _blocked(results: ReportData, found: Finding) -> str:
     if results.source == "dry run":
         return ""
     if found.blocked_ns is None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from instrument.syncs.allowlist import Entry, Known
-from instrument.syncs.finding import NOT_COVERED, Site
-from instrument.syncs.roots import portable
+from instrument.findings import NOT_COVERED, Site
+from instrument.source_paths import portable
+from instrument.syncs.baseline import Baseline, BaselineEntry
 
 from .reports import CODE, finding, report, script
 
@@ -71,9 +71,9 @@ def test_round_trip(tmp_path: Path) -> None:
     """What is written is read again, and says for people where it was."""
     path = script(tmp_path)
     found = report(finding("item", 3, path, (0, 0)), finding("bool", 4, path, (1,)), steps=2)
-    known = Known.of([found])
+    known = Baseline.of([found])
     known.write(tmp_path / "known")
-    assert known == Known.read(tmp_path / "known")
+    assert known == Baseline.read(tmp_path / "known")
     text = (tmp_path / "known").read_text()
     assert text.startswith("# ")
     assert f"{found.findings[0].fingerprint} 2  # train.py in step, item: total = loss.item()\n" in text
@@ -84,11 +84,14 @@ def test_reasons_are_kept(tmp_path: Path) -> None:
     """Writing again keeps why; what is gone goes, what is new comes."""
     path = script(tmp_path)
     first, second = finding("item", 3, path), finding("bool", 4, path)
-    before = Known(
-        {first.fingerprint: Entry(first.fingerprint, 1, "see bug #12"), "0" * 16: Entry("0" * 16, 1, "gone")}
+    before = Baseline(
+        {
+            first.fingerprint: BaselineEntry(first.fingerprint, 1, "see bug #12"),
+            "0" * 16: BaselineEntry("0" * 16, 1, "gone"),
+        }
     )
-    Known.of([report(first, second)], before).write(tmp_path / "known")
-    entries = Known.read(tmp_path / "known").entries
+    Baseline.of([report(first, second)], before).write(tmp_path / "known")
+    entries = Baseline.read(tmp_path / "known").entries
     assert {first.fingerprint: "see bug #12", second.fingerprint: ""} == {
         name: entry.reason for name, entry in entries.items()
     }
@@ -101,13 +104,13 @@ def test_only_what_counts_is_written(tmp_path: Path) -> None:
     one = report(item, finding("bool", 4, path, allowed="why"), finding(NOT_COVERED, 5, path))
     two = report(finding("item", 3, path, (0, 0, 1)), steps=2)
     for several in ([one, two], [two, one]):
-        assert {item.fingerprint: 2} == {name: entry.most for name, entry in Known.of(several).entries.items()}
+        assert {item.fingerprint: 2} == {name: entry.most for name, entry in Baseline.of(several).entries.items()}
 
 
 def test_new(tmp_path: Path) -> None:
     """Known waits are allowed; a new line, or one that waits more often, is not."""
     path = script(tmp_path)
-    known = Known.of([report(finding("item", 3, path, (0, 1)), steps=2)])
+    known = Baseline.of([report(finding("item", 3, path, (0, 1)), steps=2)])
     same = report(finding("item", 3, path, (0,)))
     assert [] == known.allow(same, "the baseline")
     assert ["known, in the baseline"] == [found.allowed for found in same.findings]
@@ -125,7 +128,7 @@ def test_new(tmp_path: Path) -> None:
 def test_equal_lines(tmp_path: Path) -> None:
     """Two equal lines of one function are told apart by their number only."""
     path = script(tmp_path, code="def step(a):\n    a.item()\n    a.item()\n    a.item()\n")
-    known = Known.of([report(finding("item", 2, path), finding("item", 3, path))])
+    known = Baseline.of([report(finding("item", 2, path), finding("item", 3, path))])
     assert [2] == [entry.most for entry in known.entries.values()]
     moved = report(finding("item", 3, path), finding("item", 4, path))
     known.allow(moved, "x")
@@ -139,7 +142,7 @@ def test_any_number(tmp_path: Path) -> None:
     """A star allows any number; nothing allows what is forbidden."""
     path = script(tmp_path)
     item = finding("item", 3, path, (0,) * 50)
-    known = Known({item.fingerprint: Entry(item.fingerprint, None, "why")})
+    known = Baseline({item.fingerprint: BaselineEntry(item.fingerprint, None, "why")})
     often = report(item)
     known.allow(often, "x")
     assert ["why"] == [found.allowed for found in often.findings]
@@ -151,7 +154,7 @@ def test_any_number(tmp_path: Path) -> None:
 def test_stale(tmp_path: Path) -> None:
     """What no run finds any more is told, also where it is allowed in the code by now."""
     path = script(tmp_path)
-    known = Known.of([report(finding("item", 3, path), finding("bool", 4, path))])
+    known = Baseline.of([report(finding("item", 3, path), finding("bool", 4, path))])
     gone = known.stale([report(finding("item", 3, path, allowed="a comment")), report()])
     assert ["train.py in step, bool: rows = batch[batch > 0]"] == [entry.where for entry in gone]
     assert "bool" in str(gone[0])
@@ -174,7 +177,7 @@ def test_wrong_lines(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "known"
     path.write_text(f"# a comment\naaaaaaaaaaaaaaaa * why # where\n{line}\n")
     with pytest.raises(ValueError, match=f"cannot read {path}, {message}"):
-        Known.read(path, reasons=True)
+        Baseline.read(path, reasons=True)
 
 
 def test_no_text(tmp_path: Path) -> None:
@@ -182,25 +185,26 @@ def test_no_text(tmp_path: Path) -> None:
     path = tmp_path / "known"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="it is not a text file"):
-        Known.read(path)
+        Baseline.read(path)
     with pytest.raises(FileNotFoundError):
-        Known.read(tmp_path / "missing")
+        Baseline.read(tmp_path / "missing")
 
 
 def test_edited_by_hand(tmp_path: Path) -> None:
     """Blank lines, comments, spaces and the line ends of Windows are fine."""
     path = tmp_path / "known"
     path.write_bytes(b"\r\n  # note\r\n  0123456789abcdef\t3   see bug #12 # then\r\nfedcba9876543210 *\r\n")
-    assert [Entry("0123456789abcdef", 3, "see bug #12", "then"), Entry("fedcba9876543210", None)] == list(
-        Known.read(path).entries.values()
-    )
+    assert [
+        BaselineEntry("0123456789abcdef", 3, "see bug #12", "then"),
+        BaselineEntry("fedcba9876543210", None),
+    ] == list(Baseline.read(path).entries.values())
 
 
 def test_from_windows(tmp_path: Path) -> None:
     """The mark that editors there put in front of a file is no part of its first line."""
     path = tmp_path / "known"
     path.write_bytes(b"\xef\xbb\xbf0123456789abcdef 1 why\r\n")
-    assert ["why"] == [entry.reason for entry in Known.read(path, reasons=True).entries.values()]
+    assert ["why"] == [entry.reason for entry in Baseline.read(path, reasons=True).entries.values()]
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\x0b", "\x0c", "\x85", "\x1c"])
@@ -208,9 +212,9 @@ def test_reasons_of_one_line(tmp_path: Path, mark: str) -> None:
     """Only the end of a line ends one, so that a reason stays whole."""
     path = tmp_path / "known"
     path.write_text(f"0123456789abcdef 1 one{mark}two\n", encoding="utf-8")
-    known = Known.read(path)
+    known = Baseline.read(path)
     known.write(path)
-    assert [f"one{mark}two"] == [entry.reason for entry in Known.read(path).entries.values()]
+    assert [f"one{mark}two"] == [entry.reason for entry in Baseline.read(path).entries.values()]
 
 
 @pytest.mark.parametrize("line", [f"{'a' * 16} {'9' * 5000} why", f"{'a' * 16}\t1\t# where"])
@@ -219,13 +223,13 @@ def test_lines_that_say_too_much_or_little(tmp_path: Path, line: str) -> None:
     path = tmp_path / "known"
     path.write_text(f"{line}\n")
     with pytest.raises(ValueError, match=f"cannot read {path}, line 1: "):
-        Known.read(path, reasons=True)
+        Baseline.read(path, reasons=True)
 
 
 def test_interrupted_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old file stays whole until the new one is."""
     path = tmp_path / "known"
-    Known({"a" * 16: Entry("a" * 16, 1, "why")}).write(path)
+    Baseline({"a" * 16: BaselineEntry("a" * 16, 1, "why")}).write(path)
     before = path.read_text()
     written = Path.write_text
 
@@ -235,7 +239,7 @@ def test_interrupted_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Path, "write_text", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Known({"b" * 16: Entry("b" * 16, 2, "another")}).write(path)
+        Baseline({"b" * 16: BaselineEntry("b" * 16, 2, "another")}).write(path)
     assert before == path.read_text()
 
 
@@ -244,4 +248,4 @@ def test_a_reason_is_more_than_the_sign(tmp_path: Path) -> None:
     path = tmp_path / "known"
     path.write_text("0123456789abcdef 1 #\n")
     with pytest.raises(ValueError, match="line 1: it must say why"):
-        Known.read(path, reasons=True)
+        Baseline.read(path, reasons=True)

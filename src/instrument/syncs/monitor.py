@@ -15,23 +15,23 @@ from types import FrameType
 
 from .. import compat
 from ..guard import guard
-from ..stepping import uncompiled
+from ..stepping import compiled_code
 from . import wrappers
-from .calls import Caller, Copy, Scope, Wait, begun, context_of, is_profiler_frame, returns_to_python
+from .calls import Caller, Copy, Scope, SyncCall, begun, context_of, is_profiler_frame, returns_to_python
 from .gpu_trace import GpuTrace
-from .listener import Listener
+from .recorder import SyncListener
 from .sync_warning import SyncWarning
 
 FEATURE = "noting a wait"
 
 
-class Sources:
+class SyncMonitor:
     """Installed while there is any listener."""
 
     def __init__(self) -> None:
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners: tuple[SyncListener, ...] = ()
         self._lock = threading.RLock()
-        self._waits: dict[int, Wait] = {}  # open ones, by thread; each thread touches its own
+        self._waits: dict[int, SyncCall] = {}  # open ones, by thread; each thread touches its own
         self._scopes: dict[int, list[Scope]] = {}
         self._callers: list[Caller] = []
         self._trace = GpuTrace(self.opened)
@@ -49,7 +49,7 @@ class Sources:
         """Whether the program has torch raise before waits."""
         return self._warning.error_mode
 
-    def add(self, listener: Listener) -> None:
+    def add(self, listener: SyncListener) -> None:
         """Tell ``listener`` of waits from now on."""
         with self._lock:
             first, self._listeners = not self._listeners, (*self._listeners, listener)
@@ -62,7 +62,7 @@ class Sources:
             if not self._listeners:  # removed meanwhile, by a signal handler
                 self._remove()
 
-    def remove(self, listener: Listener) -> None:
+    def remove(self, listener: SyncListener) -> None:
         """Tell it no more; the last one takes everything out."""
         with self._lock:
             if all(other is not listener for other in self._listeners):
@@ -74,7 +74,7 @@ class Sources:
 
     def _install(self) -> None:
         if not self._kept:
-            uncompiled.keep_package()
+            compiled_code.skip_package()
             self._kept = True
         with contextlib.ExitStack() as stack:  # a part that fails leaves none
             stack.callback(self._trace.remove)
@@ -91,7 +91,7 @@ class Sources:
             installed.close()
         self._waits.clear()
 
-    # What torch calls. Nothing of it may break the call that waits, but for what `speak` raises on purpose.
+    # Called by torch. Only `raise_pending` may raise into the call that waits.
 
     def opened(self, what: str, frame: FrameType | None) -> None:
         """A wait begins on this thread."""
@@ -130,7 +130,7 @@ class Sources:
                 wait.blocked_ns = (wait.blocked_ns or 0) + time.perf_counter_ns() - wait.since_ns
                 if scope is None or scope.wait is not wait:
                     self._commit(wait)
-        self.speak(thread)
+        self.raise_pending(thread)
 
     def flush(self) -> None:
         """Count what is open on any thread, without a time: nobody told of its end."""
@@ -144,12 +144,12 @@ class Sources:
         if wait is not None and (scope is None or scope.wait is not wait):
             self._commit(wait)
 
-    def speak(self, thread: int | None = None) -> None:
+    def raise_pending(self, thread: int | None = None) -> None:
         """Have all listeners warn or raise; the first error is the one that is raised."""
         errors: list[Exception] = []
         for listener in reversed(self._listeners):
             try:
-                listener.speak(thread)
+                listener.raise_pending(thread)
             except Exception as error:  # also a warning that the program's filters make one
                 errors.append(error)
         if errors:
@@ -173,9 +173,9 @@ class Sources:
         with guard.contained(FEATURE):
             self._flush(thread)
             wait = self._begin("device", frame, Scope(copy=copy), op, cause)
-            self._judge(wait)
+            self._check(wait)
         try:
-            self.speak(thread)
+            self.raise_pending(thread)
             if wait is not None:
                 wait.since_ns = time.perf_counter_ns()
             with self._within(Scope(whole=True)):
@@ -203,7 +203,7 @@ class Sources:
             self._waits.pop(thread, None)
             if scope.wait is not None:
                 self._commit(scope.wait)
-        self.speak(thread)
+        self.raise_pending(thread)
 
     @contextlib.contextmanager
     def copying(self, copy: Copy) -> Iterator[None]:
@@ -258,7 +258,7 @@ class Sources:
 
     def _begin(
         self, what: str, frame: FrameType | None, scope: Scope | None, op: str | None = None, cause: str = ""
-    ) -> Wait:
+    ) -> SyncCall:
         copy = scope.copy if scope is not None else None
         return begun(self._listeners, what, frame, self._caller(threading.get_ident()), copy, op, cause)
 
@@ -270,19 +270,19 @@ class Sources:
         return (own or self._callers)[-1]
 
     @guard.contained(FEATURE)
-    def _commit(self, wait: Wait) -> None:
-        self._judge(wait)
+    def _commit(self, wait: SyncCall) -> None:
+        self._check(wait)
         self._count(wait)
 
-    def _judge(self, wait: Wait) -> None:
+    def _check(self, wait: SyncCall) -> None:
         for listener, event in wait.events:
-            listener.judge(event, wait.thread)
+            listener.check(event, wait.thread)
 
     @guard.contained(FEATURE)
-    def _count(self, wait: Wait) -> None:
+    def _count(self, wait: SyncCall) -> None:
         for listener, event in wait.events:
             event.blocked_ns = wait.blocked_ns
             listener.recorder.add(event)
 
 
-sources = Sources()
+monitor = SyncMonitor()

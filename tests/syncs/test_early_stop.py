@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from instrument.cli import app
 from instrument.dryrun.run import dry_run_file
+from instrument.syncs.early_stop import EarlyStop
 from instrument.syncs.report import SyncReport
-from instrument.syncs.stopped import Stopped
 
 from .reports import script
 
@@ -159,9 +159,9 @@ def test_own_handler(tmp_path: Path) -> None:
 def test_nothing_on_a_gpu(tmp_path: Path) -> None:
     """The advice is for a script; one that was stopped may have come to its GPU later."""
     path = script(tmp_path, "cpu.py", "import time\nimport torch\n\ntorch.ones(2).sum().item()\ntime.sleep(2)\n")
-    assert "an option such as --device cuda?" in dry_run_file(path, None).blind
+    assert "an option such as --device cuda?" in dry_run_file(path, None).unavailable_reason
     stopped = dry_run_file(path, None, time_limit=0.5)
-    assert "the run ended before anything was moved to the GPU" == stopped.blind
+    assert "the run ended before anything was moved to the GPU" == stopped.unavailable_reason
 
 
 def test_stopped_targets() -> None:
@@ -241,4 +241,4 @@ def test_what_runs_because_it_ends(tmp_path: Path) -> None:
 
 def test_text() -> None:
     """What ended the run is one line."""
-    assert ("why", 3) == (str(Stopped("why", 3)), Stopped("why", 3).code)
+    assert ("why", 3) == (str(EarlyStop("why", 3)), EarlyStop("why", 3).code)

@@ -22,18 +22,18 @@ from ..modules.stack import when_closed
 from ..modules.stand_in import StandIn, called_module, compiled_call
 from ..patch import Patch, apply, leave_no_frame, transparent, undo
 from ..regions import dispatch
-from .uncompiled import apart
+from .compiled_code import without_compiler
 
 FEATURE = "following the calls of the model"
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """On this thread: how many calls of the model run, one inside the other."""
 
     depth = 0
 
 
-class _Followed(StandIn):
+class _ModelCall(StandIn):
     """Stands in for the call of the outermost model, or, until that is found, of a module compiled in place."""
 
     __slots__ = ("_module", "_outermost")
@@ -86,11 +86,11 @@ class OutermostModel:
         self._found = found
         self._called = called
         self._passes_over = passes_over
-        self._here = _Here()
+        self._here = _ThreadState()
         self._model: weakref.ref[nn.Module] | None = None
         self._removed = False
         self._searching = False  # from `follow` until it is found
-        self._looking: list[Patch] = []  # the class attribute
+        self._class_patches: list[Patch] = []  # the class attribute
         self._candidates: list[Patch] = []  # on modules compiled in place, while it is searched for
         self._following: list[Patch] = []
         self._always: list[Patch] = []  # until the end
@@ -122,7 +122,7 @@ class OutermostModel:
         """End, and put back all that was replaced."""
         self._removed = True
         self._searching = False
-        undo(self._looking)
+        undo(self._class_patches)
         undo(self._candidates)
         undo(self._following)
         undo(self._always)
@@ -135,7 +135,7 @@ class OutermostModel:
             self.remove()
 
     def _look(self) -> None:
-        apply([Patch(nn.Module, COMPILED_CALL, self._first_call)], self._looking)
+        apply([Patch(nn.Module, COMPILED_CALL, self._first_call)], self._class_patches)
         self._stay_removed()
 
     def _first_call(self, another: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -175,7 +175,7 @@ class OutermostModel:
         return output
 
     @guard.contained(FEATURE)
-    @apart
+    @without_compiler
     def _call_ended(self) -> None:
         when_closed(self._ended)
 
@@ -186,11 +186,11 @@ class OutermostModel:
             self._called(model)
 
     @guard.contained("finding the outermost model")
-    @apart
+    @without_compiler
     def _look_at(self, module: nn.Module) -> None:
         if not self._passes_over() and any(True for _ in module.parameters()):
             self._searching = False
-            undo(self._looking)
+            undo(self._class_patches)
             undo(self._candidates)
             self._attach(module)
             scripting.set_suspended(self._scripted, True)
@@ -209,7 +209,7 @@ class OutermostModel:
             apply([Patch(copier(module), "__getstate__", copied)], self._always)
         compiled = vars(module).get(COMPILED_CALL)
         # Made here: what the patch holds must not keep the module alive.
-        stand_in = _Followed(module, compiled, self)
+        stand_in = _ModelCall(module, compiled, self)
         apply([Patch(module, COMPILED_CALL, lambda _: stand_in)], held)
         self._stay_removed()
 
@@ -255,8 +255,8 @@ class OutermostModel:
 
         One that is compiled in place is called through what stands for its call, which is not compiled.
         """
-        looking, model = bool(self._looking), self._not_compiled()
-        undo(self._looking)
+        looking, model = bool(self._class_patches), self._not_compiled()
+        undo(self._class_patches)
         if model is not None:
             undo(self._following)
         yield

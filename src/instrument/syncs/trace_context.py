@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..findings import Site
 from ..traces.autograd import node_of
 from ..traces.links import main_thread
 from ..traces.nest import Nest
 from ..traces.table import Array, Numbers, Table
 from ..traces.trace import Trace
-from .finding import Site
-from .stacks import Functions
+from .trace_stacks import StackSites
 
 _OPERATOR = re.compile(r"^(?!autograd::|torch::autograd::)[A-Za-z_]\w*::(\w+)")
 # What operators are called by those who use them, where that is not their name without a leading "_"
@@ -33,7 +33,7 @@ _PUBLIC = {
 _MODULES = re.compile(r"^(?:linalg|fft|special)_(?=[a-z])")
 
 
-class Around(NamedTuple):
+class CallContext(NamedTuple):
     """What was open around a call on its thread.
 
     Attributes:
@@ -59,7 +59,7 @@ class Around(NamedTuple):
     profiler: bool | None
 
 
-class Program:
+class TraceContext:
     """The CPU's side of a trace, at certain times.
 
     Args:
@@ -74,12 +74,12 @@ class Program:
         self._regions = _open(trace.regions, thread, at_ns)
         self._frames = _open(trace.frames, thread, at_ns)
         self._steps = _steps(trace, thread, at_ns)
-        self._functions = Functions(trace)
+        self._functions = StackSites(trace)
         main = main_thread(trace)
         here = np.isin(thread, _of_process(trace, main)) if main >= 0 else np.zeros(len(thread), bool)
         self._main_regions = _open(trace.regions, np.where(here, main, -1), at_ns)
 
-    def around(self, row: int) -> Around:
+    def around(self, row: int) -> CallContext:
         """Return what was open at one of the times."""
         operators = _chain(self._trace.operators, self._operators[row])
         regions = _chain(self._trace.regions, self._regions[row])
@@ -99,8 +99,10 @@ class Program:
         step = self._steps[row]
         named = tuple(name for _, name in reversed(regions) if not _OPERATOR.match(name) and not node_of(name))
         stack = [name for _, name in _chain(self._trace.frames, self._frames[row])]
-        site, via, profiler = self._functions.place(stack)
-        return Around(op, operator, since, backward, named, None if step < 0 else int(step), site, via, profiler)
+        site, via, profiler = self._functions.locate(stack)
+        return CallContext(
+            op, operator, since, backward, named, None if step < 0 else int(step), site, via, profiler
+        )
 
     def launched_by_operator(self, work: int) -> bool:
         """Tell whether a row of `Trace.gpu` was launched inside of an operator."""

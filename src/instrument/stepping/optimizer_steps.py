@@ -24,7 +24,7 @@ _PHASE = 6  # steps of the first optimizer in a row, as in a phase of its own; t
 _ALONE = 50  # steps of another optimizer, none of the first in between
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """On this thread: open ranges of optimizers' steps, whether a step is due after them, and updates so far."""
 
     ranges = 0
@@ -63,7 +63,7 @@ class OptimizerSteps:
         self._in_a_row = 0  # steps of the first one since another one stepped
         self._uncounted = False  # a step that was not told
         self._before = len(_compiled)
-        self._here = _Here()
+        self._here = _ThreadState()
         self._thread = get_ident() if every else None  # whose steps count; None before the first
         self._passes: set[int] = set()  # the threads that called a backward pass which runs
         self._due: set[int] = set()  # those of them in whose pass a step was made

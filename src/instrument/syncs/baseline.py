@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .finding import Finding
-from .results import Results
-from .roots import portable
+from ..findings import Finding
+from ..source_paths import portable
+from .report_data import ReportData
 
 _HEAD = """\
 # Known waits of the CPU for the GPU, for `instrument syncs --baseline` and `--allowlist`. A line for each:
@@ -24,7 +24,7 @@ _LINE = re.compile(r"([0-9a-f]{16})\s+(\d{1,9}|\*)(?:\s+(.*))?")
 
 
 @dataclass(frozen=True)
-class Entry:
+class BaselineEntry:
     """A known wait.
 
     Attributes:
@@ -45,13 +45,13 @@ class Entry:
 
 
 @dataclass
-class Known:
+class Baseline:
     """The known waits of one file, by fingerprint."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, BaselineEntry] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: str | Path, *, reasons: bool = False) -> Known:
+    def read(cls, path: str | Path, *, reasons: bool = False) -> Baseline:
         """Read a file.
 
         Args:
@@ -80,11 +80,11 @@ class Known:
             if fingerprint in known.entries:
                 raise ValueError(f"cannot read {path}, line {number}: {fingerprint} is there twice")
             limit = None if most == "*" else int(most)
-            known.entries[fingerprint] = Entry(fingerprint, limit, reason, where.strip())
+            known.entries[fingerprint] = BaselineEntry(fingerprint, limit, reason, where.strip())
         return known
 
     @classmethod
-    def of(cls, several: Iterable[Results], before: Known | None = None) -> Known:
+    def of(cls, several: Iterable[ReportData], before: Baseline | None = None) -> Baseline:
         """Return what ``several`` runs found and nobody allowed, with the reasons that ``before`` has for it."""
         known, reasons = cls(), before.entries if before is not None else {}
         for one in several:
@@ -92,7 +92,7 @@ class Known:
                 old = known.entries.get(fingerprint)
                 most = max(one.most(*found), (old.most or 0) if old else 0)
                 reason = reasons[fingerprint].reason if fingerprint in reasons else ""
-                known.entries[fingerprint] = Entry(fingerprint, most, reason, _where(found[0]))
+                known.entries[fingerprint] = BaselineEntry(fingerprint, most, reason, _where(found[0]))
         return known
 
     def write(self, path: str | Path) -> None:
@@ -108,7 +108,7 @@ class Known:
         partial.write_text(_HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
         partial.replace(path)
 
-    def allow(self, results: Results, name: str) -> list[tuple[str, int, int]]:
+    def allow(self, results: ReportData, name: str) -> list[tuple[str, int, int]]:
         """Allow, in ``results``, what is known and no more often in a step than it says, but inside `no_syncs`.
 
         Args:
@@ -136,13 +136,13 @@ class Known:
         results.sort()
         return more
 
-    def stale(self, several: Sequence[Results]) -> list[Entry]:
+    def stale(self, several: Sequence[ReportData]) -> list[BaselineEntry]:
         """Return the entries that none of ``several`` runs has any more."""
         seen = {found.fingerprint for one in several for found in one.findings if found.covered}
         return [entry for entry in self.entries.values() if entry.fingerprint not in seen]
 
 
-def _groups(results: Results) -> Iterable[tuple[str, list[Finding]]]:
+def _groups(results: ReportData) -> Iterable[tuple[str, list[Finding]]]:
     """The findings that nobody allowed, by fingerprint: equal lines of a function have the same."""
     groups: dict[str, list[Finding]] = {}
     for found in results.syncs:

@@ -11,20 +11,20 @@ from .. import compat
 from ..patch import Patch, apply, leave_no_frame, undo
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """On this thread: whether graphs are made now."""
 
     making = False
 
 
-class GraphMaking:
+class GraphedCallables:
     """Knows whether this thread is inside `make_graphed_callables`, whose warm-up calls are not steps.
 
     It does so from `follow` to `remove`, for those who look the function up in between.
     """
 
     def __init__(self) -> None:
-        self._here = _Here()
+        self._here = _ThreadState()
         self._patches: list[Patch] = []
 
     def follow(self) -> None:

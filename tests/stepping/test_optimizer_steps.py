@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from instrument.modules import parts
 from instrument.stepping.follower import StepFollower
-from instrument.stepping.optimizers import OptimizerSteps
+from instrument.stepping.optimizer_steps import OptimizerSteps
 
 RANGES = torch.autograd.profiler.record_function
 BEFORE = {
