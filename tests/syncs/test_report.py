@@ -73,15 +73,16 @@ medium  train.py:2 in step
       3 |     total = loss.item()
       4 |     rows = batch[batch > 0]
     Fix: Let the DataLoader pin its batches (pin_memory=True), and copy without
-    waiting. What stays the same, as a model, belongs before the loop.
+    blocking. Data that stays the same, such as a model, belongs before the
+    loop.
       - batch = batch.to("cuda")
       + batch = batch.pin_memory()  # better: DataLoader(..., pin_memory=True)
       + batch = batch.to("cuda", non_blocking=True)
 
 low     train.py:4 in step
     bool: reads a value back from the GPU
-    in 1 of 2 steps; once outside of the steps; how long is unknown: neither
-    start nor end of the wait could be seen
+    in 1 of 2 steps; once outside of the steps; how long is unknown: the start
+    or end of the wait was not seen
     via torch/nn/utils/clip_grad.py:97 in clip, backward of MulBackward0, thread
     autograd
       2 | loss = model(batch)

@@ -7,15 +7,11 @@ from typing import Any
 
 import torch
 
+from ..syncs.operations import CHECK, COUNT, ERROR, VALUE
 from .copies import copied
 from .state import State, size_of
 
 Check = Callable[[State, Any, Sequence[Any], dict[str, Any]], None]  # of the state, the operator and its arguments
-
-VALUE = "reads a value back from the GPU"
-COUNT = "reads the size of its result back from the GPU"
-ERROR = "reads an error code back from the GPU"
-CHECK = "reads a check of its arguments back from the GPU"
 
 
 def _masks(indices: Sequence[Any]) -> bool:

@@ -9,21 +9,16 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..findings import Direction, Finding
+from ..findings import Finding
 from ..traces.read import read_trace
 from ..traces.trace import Trace
 from ..traces.waits import COPY, EXPLICIT, FREE, Wait, direction, find
 from .comments import allowed_at
 from .events import SyncEvent
+from .operations import direction_of, name_in_trace
 from .recorder import Recorder
 from .report import SyncReport
 from .trace_context import CallContext, TraceContext
-
-# Live detection names what the program calls, a trace what that comes down to.
-_SAME = {
-    **dict.fromkeys(("bool", "float", "int", "complex", "index", "format", "print"), "item"),
-    **dict.fromkeys(("cpu", "cuda", "copy_", "tolist", "numpy", "tensor", "as_tensor", "new_tensor"), "to"),
-}
 
 
 def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | None = None) -> SyncReport:
@@ -100,12 +95,12 @@ def unexplained(audit: SyncReport, live: SyncReport) -> list[Finding]:
     left: Counter[tuple[str, int | None]] = Counter()
     for found in live.findings:
         for step, count in found.steps.items() if found.covered else ():
-            left[_SAME.get(found.op, found.op), step if by_step else None] += count
+            left[name_in_trace(found.op), step if by_step else None] += count
     result = []
     for found in audit.findings:
         remaining: Counter[int | None] = Counter()
         for step, count in found.steps.items():
-            key = _SAME.get(found.op, found.op), step if by_step else None
+            key = name_in_trace(found.op), step if by_step else None
             explained = min(count, left[key])
             left[key] -= explained
             if count > explained:
@@ -180,8 +175,7 @@ def _event(trace: Trace, program: TraceContext, waits: list[Wait], here: CallCon
     sizes = [size for size in trace.gpu.bytes[copies].tolist() if size >= 0] if copies else []
     kinds = {wait.kind for wait in waits}
     op = here.op or ("copy_" if copies or COPY in kinds else "synchronize" if EXPLICIT in kinds else "free")
-    told: Direction | None = "D2H" if op in ("item", "bool") else None
-    towards = next((way for name in names if (way := direction(name))), told)
+    towards = next((way for name in names if (way := direction(name))), direction_of(op))
     longest = sorted(waits, key=lambda wait: -wait.blocked_ns)
     cause = ", ".join(dict.fromkeys(wait.call for wait in longest))
     cause += f": {names[0]}" if names else " while the GPU worked" if kinds == {FREE} else ""

@@ -12,18 +12,11 @@ from typing import Any, NamedTuple
 
 from .. import compat, gpu
 from ..findings import Direction
-from . import instruction, policy, sites
+from . import instruction, operations, policy, sites
 from .events import SyncEvent
 from .recorder import SyncListener
 
-CAUSES = {
-    "stream": "waits for the work of a stream",
-    "event": "waits for an event, and the work before it",
-    "device": "waits for all work of the device",
-}
-# Values and copies, told by what the line does where no wrapper saw the tensor
-_READS = {"item", "tolist", "bool", "float", "int", "format", "print", "cpu", "numpy"}
-_SENDS = {"tensor", "as_tensor", "new_tensor"}
+CAUSES = {"stream": operations.STREAM, "event": operations.EVENT, "device": operations.DEVICE}
 # The modules in which a profiler synchronizes for itself, where a recording begins or ends
 _PROFILERS = ("torch.autograd.profiler", "torch.profiler.", gpu.__name__)
 Copy = Callable[[], tuple[Direction | None, int | None]]
@@ -93,7 +86,7 @@ def begun(
     op = op or (instruction.describe(stands).op if stands is not None else None) or "synchronize"
     direction, size = copy() if copy is not None else (None, None)
     if direction is None:
-        direction = "D2H" if op in _READS else "H2D" if op in _SENDS else None
+        direction = operations.direction_of(op)
     events = []
     for listener in listeners:
         note = listener.recorder.note

@@ -10,6 +10,8 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from . import operations
+
 
 class Expression(NamedTuple):
     """The operation ("item", "bool", "getitem"), and its text as far as the source is there."""
@@ -39,13 +41,6 @@ _SPELT = {
     "subtract": "sub", "multiply": "mul", "true_divide": "truediv", "floor_divide": "floordiv", "modulo": "mod",
     "power": "pow", "matrix_multiply": "matmul",
 }  # fmt: skip
-_CALLED = {"str": "format", "repr": "format", "is_nonzero": "bool"}
-# Of several calls on a line, where only the line is known (Python 3.10), the one that is known to wait
-_WAITING = re.compile(
-    "item|tolist|cpu|cuda|to|numpy|nonzero|unique|unique_consecutive|masked_select|synchronize|tensor|as_tensor|"
-    "print|float|int|bool|str|repr|is_nonzero|equal|allclose|repeat_interleave|bincount|copy_|argwhere|"
-    "empty_cache|one_hot|multinomial|new_tensor|backward"
-)
 _POSITIONS = sys.version_info >= (3, 11)
 _MOST = 80  # characters of a text
 
@@ -99,7 +94,7 @@ def _plain(name: object) -> str | None:
         return None
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
-    return _CALLED.get(name, name)
+    return operations.name_of_call(name)
 
 
 def _callee(instructions: list[dis.Instruction], call: dis.Instruction) -> tuple[bool, object]:
@@ -128,7 +123,7 @@ def _callee(instructions: list[dis.Instruction], call: dis.Instruction) -> tuple
 def callee_in(line: str) -> str | None:
     """Return the name of the call on ``line``, or a part of one, that waits, as far as the text tells."""
     names = re.findall(r"(\w+)\s*\(", line)
-    known = [name for name in names if _WAITING.fullmatch(name)]
+    known = [name for name in names if name in operations.TYPICAL_CALLS]
     return known[-1] if known else names[0] if len(set(names)) == 1 else None
 
 

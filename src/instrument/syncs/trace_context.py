@@ -13,24 +13,10 @@ from ..traces.links import main_thread
 from ..traces.nest import Nest
 from ..traces.table import Array, Numbers, Table
 from ..traces.trace import Trace
+from .operations import public_name
 from .trace_stacks import StackSites
 
 _OPERATOR = re.compile(r"^(?!autograd::|torch::autograd::)[A-Za-z_]\w*::(\w+)")
-# What operators are called by those who use them, where that is not their name without a leading "_"
-_PUBLIC = {
-    "_local_scalar_dense": "item",
-    "is_nonzero": "bool",
-    "_to_copy": "to",
-    "index": "getitem",
-    "index_put": "setitem",
-    "index_put_": "setitem",
-    "_index_put_impl_": "setitem",
-    "_copy_from": "copy_",
-    "_unique2": "unique",
-    "nonzero_numpy": "nonzero",
-    "_use_cudnn_ctc_loss": "ctc_loss",
-}
-_MODULES = re.compile(r"^(?:linalg|fft|special)_(?=[a-z])")
 
 
 class CallContext(NamedTuple):
@@ -94,7 +80,7 @@ class TraceContext:
         op, operator, since = None, None, 0
         if public:
             kind, each, name = public[-1]
-            op, operator = _public(name), (kind, each)
+            op, operator = public_name(name), (kind, each)
             since = int(getattr(self._trace, kind).start_ns[each])
         step = self._steps[row]
         named = tuple(name for _, name in reversed(regions) if not _OPERATOR.match(name) and not node_of(name))
@@ -116,10 +102,6 @@ class TraceContext:
             return ""
         thread = self._trace.threads[number]
         return thread.name.strip() or str(thread.thread)
-
-
-def _public(name: str) -> str:
-    return _PUBLIC.get(name) or _MODULES.sub("", name.strip("_") if name.startswith("__") else name.lstrip("_"))
 
 
 def _chain(table: Table, row: int) -> list[tuple[int, str]]:

@@ -19,13 +19,12 @@ from ..findings import Direction
 from ..guard import guard
 from ..patch import Patch
 from ..regions import dispatch
+from . import operations
 from .calls import Copy
 from .transfer import parse_cuda, parse_to
 
 Function = Callable[..., Any]
-_DEVICE = "waits for all work of the device"
-_FREES = "frees memory, for which the device must have nothing to do"
-_PAGEABLE = "a non-blocking copy of pageable memory waits all the same"
+PAGEABLE = "a non_blocking copy of pageable memory blocks"
 
 
 class SyncCallContexts(Protocol):
@@ -51,12 +50,12 @@ def patches(contexts: SyncCallContexts) -> Iterator[Patch]:
     import torch
 
     waits = [
-        (torch.cuda, "synchronize", _DEVICE),
-        (torch.cuda.Event, "synchronize", "waits for an event, and the work before it"),
-        (torch.cuda.Stream, "synchronize", "waits for the work of a stream"),
-        (torch.cuda, "empty_cache", _FREES),
-        (getattr(torch, "accelerator", None), "synchronize", _DEVICE),
-        (getattr(torch, "accelerator", None), "empty_cache", _FREES),
+        (torch.cuda, "synchronize", operations.DEVICE),
+        (torch.cuda.Event, "synchronize", operations.EVENT),
+        (torch.cuda.Stream, "synchronize", operations.STREAM),
+        (torch.cuda, "empty_cache", operations.FREES),
+        (getattr(torch, "accelerator", None), "synchronize", operations.DEVICE),
+        (getattr(torch, "accelerator", None), "empty_cache", operations.FREES),
     ]
     for owner, name, cause in waits:
         if hasattr(owner, name):
@@ -97,7 +96,7 @@ def _copy(contexts: SyncCallContexts, op: str, original: Function) -> Function:
             return original(tensor, *args, **kwargs)
         moved = _pageable(op, tensor, args, kwargs)
         if moved is not None:
-            with contexts.whole(op, _PAGEABLE, sys._getframe(1), moved):
+            with contexts.whole(op, PAGEABLE, sys._getframe(1), moved):
                 return original(tensor, *args, **kwargs)
         with contexts.copying(lambda: _size(args[0] if op == "copy_" and args else tensor)):
             return original(tensor, *args, **kwargs)
