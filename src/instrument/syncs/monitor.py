@@ -158,7 +158,7 @@ class SyncMonitor:
     # What the wrappers call.
 
     @contextlib.contextmanager
-    def whole(self, op: str, cause: str, frame: FrameType, copy: Copy | None = None) -> Iterator[None]:
+    def synchronizing(self, op: str, cause: str, frame: FrameType, copy: Copy | None = None) -> Iterator[None]:
         """Run a call that waits as a whole; where it is not allowed, raise before."""
         thread = threading.get_ident()
         scope = self._scope(thread)
@@ -187,7 +187,7 @@ class SyncMonitor:
                 self._count(wait)
 
     @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
+    def counted_once(self) -> Iterator[None]:
         """Run a call all of whose waits are one."""
         thread = threading.get_ident()
         outer = self._scope(thread)
