@@ -538,7 +538,7 @@ def test_one_inside_of_itself(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Recorder, "add"), (SyncDetector, "check"), (monitor, "begun"), (monitor, "context_of")],
+    [(Recorder, "add"), (SyncDetector, "check"), (monitor, "begin_call"), (monitor, "context_of")],
 )
 def test_what_fails_breaks_no_call_that_waits(
     gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
@@ -550,10 +550,10 @@ def test_what_fails_breaks_no_call_that_waits(
 
     monkeypatch.setattr(owner, name, fail)
     Waits.gpu = gpu
-    before = guard.failures["noting a wait"]
+    before = guard.failures["recording a synchronization"]
     with detect_syncs():
         gpu.x.item()
         torch.cuda.synchronize()
         f"{gpu.x}"
         Waits.apply(torch.ones(2, requires_grad=True)).sum().backward()
-    assert guard.failures["noting a wait"] > before
+    assert guard.failures["recording a synchronization"] > before

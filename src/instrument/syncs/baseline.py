@@ -1,8 +1,7 @@
-"""Files of known waits: a baseline for "no new syncs" in CI, and an allowlist with reasons.
+"""`Baseline`: a file of known synchronizations, for "no new syncs" in CI and as an allowlist with reasons.
 
-Both are text with a line for each wait: fingerprint, the most times in a step (or ``*``), why, and after `` # ``
-where that was when the line was written. Such a file takes comments, needs no library, changes by one line
-for one wait, and so merges well.
+It is text with a line for each: fingerprint, maximum in a step (or ``*``), reason, and after `` # `` the place when
+the line was written. Such a file may have comments, needs no library to read, and merges well.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _LINE = re.compile(r"([0-9a-f]{16})\s+(\d{1,9}|\*)(?:\s+(.*))?")
 
 @dataclass(frozen=True)
 class BaselineEntry:
-    """A known wait.
+    """A known synchronization.
 
     Attributes:
-        fingerprint: of the finding.
-        most: how many times in a step it may be; None for any number.
-        reason: why it may be; may be empty in a baseline.
-        where: for people; it is not compared.
+        fingerprint: fingerprint of the finding.
+        most: maximum number in a step; None for any number.
+        reason: why it is allowed; may be empty in a baseline.
+        where: the place, for people; it is not compared.
     """
 
     fingerprint: str
@@ -46,7 +45,7 @@ class BaselineEntry:
 
 @dataclass
 class Baseline:
-    """The known waits of one file, by fingerprint."""
+    """The known synchronizations of one file, by fingerprint."""
 
     entries: dict[str, BaselineEntry] = field(default_factory=dict)
 
@@ -56,10 +55,10 @@ class Baseline:
 
         Args:
             path: the file.
-            reasons: refuse a line that does not say why.
+            reasons: whether each line must have a reason.
 
         Raises:
-            ValueError: a line that is not understood; the message names it.
+            ValueError: a line is malformed; the message names it.
             OSError: the file cannot be read.
         """
         known = cls()
@@ -76,16 +75,16 @@ class Baseline:
                 raise ValueError(f"cannot read {path}, line {number}: no fingerprint, number and reason: {line!r}")
             fingerprint, most, reason = match.group(1), match.group(2), (match.group(3) or "").strip()
             if reasons and not reason:
-                raise ValueError(f"cannot read {path}, line {number}: it must say why: {line!r}")
+                raise ValueError(f"cannot read {path}, line {number}: it must have a reason: {line!r}")
             if fingerprint in known.entries:
-                raise ValueError(f"cannot read {path}, line {number}: {fingerprint} is there twice")
+                raise ValueError(f"cannot read {path}, line {number}: {fingerprint} is listed twice")
             limit = None if most == "*" else int(most)
             known.entries[fingerprint] = BaselineEntry(fingerprint, limit, reason, where.strip())
         return known
 
     @classmethod
     def of(cls, several: Iterable[ReportData], before: Baseline | None = None) -> Baseline:
-        """Return what ``several`` runs found and nobody allowed, with the reasons that ``before`` has for it."""
+        """Return the synchronizations of ``several`` runs that are not allowed, with the reasons in ``before``."""
         known, reasons = cls(), before.entries if before is not None else {}
         for one in several:
             for fingerprint, found in _groups(one):
@@ -96,7 +95,7 @@ class Baseline:
         return known
 
     def write(self, path: str | Path) -> None:
-        """Write the file, its lines in the order of places."""
+        """Write the file, its lines ordered by place."""
         entries = sorted(self.entries.values(), key=lambda entry: (entry.where, entry.fingerprint))
         lines = [
             f"{entry.fingerprint} {'*' if entry.most is None else entry.most} {entry.reason}".rstrip()
@@ -104,19 +103,19 @@ class Baseline:
             for entry in entries
         ]
         path = Path(path)
-        partial = path.with_name(f"{path.name}.partial")  # an interrupt leaves the old file whole
+        partial = path.with_name(f"{path.name}.partial")  # an interrupt leaves the old file intact
         partial.write_text(_HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
         partial.replace(path)
 
     def allow(self, results: ReportData, name: str) -> list[tuple[str, int, int]]:
-        """Allow, in ``results``, what is known and no more often in a step than it says, but inside `no_syncs`.
+        """Allow the known synchronizations in ``results``, up to their maximum in a step; not inside `no_syncs`.
 
         Args:
-            results: changed in place.
-            name: of the file; the reason where an entry has none.
+            results: the report, changed in place.
+            name: name of the file, the reason for entries that have none.
 
         Returns:
-            what is more often than it says: where, how often in a step, and how often it may be.
+            Place, number in a step and maximum of the synchronizations that exceed their maximum.
         """
         reasons: dict[int, str] = {}
         more: list[tuple[str, int, int]] = []
@@ -137,13 +136,13 @@ class Baseline:
         return more
 
     def stale(self, several: Sequence[ReportData]) -> list[BaselineEntry]:
-        """Return the entries that none of ``several`` runs has any more."""
+        """Return the entries that none of ``several`` runs has."""
         seen = {found.fingerprint for one in several for found in one.findings if found.covered}
         return [entry for entry in self.entries.values() if entry.fingerprint not in seen]
 
 
 def _groups(results: ReportData) -> Iterable[tuple[str, list[Finding]]]:
-    """The findings that nobody allowed, by fingerprint: equal lines of a function have the same."""
+    """Return the findings that are not allowed by fingerprint, which equal lines of a function share."""
     groups: dict[str, list[Finding]] = {}
     for found in results.syncs:
         groups.setdefault(found.fingerprint, []).append(found)

@@ -1,7 +1,7 @@
-"""All that is heard of waits on a real GPU, as one: what opens a wait, what closes it, what is called around it.
+"""`SyncMonitor`: turns what torch and the wrappers report about synchronizations into events for listeners.
 
-torch tells before a wait (`GpuTrace`) and after the call that made it (`SyncWarning`); in between the thread was
-blocked. What neither sees is wrapped (`explicit`). One set of sources serves all detectors.
+torch calls back before a synchronization (`GpuTrace`) and warns once the call has returned (`SyncWarning`); in
+between the thread was blocked. `wrappers` cover the calls that neither reports. All detectors share one monitor.
 """
 
 from __future__ import annotations
@@ -17,40 +17,50 @@ from .. import compat
 from ..guard import guard
 from ..stepping import compiled_code
 from . import wrappers
-from .calls import Caller, Copy, Scope, SyncCall, begun, context_of, is_profiler_frame, returns_to_python
+from .calls import (
+    Caller,
+    Copy,
+    Scope,
+    SyncCall,
+    Target,
+    begin_call,
+    context_of,
+    is_profiler_frame,
+    returns_to_python,
+)
 from .gpu_trace import GpuTrace
 from .recorder import SyncListener
 from .sync_warning import SyncWarning
 
-FEATURE = "noting a wait"
+FEATURE = "recording a synchronization"
 
 
 class SyncMonitor:
-    """Installed while there is any listener."""
+    """Watches synchronizations while it has listeners."""
 
     def __init__(self) -> None:
         self._listeners: tuple[SyncListener, ...] = ()
         self._lock = threading.RLock()
-        self._waits: dict[int, SyncCall] = {}  # open ones, by thread; each thread touches its own
+        self._calls: dict[int, SyncCall] = {}  # open ones, by thread; each thread touches its own
         self._scopes: dict[int, list[Scope]] = {}
         self._callers: list[Caller] = []
-        self._trace = GpuTrace(self.opened)
-        self._warning = SyncWarning(self.closed)
+        self._trace = GpuTrace(self.begins)
+        self._warning = SyncWarning(self.ended)
         self._installed = contextlib.ExitStack()
-        self._kept = False  # away from the compiler
+        self._skipped = False  # whether torch.compile skips the package
 
     @property
     def traced(self) -> bool:
-        """Whether torch tells before waits."""
+        """Whether torch calls back before synchronizations."""
         return self._trace.active
 
     @property
     def error_mode(self) -> bool:
-        """Whether the program has torch raise before waits."""
+        """Whether the program has torch raise an error before synchronizations."""
         return self._warning.error_mode
 
     def add(self, listener: SyncListener) -> None:
-        """Tell ``listener`` of waits from now on."""
+        """Notify ``listener`` of synchronizations from now on; the first listener installs everything."""
         with self._lock:
             first, self._listeners = not self._listeners, (*self._listeners, listener)
             try:
@@ -60,23 +70,23 @@ class SyncMonitor:
                 self.remove(listener)
                 raise
             if not self._listeners:  # removed meanwhile, by a signal handler
-                self._remove()
+                self._uninstall()
 
     def remove(self, listener: SyncListener) -> None:
-        """Tell it no more; the last one takes everything out."""
+        """Stop notifying ``listener``; the last listener uninstalls everything."""
         with self._lock:
             if all(other is not listener for other in self._listeners):
                 return
             self.flush()
             self._listeners = tuple(other for other in self._listeners if other is not listener)
             if not self._listeners:
-                self._remove()
+                self._uninstall()
 
     def _install(self) -> None:
-        if not self._kept:
+        if not self._skipped:
             compiled_code.skip_package()
-            self._kept = True
-        with contextlib.ExitStack() as stack:  # a part that fails leaves none
+            self._skipped = True
+        with contextlib.ExitStack() as stack:  # if one part fails, all are removed
             stack.callback(self._trace.remove)
             self._trace.install()
             stack.callback(self._warning.remove)
@@ -85,129 +95,129 @@ class SyncMonitor:
                 patch.apply_in(stack)
             self._installed = stack.pop_all()
 
-    def _remove(self) -> None:
+    def _uninstall(self) -> None:
         installed, self._installed = self._installed, contextlib.ExitStack()
-        with guard.contained("leaving the sources of waits"):
+        with guard.contained("uninstalling the synchronization monitor"):
             installed.close()
-        self._waits.clear()
+        self._calls.clear()
 
-    # Called by torch. Only `raise_pending` may raise into the call that waits.
+    # Called by torch. Only `raise_pending` may raise into the program.
 
-    def opened(self, what: str, frame: FrameType | None) -> None:
-        """A wait begins on this thread."""
+    def begins(self, target: Target, frame: FrameType | None) -> None:
+        """Note that a synchronization begins on this thread."""
         thread = threading.get_ident()
         scope = self._scope(thread)
-        if not self._listeners or (scope is not None and scope.whole) or is_profiler_frame(frame):
+        if not self._listeners or (scope is not None and scope.synchronizes) or is_profiler_frame(frame):
             return
         with guard.contained(FEATURE):
-            where = (id(frame), frame.f_lasti if frame is not None else -1)
-            wait = self._waits.get(thread)
-            if wait is not None and wait.where == where:
-                return  # the same call waits again
+            position = (id(frame), frame.f_lasti if frame is not None else -1)
+            call = self._calls.get(thread)
+            if call is not None and call.position == position:
+                return  # the same call synchronizes again
             self._flush(thread)
-            gather = scope if scope is not None and scope.gather else None
-            wait = (gather.wait if gather is not None else None) or self._begin(what, frame, scope)
-            wait.where = where
-            if gather is not None:
-                gather.wait = wait
-            if what == "stream" and returns_to_python(frame) and self._warning.expected():
-                self._waits[thread] = wait
-                wait.since_ns = time.perf_counter_ns()
-            elif gather is None:
-                self._commit(wait)
+            once = scope if scope is not None and scope.counts_once else None
+            call = (once.call if once is not None else None) or self._begin(target, frame, scope)
+            call.position = position
+            if once is not None:
+                once.call = call
+            if target == "stream" and returns_to_python(frame) and self._warning.expected():
+                self._calls[thread] = call
+                call.since_ns = time.perf_counter_ns()
+            elif once is None:
+                self._commit(call)
 
-    def closed(self, frame: FrameType | None) -> None:
-        """The call that waited on this thread is over, or a backward pass that waited on another one."""
+    def ended(self, frame: FrameType | None) -> None:
+        """Note that the call on this thread has returned, or a backward pass that synchronized on another one."""
         thread = threading.get_ident()
         scope = self._scope(thread)
-        if (scope is not None and scope.whole) or is_profiler_frame(frame):
+        if (scope is not None and scope.synchronizes) or is_profiler_frame(frame):
             return
         with guard.contained(FEATURE):
-            wait = self._waits.pop(thread, None)
-            if wait is None and not self._trace.active:
+            call = self._calls.pop(thread, None)
+            if call is None and not self._trace.active:
                 self._commit(self._begin("stream", frame, scope))
-            elif wait is not None:
-                wait.blocked_ns = (wait.blocked_ns or 0) + time.perf_counter_ns() - wait.since_ns
-                if scope is None or scope.wait is not wait:
-                    self._commit(wait)
+            elif call is not None:
+                call.blocked_ns = (call.blocked_ns or 0) + time.perf_counter_ns() - call.since_ns
+                if scope is None or scope.call is not call:
+                    self._commit(call)
         self.raise_pending(thread)
 
     def flush(self) -> None:
-        """Count what is open on any thread, without a time: nobody told of its end."""
-        for thread in list(self._waits):
+        """Record the open calls of all threads without a time, as torch did not report their end."""
+        for thread in list(self._calls):
             self._flush(thread)
 
     @guard.contained(FEATURE)
     def _flush(self, thread: int) -> None:
-        wait = self._waits.pop(thread, None)
+        call = self._calls.pop(thread, None)
         scope = self._scope(thread)
-        if wait is not None and (scope is None or scope.wait is not wait):
-            self._commit(wait)
+        if call is not None and (scope is None or scope.call is not call):
+            self._commit(call)
 
     def raise_pending(self, thread: int | None = None) -> None:
-        """Have all listeners warn or raise; the first error is the one that is raised."""
+        """Have all listeners give their queued warnings; raise the first error."""
         errors: list[Exception] = []
         for listener in reversed(self._listeners):
             try:
                 listener.raise_pending(thread)
-            except Exception as error:  # also a warning that the program's filters make one
+            except Exception as error:  # also a warning that the program's filters turn into an error
                 errors.append(error)
         if errors:
             raise errors[0]
 
-    # What the wrappers call.
+    # Called by the wrappers.
 
     @contextlib.contextmanager
     def synchronizing(self, op: str, cause: str, frame: FrameType, copy: Copy | None = None) -> Iterator[None]:
-        """Run a call that waits as a whole; where it is not allowed, raise before."""
+        """Run a call that counts as one synchronization; if it is not allowed, raise before it runs."""
         thread = threading.get_ident()
         scope = self._scope(thread)
-        if not self._listeners or (scope is not None and scope.whole):
+        if not self._listeners or (scope is not None and scope.synchronizes):
             yield
             return
         if is_profiler_frame(frame):
-            with self._within(Scope(whole=True)):
+            with self._within(Scope(synchronizes=True)):
                 yield
             return
-        wait = None
+        call = None
         with guard.contained(FEATURE):
             self._flush(thread)
-            wait = self._begin("device", frame, Scope(copy=copy), op, cause)
-            self._check(wait)
+            call = self._begin("device", frame, Scope(copy=copy), op, cause)
+            self._check(call)
         try:
             self.raise_pending(thread)
-            if wait is not None:
-                wait.since_ns = time.perf_counter_ns()
-            with self._within(Scope(whole=True)):
+            if call is not None:
+                call.since_ns = time.perf_counter_ns()
+            with self._within(Scope(synchronizes=True)):
                 yield
-            if wait is not None:
-                wait.blocked_ns = time.perf_counter_ns() - wait.since_ns
+            if call is not None:
+                call.blocked_ns = time.perf_counter_ns() - call.since_ns
         finally:
-            if wait is not None:
-                self._count(wait)
+            if call is not None:
+                self._record(call)
 
     @contextlib.contextmanager
     def counted_once(self) -> Iterator[None]:
-        """Run a call all of whose waits are one."""
+        """Run a call whose synchronizations count as one."""
         thread = threading.get_ident()
         outer = self._scope(thread)
-        if not self._listeners or (outer is not None and (outer.whole or outer.gather)):
+        if not self._listeners or (outer is not None and (outer.synchronizes or outer.counts_once)):
             yield
             return
         self._flush(thread)
-        scope = Scope(gather=True)
+        scope = Scope(counts_once=True)
         try:
             with self._within(scope):
                 yield
         finally:
-            self._waits.pop(thread, None)
-            if scope.wait is not None:
-                self._commit(scope.wait)
+            self._calls.pop(thread, None)
+            if scope.call is not None:
+                self._commit(scope.call)
         self.raise_pending(thread)
 
     @contextlib.contextmanager
     def copying(self, copy: Copy) -> Iterator[None]:
-        """Run a call that may wait for a copy; ``copy`` is asked when it does."""
+        """Run a call that may synchronize for a copy; ``copy`` is called if it does."""
         outer = self._scope(threading.get_ident())
         if not self._listeners or outer is not None:
             yield
@@ -217,10 +227,10 @@ class SyncMonitor:
 
     @contextlib.contextmanager
     def calling_backward(self, frame: FrameType) -> Iterator[None]:
-        """Run a backward pass for ``frame``, whose nodes may wait on other threads."""
+        """Run a backward pass that ``frame`` calls, whose nodes may synchronize on other threads."""
         caller = None
         with guard.contained(FEATURE):
-            caller = self._calling(frame)
+            caller = self._new_caller(frame)
             self._callers.append(caller)
         try:
             yield
@@ -228,8 +238,8 @@ class SyncMonitor:
             if caller in self._callers:
                 self._callers.remove(caller)
 
-    def _calling(self, frame: FrameType) -> Caller:
-        """Return the caller of a backward pass that ``frame`` calls."""
+    def _new_caller(self, frame: FrameType) -> Caller:
+        """Return the caller of the backward pass that ``frame`` calls."""
         thread = threading.get_ident()
         outer = self._caller(thread)
         context = context_of(outer) or contextvars.copy_context()
@@ -257,31 +267,31 @@ class SyncMonitor:
     # Events.
 
     def _begin(
-        self, what: str, frame: FrameType | None, scope: Scope | None, op: str | None = None, cause: str = ""
+        self, target: Target, frame: FrameType | None, scope: Scope | None, op: str | None = None, cause: str = ""
     ) -> SyncCall:
         copy = scope.copy if scope is not None else None
-        return begun(self._listeners, what, frame, self._caller(threading.get_ident()), copy, op, cause)
+        return begin_call(self._listeners, target, frame, self._caller(threading.get_ident()), copy, op, cause)
 
     def _caller(self, thread: int) -> Caller | None:
-        """Return who called the backward pass that this thread works for; None outside of any."""
+        """Return the caller of the backward pass that this thread works for; None outside of backward passes."""
         if not self._callers or compat.autograd_node() is None:
             return None
         own = [caller for caller in self._callers if caller.thread == thread]
         return (own or self._callers)[-1]
 
     @guard.contained(FEATURE)
-    def _commit(self, wait: SyncCall) -> None:
-        self._check(wait)
-        self._count(wait)
+    def _commit(self, call: SyncCall) -> None:
+        self._check(call)
+        self._record(call)
 
-    def _check(self, wait: SyncCall) -> None:
-        for listener, event in wait.events:
-            listener.check(event, wait.thread)
+    def _check(self, call: SyncCall) -> None:
+        for listener, event in call.events:
+            listener.check(event, call.thread)
 
     @guard.contained(FEATURE)
-    def _count(self, wait: SyncCall) -> None:
-        for listener, event in wait.events:
-            event.blocked_ns = wait.blocked_ns
+    def _record(self, call: SyncCall) -> None:
+        for listener, event in call.events:
+            event.blocked_ns = call.blocked_ns
             listener.recorder.add(event)
 
 

@@ -1,8 +1,8 @@
 """Wraps synchronizing calls that torch gives no hook for: explicit synchronization and copies of pageable memory.
 
-Calls that synchronize several times for one purpose are wrapped as well, to count once, and copies, for their size
-and direction. Under torch.compile the wrappers do nothing. While they are installed, a `__torch_function__` receives
-the wrappers in place of `torch.Tensor.to` and the like.
+Calls that synchronize several times for one purpose are wrapped as well, to count once, and copies, for their
+size and direction. Under torch.compile the wrappers do nothing. While they are installed, a `__torch_function__`
+receives the wrappers in place of `torch.Tensor.to` and the like.
 """
 
 from __future__ import annotations
