@@ -333,10 +333,10 @@ def test_print_command(tmp_path: Path) -> None:
 
 
 def test_syncs(tmp_path: Path) -> None:
-    """Without a GPU it is said that no wait is looked for; the windows are there all the same."""
+    """Without a GPU a line says that synchronizations are not detected; the windows are recorded."""
     write(tmp_path, TRAIN)
     done = run(tmp_path, [*RUN, "--steps", "2", "--syncs", "--budget", "x=1", "--", "train.py"])
-    assert "no wait is looked for" in done.stderr
+    assert "synchronizations are not detected" in done.stderr
     assert "Where the step went" in done.stderr
 
 

@@ -367,7 +367,7 @@ def test_what_ends_the_recording_is_left_out() -> None:
     found = only(report)
     assert (found.count, found.blocked_ns, found.steps) == (2, 15, {1: 1, None: 1})
     assert report.steps == 2
-    assert "Left out: 3 synchronisations of the profiler itself." in report.coverage
+    assert "Left out: 3 synchronizations of the profiler itself." in report.coverage
 
 
 def test_without_steps_only_the_last_one_is_left_out() -> None:
@@ -376,7 +376,7 @@ def test_without_steps_only_the_last_one_is_left_out() -> None:
     work = [kernel("k", 15, 88, correlation=1)]
     report = audit_syncs(trace_of(operators=[on_cpu("aten::mm", 0, 15)], runtime=calls, gpu=work))
     assert only(report).blocked_ns == 70
-    assert "Left out: 1 synchronisation of the profiler itself." in report.coverage
+    assert "Left out: 1 synchronization of the profiler itself." in report.coverage
 
 
 def test_a_stack_tells_who_synchronised() -> None:
@@ -659,7 +659,10 @@ def test_what_live_detection_missed_is_listed() -> None:
     assert unexplained(report, live_report())[0].blocked_ns == 200
     said = audit_syncs(trace, live=once).coverage[-1]
     assert said == "Unattributed: in the trace, but not reported by live detection: item (1)."
-    assert audit_syncs(trace, live=twice).coverage[-1] == "Live detection explains every wait in the trace."
+    assert (
+        audit_syncs(trace, live=twice).coverage[-1]
+        == "Live detection explains every synchronization in the trace."
+    )
 
 
 def test_what_live_detection_saw_explains_only_as_much() -> None:

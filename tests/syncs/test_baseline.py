@@ -167,9 +167,9 @@ def test_stale(tmp_path: Path) -> None:
         ("0123456789abcdef", "line 3: no fingerprint"),
         ("0123456789abcdef -1 why", "line 3: no fingerprint"),
         ("0123456789abcde 1 why", "line 3: no fingerprint"),
-        ("0123456789abcdef 1", "line 3: it must say why"),
-        ("0123456789abcdef 1   # why", "line 3: it must say why"),
-        ("aaaaaaaaaaaaaaaa 1 why", "line 3: aaaaaaaaaaaaaaaa is there twice"),
+        ("0123456789abcdef 1", "line 3: it must have a reason"),
+        ("0123456789abcdef 1   # why", "line 3: it must have a reason"),
+        ("aaaaaaaaaaaaaaaa 1 why", "line 3: aaaaaaaaaaaaaaaa is listed twice"),
     ],
 )
 def test_wrong_lines(tmp_path: Path, line: str, message: str) -> None:
@@ -247,5 +247,5 @@ def test_a_reason_is_more_than_the_sign(tmp_path: Path) -> None:
     """A line that ends with the sign of what follows has no reason."""
     path = tmp_path / "known"
     path.write_text("0123456789abcdef 1 #\n")
-    with pytest.raises(ValueError, match="line 1: it must say why"):
+    with pytest.raises(ValueError, match="line 1: it must have a reason"):
         Baseline.read(path, reasons=True)

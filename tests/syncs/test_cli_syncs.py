@@ -92,7 +92,7 @@ def test_function() -> None:
     assert 1 == code
     assert "train.py:12 in step" in out
     assert '> 12 | print("loss", loss.item())' in out
-    assert "1 line makes the CPU wait for the GPU: 1 wait in most steps" in out
+    assert "1 line makes the CPU wait for the GPU: 1 synchronization in most steps" in out
     assert "every step waits for the GPU once; allowed in a step: 0" in err
     assert 0 == command("train.py::step", "--max", "1")[0]
     assert 0 == command("train.py::clean")[0]

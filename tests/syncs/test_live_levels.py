@@ -233,7 +233,7 @@ def test_sampled_steps(gpu: Gpu, told: bool) -> None:
     report = syncs.report
     (item,) = report.findings
     assert 1.0 == report.per_step(item)
-    assert any(f"{report.steps} steps were looked at" in sentence for sentence in report.coverage)
+    assert any(f"{report.steps} steps were checked" in sentence for sentence in report.coverage)
 
 
 @pytest.mark.native
@@ -341,7 +341,7 @@ def test_off(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
         gpu.x.item()
         syncs.step()
     assert ([], []) == (syncs.findings, caplog.messages)
-    assert ["INSTRUMENT=0 turns everything off: no wait is looked for."] == syncs.report.coverage
+    assert ["INSTRUMENT=0 turns everything off: synchronizations are not detected."] == syncs.report.coverage
 
 
 @pytest.mark.native
@@ -489,4 +489,4 @@ def test_inside_a_dry_run(caplog: pytest.LogCaptureFixture) -> None:
 
     report = instrument.dry_run(step)
     assert (None, [("item", True)]) == (report.error, [(found.op, found.forbidden) for found in report.findings])
-    assert (["A dry run is under way, and lists the waits itself."], []) == (said, caplog.messages)
+    assert (["A dry run is in progress, and lists the synchronizations itself."], []) == (said, caplog.messages)

@@ -47,8 +47,8 @@ def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         shown(found)
         == """\
-3 lines make the CPU wait for the GPU: 2 waits in most steps, up to 3 in others
-(live, 2 steps)
+3 lines make the CPU wait for the GPU: 2 synchronizations in most steps, up to 3
+in others (live, 2 steps)
 
 high    train.py:3 in step
     item: reads a value back from the GPU
@@ -90,8 +90,8 @@ low     train.py:4 in step
     > 4 | rows = batch[batch > 0]
       5 | loss.backward()
       6 | return total, rows
-    Fix: Do without the check: a norm that is not finite shows in the loss, and
-    a GradScaler skips the step.
+    Fix: Leave out the check: a norm that is not finite shows in the loss, and a
+    GradScaler skips the step.
       - torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
       + torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
@@ -123,7 +123,7 @@ def test_clean() -> None:
 def test_printed() -> None:
     """`print` shows the same text, without colours."""
     text = str(report(finding()))
-    assert text.startswith("1 line makes the CPU wait for the GPU: 1 wait in the step")
+    assert text.startswith("1 line makes the CPU wait for the GPU: 1 synchronization in the step")
     assert "\x1b" not in text
 
 
@@ -178,7 +178,7 @@ def test_many() -> None:
     text = shown(report(*(finding(line=line, file="/x/gone.py") for line in range(1, 101)), dropped=7))
     assert 20 == text.count("Fix:")
     assert all(f"gone.py:{line} in step" in text for line in range(1, 101))
-    assert "Lines that are not listed waited 7 times." in text
+    assert "Lines that are not listed synchronized 7 times." in text
 
 
 def test_order() -> None:
@@ -366,12 +366,15 @@ def test_headline() -> None:
     """Where steps differ, the headline has the median, and the most that a step has, which is what fails."""
     even = report(finding(steps=(0, 1)), finding("bool", 4, steps=(0, 1)), steps=2)
     text = " ".join(str(even).split())
-    assert text.startswith("2 lines make the CPU wait for the GPU: 2 waits in most steps (dry run")
+    assert text.startswith("2 lines make the CPU wait for the GPU: 2 synchronizations in most steps (dry run")
     uneven = report(finding(steps=(0, 1)), finding("bool", 4, steps=(1, 1, 1)), steps=2)
-    assert "GPU: 1 wait in most steps, up to 4 in others (dry run" in " ".join(str(uneven).split())
+    assert "GPU: 1 synchronization in most steps, up to 4 in others (dry run" in " ".join(str(uneven).split())
     seldom = report(finding(steps=(0,) * 9), steps=20)
     text = " ".join(str(seldom).split())
-    assert "no waits in most steps, up to 9 in others (dry run without a GPU, no timings; 20 steps)" in text
+    assert (
+        "no synchronizations in most steps, up to 9 in others (dry run without a GPU, no timings; 20 steps)"
+        in text
+    )
     assert "every step waits for the GPU once to 4 times; allowed in a step: 0" == uneven.over(0)
     often = report(finding("item", 33, steps=(0,) * 5 + (1,) * 4 + (2,) * 24), steps=3)
     assert "every step waits for the GPU 4 to 24 times; allowed in a step: 0" == often.over()
@@ -383,7 +386,10 @@ def test_headline() -> None:
 def test_outside_of_steps() -> None:
     """What is outside of the steps is listed apart, without a fix; a line that is in some of them has one."""
     text = shown(report(finding(steps=(None, None)), steps=2))
-    assert "Outside of the steps, where a wait costs little:\n  - /x/train.py:3 in step: item, 2 times\n" in text
+    assert (
+        "Outside of the steps, where a synchronization costs little:\n  - /x/train.py:3 in step: item, 2 times\n"
+        in text
+    )
     assert "Fix" not in text
     assert "Fix" in shown(report(finding(steps=(None, None), forbidden=True), steps=2))
     assert "Keep the numbers" in shown(report(finding(steps=(None, 1)), steps=2))

@@ -15,8 +15,7 @@ from ..identity import IdentitySet
 from ..modules import backward_calls, parts
 from ..modules.optimizers import live_optimizers, share_parameters
 from ..patch import Patch, apply, leave_no_frame, undo
-from .compiled_calls import CompiledCalls
-from .compiled_code import skip_package, without_compiler
+from .compiled_code import DeferredCalls, skip_package, without_compiler
 from .function_calls import SIGNS, FunctionCallSteps, check_step_on
 from .graphed_callables import GraphedCallables
 from .optimizer_steps import FEATURE, OptimizerSteps, running
@@ -109,8 +108,8 @@ class StepFollower:
         self._function: FunctionCallSteps | None = None
         if step_on not in (None, *SIGNS):
             self._function = FunctionCallSteps(step_on, lambda: self._function_called(step_on))
-        self._compiled_calls = CompiledCalls()
-        sources = (self._graphs, making, self._steps, self._model, self._function, self._compiled_calls)
+        self._deferred = DeferredCalls()
+        sources = (self._graphs, making, self._steps, self._model, self._function, self._deferred)
         self._sources: list[StepSource] = [source for source in sources if source is not None]
 
     def follow(self) -> None:
@@ -194,7 +193,7 @@ class StepFollower:
 
     @without_compiler
     def _ended(self, by: str, count: int = 1) -> None:
-        self._compiled_calls.after(functools.partial(self._step_ended, by, count))
+        self._deferred.after(functools.partial(self._step_ended, by, count))
 
     def _step_ended(self, by: str, count: int) -> None:
         if by in SIGNS and SIGNS.index(by) < self._weakest:

@@ -1,7 +1,7 @@
 """`Baseline`: a file of known synchronizations, for "no new syncs" in CI and as an allowlist with reasons.
 
-It is text with a line for each: fingerprint, maximum in a step (or ``*``), reason, and after `` # `` the place when
-the line was written. Such a file may have comments, needs no library to read, and merges well.
+It is text with a line for each: fingerprint, maximum in a step (or ``*``), reason, and after `` # `` the place at
+the time of writing. Such a file may have comments, needs no library to read, and merges well.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..source_paths import portable
 from .report_data import ReportData
 
 _HEAD = """\
-# Known waits of the CPU for the GPU, for `instrument syncs --baseline` and `--allowlist`. A line for each:
-# fingerprint, most times in a step (or *), why  # where
+# Known synchronizations, for `instrument syncs --baseline` and `--allowlist`. One line for each:
+# fingerprint, maximum in a step (or *), reason  # place
 """
 _LINE = re.compile(r"([0-9a-f]{16})\s+(\d{1,9}|\*)(?:\s+(.*))?")
 

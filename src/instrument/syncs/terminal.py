@@ -71,12 +71,11 @@ def headline(results: ReportData) -> str:
     if not syncs:
         return f"No line makes the CPU wait for the GPU ({how})"
     usual, most = results.typical(*syncs), results.most(*syncs)
-    waits = (
-        f"{count(usual) if usual else 'no'} wait{'s' * (usual != 1)}{_PER.get(results.steps, ' in most steps')}"
-    )
-    waits += f", up to {count(most)} in others" if most != usual else ""
+    where = _PER.get(results.steps, " in most steps")
+    found = f"{count(usual) if usual else 'no'} synchronization{'s' * (usual != 1)}{where}"
+    found += f", up to {count(most)} in others" if most != usual else ""
     lines = f"{len(syncs)} lines make" if len(syncs) > 1 else "1 line makes"
-    return f"{lines} the CPU wait for the GPU: {waits} ({how})"
+    return f"{lines} the CPU wait for the GPU: {found} ({how})"
 
 
 def _block(results: ReportData, found: Finding, width: int) -> Iterator[Line]:
