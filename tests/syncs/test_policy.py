@@ -74,7 +74,9 @@ async def both() -> AsyncIterator[None]:
 def test_what_runs_after_the_call(function: Any) -> None:
     """Code that runs when the call is over is not in its block, so that they decorate none of it."""
     for name, decorate in (("allow_sync", allow_sync("why")), ("no_syncs", no_syncs())):
-        with pytest.raises(TypeError, match=f"{name} decorates plain functions; inside others, use it in a with"):
+        with pytest.raises(
+            TypeError, match=f"{name} decorates plain functions; inside other functions use a with block"
+        ):
             decorate(function)
 
 

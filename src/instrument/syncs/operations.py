@@ -264,7 +264,10 @@ OPERATIONS = (
         "fake_quantize_per_channel_affine_cachemask", CHECK, OTHER,
         kernels=("fake_quantize_per_channel_affine_cachemask",),
     ),
-    Operation("linalg", ERROR, OTHER, operators=("_linalg_check_errors",), kernels=("_linalg_check_errors",)),
+    Operation("linalg", ERROR, OTHER),
+    Operation(
+        "check_errors", ERROR, OTHER, operators=("_linalg_check_errors",), kernels=("_linalg_check_errors",)
+    ),
     Operation("inv", ERROR, _INV),
     Operation("inverse", ERROR, _INV),
     Operation(
