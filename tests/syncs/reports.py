@@ -1,4 +1,4 @@
-"""Reports made by hand."""
+"""Helpers that build findings and reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def finding(
     steps: tuple[int | None, ...] = (0,),
     **more: Any,
 ) -> Finding:
-    """The waits of ``op`` at a line, one in each of ``steps``; ``via`` and the like as in `SyncEvent`."""
+    """Return the finding of ``op`` at a line with one call in each of ``steps``; ``more`` as in `SyncEvent`."""
     site = more.pop("site", Site(str(file), line, "step"))
     cause = more.pop("cause", "reads a value back from the GPU")
     events = [SyncEvent(op, cause, site, step=step, **more) for step in steps]
@@ -44,5 +44,5 @@ def finding(
 
 
 def report(*findings: Finding, steps: int = 1, source: Source = "dry run", **more: Any) -> SyncReport:
-    """The report of ``findings``."""
+    """Return the report of ``findings``."""
     return SyncReport(source, list(findings), steps, **more)

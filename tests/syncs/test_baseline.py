@@ -1,4 +1,4 @@
-"""Files of known waits: what they say, what stays the same, what is new and what is gone."""
+"""`Baseline` files: format, fingerprints, and which synchronizations are known, new or stale."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fingerprint(path: Path, line: int = 3, **more: object) -> str:
 
 
 def test_fingerprint_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays the same when lines move, in another folder, from another folder, and under Python 3.10."""
+    """A fingerprint stays the same if lines move, in and from another folder, and under Python 3.10."""
     path = script(tmp_path / "one" / "repository", "src/train.py")
     first = fingerprint(path)
     monkeypatch.chdir(path.parent)
@@ -36,7 +36,7 @@ def test_fingerprint_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_fingerprint_tells_apart(tmp_path: Path) -> None:
-    """Another file, function, operation or code has another one."""
+    """Another file, function, operation or code has another fingerprint."""
     path = script(tmp_path, "src/train.py")
     others = [
         fingerprint(path),
@@ -53,7 +53,7 @@ def test_fingerprint_tells_apart(tmp_path: Path) -> None:
 
 
 def test_portable(tmp_path: Path) -> None:
-    """A path is from the root of its repository, or of the packages; else only the name is left."""
+    """Paths are relative to the repository or the folder of packages; otherwise only the name is left."""
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
     (tmp_path / "a" / "pyproject.toml").touch()
     assert "b/c/x.py" == portable(str(tmp_path / "a" / "b" / "c" / "x.py"))
@@ -68,7 +68,7 @@ def test_portable(tmp_path: Path) -> None:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    """What is written is read again, and says for people where it was."""
+    """A written file can be read, and has the place as a comment."""
     path = script(tmp_path)
     found = report(finding("item", 3, path, (0, 0)), finding("bool", 4, path, (1,)), steps=2)
     known = Baseline.of([found])
@@ -81,7 +81,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_reasons_are_kept(tmp_path: Path) -> None:
-    """Writing again keeps why; what is gone goes, what is new comes."""
+    """Rewriting keeps reasons, drops stale entries and adds new ones."""
     path = script(tmp_path)
     first, second = finding("item", 3, path), finding("bool", 4, path)
     before = Baseline(
@@ -98,7 +98,7 @@ def test_reasons_are_kept(tmp_path: Path) -> None:
 
 
 def test_only_what_counts_is_written(tmp_path: Path) -> None:
-    """What is allowed, or not covered, is no known wait; of several runs the greatest number counts."""
+    """Allowed and not covered findings are left out; of several runs the greatest number counts."""
     path = script(tmp_path)
     item = finding("item", 3, path)
     one = report(item, finding("bool", 4, path, allowed="why"), finding(NOT_COVERED, 5, path))
@@ -108,7 +108,7 @@ def test_only_what_counts_is_written(tmp_path: Path) -> None:
 
 
 def test_new(tmp_path: Path) -> None:
-    """Known waits are allowed; a new line, or one that waits more often, is not."""
+    """Known synchronizations are allowed; new ones, and those above their maximum, are not."""
     path = script(tmp_path)
     known = Baseline.of([report(finding("item", 3, path, (0, 1)), steps=2)])
     same = report(finding("item", 3, path, (0,)))
@@ -126,7 +126,7 @@ def test_new(tmp_path: Path) -> None:
 
 
 def test_equal_lines(tmp_path: Path) -> None:
-    """Two equal lines of one function are told apart by their number only."""
+    """Two equal lines of one function share a fingerprint, and count together."""
     path = script(tmp_path, code="def step(a):\n    a.item()\n    a.item()\n    a.item()\n")
     known = Baseline.of([report(finding("item", 2, path), finding("item", 3, path))])
     assert [2] == [entry.most for entry in known.entries.values()]
@@ -139,7 +139,7 @@ def test_equal_lines(tmp_path: Path) -> None:
 
 
 def test_any_number(tmp_path: Path) -> None:
-    """A star allows any number; nothing allows what is forbidden."""
+    """A star allows any number; forbidden synchronizations are never allowed."""
     path = script(tmp_path)
     item = finding("item", 3, path, (0,) * 50)
     known = Baseline({item.fingerprint: BaselineEntry(item.fingerprint, None, "why")})
@@ -152,7 +152,7 @@ def test_any_number(tmp_path: Path) -> None:
 
 
 def test_stale(tmp_path: Path) -> None:
-    """What no run finds any more is told, also where it is allowed in the code by now."""
+    """Entries that no run finds are stale, unless the code itself allows them."""
     path = script(tmp_path)
     known = Baseline.of([report(finding("item", 3, path), finding("bool", 4, path))])
     gone = known.stale([report(finding("item", 3, path, allowed="a comment")), report()])
@@ -173,7 +173,7 @@ def test_stale(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_lines(tmp_path: Path, line: str, message: str) -> None:
-    """The error names the file, the line and what is wrong."""
+    """The error names the file, the line and the problem."""
     path = tmp_path / "known"
     path.write_text(f"# a comment\naaaaaaaaaaaaaaaa * why # where\n{line}\n")
     with pytest.raises(ValueError, match=f"cannot read {path}, {message}"):
@@ -181,7 +181,7 @@ def test_wrong_lines(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_no_text(tmp_path: Path) -> None:
-    """A file that is none of ours is refused in a sentence."""
+    """A file in another format is refused with one sentence."""
     path = tmp_path / "known"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="it is not a text file"):
@@ -191,7 +191,7 @@ def test_no_text(tmp_path: Path) -> None:
 
 
 def test_edited_by_hand(tmp_path: Path) -> None:
-    """Blank lines, comments, spaces and the line ends of Windows are fine."""
+    """Blank lines, comments, spaces and Windows line ends are accepted."""
     path = tmp_path / "known"
     path.write_bytes(b"\r\n  # note\r\n  0123456789abcdef\t3   see bug #12 # then\r\nfedcba9876543210 *\r\n")
     assert [
@@ -201,7 +201,7 @@ def test_edited_by_hand(tmp_path: Path) -> None:
 
 
 def test_from_windows(tmp_path: Path) -> None:
-    """The mark that editors there put in front of a file is no part of its first line."""
+    """A byte order mark is not part of the first line."""
     path = tmp_path / "known"
     path.write_bytes(b"\xef\xbb\xbf0123456789abcdef 1 why\r\n")
     assert ["why"] == [entry.reason for entry in Baseline.read(path, reasons=True).entries.values()]
@@ -209,7 +209,7 @@ def test_from_windows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", ["\u2028", "\x0b", "\x0c", "\x85", "\x1c"])
 def test_reasons_of_one_line(tmp_path: Path, mark: str) -> None:
-    """Only the end of a line ends one, so that a reason stays whole."""
+    """Only a newline ends a line, so that a reason is not split."""
     path = tmp_path / "known"
     path.write_text(f"0123456789abcdef 1 one{mark}two\n", encoding="utf-8")
     known = Baseline.read(path)
@@ -219,7 +219,7 @@ def test_reasons_of_one_line(tmp_path: Path, mark: str) -> None:
 
 @pytest.mark.parametrize("line", [f"{'a' * 16} {'9' * 5000} why", f"{'a' * 16}\t1\t# where"])
 def test_lines_that_say_too_much_or_little(tmp_path: Path, line: str) -> None:
-    """A number that nobody counts to is refused with its line; where it was is no reason."""
+    """A number that is too large is refused with its line; the place is not a reason."""
     path = tmp_path / "known"
     path.write_text(f"{line}\n")
     with pytest.raises(ValueError, match=f"cannot read {path}, line 1: "):
@@ -227,7 +227,7 @@ def test_lines_that_say_too_much_or_little(tmp_path: Path, line: str) -> None:
 
 
 def test_interrupted_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old file stays whole until the new one is."""
+    """The old file is replaced only once the new one is complete."""
     path = tmp_path / "known"
     Baseline({"a" * 16: BaselineEntry("a" * 16, 1, "why")}).write(path)
     before = path.read_text()
@@ -244,7 +244,7 @@ def test_interrupted_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_reason_is_more_than_the_sign(tmp_path: Path) -> None:
-    """A line that ends with the sign of what follows has no reason."""
+    """A line that ends with "#" has no reason."""
     path = tmp_path / "known"
     path.write_text("0123456789abcdef 1 #\n")
     with pytest.raises(ValueError, match="line 1: it must have a reason"):
