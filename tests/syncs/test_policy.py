@@ -1,4 +1,4 @@
-"""`allow_sync` and `no_syncs` decide on the thread and in the block where a wait happens."""
+"""`allow_sync` and `no_syncs` hold on the thread and in the block of a synchronization."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_innermost() -> None:
     [("", ValueError), (" \n", ValueError), (None, TypeError), (3, TypeError), (print, TypeError)],
 )
 def test_it_must_say_why(reason: Any, error: type[Exception]) -> None:
-    """A reason that says nothing is refused; so is a decorator without one."""
+    """An empty reason is refused, and so is a decorator without a reason."""
     with pytest.raises(error, match='"reason" must '):
         allow_sync(reason)
     with pytest.raises(TypeError):
@@ -72,7 +72,7 @@ async def both() -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("function", [generator, coroutine, both, "text"])
 def test_what_runs_after_the_call(function: Any) -> None:
-    """Code that runs when the call is over is not in its block, so that they decorate none of it."""
+    """Functions whose code runs after the call, outside of the block, cannot be decorated."""
     for name, decorate in (("allow_sync", allow_sync("why")), ("no_syncs", no_syncs())):
         with pytest.raises(
             TypeError, match=f"{name} decorates plain functions; inside other functions use a with block"
@@ -81,7 +81,7 @@ def test_what_runs_after_the_call(function: Any) -> None:
 
 
 def test_decorated() -> None:
-    """Each call has a block of its own, also inside of itself, and the function is still itself."""
+    """Each call has a block of its own, also a recursive one, and the function keeps its identity."""
 
     @allow_sync("why")
     def count(left: int, *, by: int = 1) -> list[str | None]:
@@ -96,7 +96,7 @@ def test_decorated() -> None:
 
 
 def test_one_block_twice() -> None:
-    """One that is kept may be entered again, inside of itself too."""
+    """The context manager can be entered again, also inside itself."""
     allowing = allow_sync("why")
     for _ in range(2):
         with allowing, allowing:
@@ -105,7 +105,7 @@ def test_one_block_twice() -> None:
 
 
 def test_other_threads_and_contexts() -> None:
-    """What holds here holds on no other thread, but in a context that is copied."""
+    """A block holds on no other thread, but in a copied context."""
     seen: list[Any] = []
     with allow_sync("here"):
         thread = threading.Thread(target=lambda: seen.append(allow_reason()))
@@ -117,7 +117,7 @@ def test_other_threads_and_contexts() -> None:
 
 
 def test_tasks_do_not_mix() -> None:
-    """Of two coroutines that run in turn each has its own."""
+    """Two coroutines that run in turn have a block each."""
 
     async def task(reason: str) -> str | None:
         with allow_sync(reason):
@@ -132,7 +132,7 @@ def test_tasks_do_not_mix() -> None:
 
 @dry
 def test_in_a_dry_run() -> None:
-    """Inside `no_syncs` what is further in allows, and what is around does not."""
+    """`allow_sync` inside `no_syncs` allows synchronizations, around it does not."""
 
     @allow_sync("all of it")
     def step() -> None:
@@ -152,7 +152,7 @@ def test_in_a_dry_run() -> None:
 
 @dry
 def test_a_comment_inside_of_no_syncs() -> None:
-    """A comment is further in than any block, and still allows; what has none is forbidden."""
+    """A comment allows synchronizations inside any block; a line without one is forbidden."""
 
     @no_syncs()
     def step() -> None:

@@ -1,4 +1,4 @@
-"""The report: what is counted, what fails, and what a person reads."""
+"""`SyncReport`: counts, failures, and the text at a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shown(report: SyncReport, width: int = 80, **more: Any) -> str:
 
 
 def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole text: worst first, each at its line of code, then what does not count, and what was not seen."""
+    """The text has the findings, worst first, each with its code, then what is allowed and what is not covered."""
     path = script(tmp_path)
     monkeypatch.chdir(tmp_path)
     via = Site("/v/site-packages/torch/nn/utils/clip_grad.py", 97, "clip")
@@ -108,7 +108,7 @@ Coverage:
 
 
 def test_clean() -> None:
-    """A run without waits says so in a line, and what was looked at."""
+    """A report without findings says so in one line, with how it was made."""
     assert (
         shown(report(steps=3), width=100)
         == "No line makes the CPU wait for the GPU (dry run without a GPU, no timings; 3 steps)\n"
@@ -141,7 +141,7 @@ def test_any_name(name: str) -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120])
 def test_width(tmp_path: Path, width: int) -> None:
-    """Prose and code keep to the terminal; a path stays in one piece."""
+    """Prose and code fit the terminal; a path is never broken."""
     path = script(
         tmp_path,
         code="def step():\n    x = " + "1 + " * 100 + "1\n    " + "\N{HIRAGANA LETTER A}" * 90 + " = 1\n",
@@ -154,13 +154,13 @@ def test_width(tmp_path: Path, width: int) -> None:
 
 
 def test_colours() -> None:
-    """At a terminal there are colours, through a pipe none."""
+    """A terminal gets colours, a pipe none."""
     assert "\x1b[" in shown(report(finding()), force_terminal=True, color_system="standard")
     assert "\x1b" not in shown(report(finding()))
 
 
 def test_code_that_cannot_be_read() -> None:
-    """A wait at a line of no file has a place, but no code."""
+    """A finding without a file has a place, but no code."""
     for site in (
         Site("<stdin>", 3, "f"),
         Site("/gone.py", 3, "f"),
@@ -174,7 +174,7 @@ def test_code_that_cannot_be_read() -> None:
 
 
 def test_many() -> None:
-    """The worst are shown in full, and of the others each has a line."""
+    """The worst findings are shown in full, the others in a line each."""
     text = shown(report(*(finding(line=line, file="/x/gone.py") for line in range(1, 101)), dropped=7))
     assert 20 == text.count("Fix:")
     assert all(f"gone.py:{line} in step" in text for line in range(1, 101))
@@ -182,7 +182,7 @@ def test_many() -> None:
 
 
 def test_order() -> None:
-    """Forbidden waits come first, then the longest, then the worst; what is allowed and not covered is last."""
+    """Forbidden findings come first, then by severity and duration; allowed and not covered ones are last."""
     names = ["forbidden", "long", "short", "high", "medium", "low", "allowed", NOT_COVERED]
     found = {
         "low": finding("low", steps=(None,)),
@@ -203,7 +203,7 @@ def test_order() -> None:
 
 @pytest.mark.parametrize("source", ["dry run", "live", "trace"])
 def test_what_repeats_comes_first(source: Any) -> None:
-    """Waits in most steps, then in some, then bursts, then single ones, then those outside of the steps."""
+    """Findings are ordered by steps: most, some, bursts, single ones, then those outside of the steps."""
     every = tuple(range(7))
     found = [
         finding("setup", 1, steps=(None,) * 90),
@@ -237,7 +237,7 @@ def test_what_repeats_comes_first(source: Any) -> None:
 
 
 def test_rare_or_short() -> None:
-    """A line in fewer than a tenth of the steps is low, and so is one that takes next to none of the time."""
+    """A line in fewer than a tenth of the steps, or with a negligible share of the time, is low."""
     rare = finding(steps=(0, 50))
     assert "low" == report(rare, steps=100).severity(rare)
     short = finding(steps=(0, 1), blocked_ns=10_000, idle_ns=10_000)
@@ -248,7 +248,7 @@ def test_rare_or_short() -> None:
 
 
 def test_per_step() -> None:
-    """Means are over all steps, what is outside of them not counted; without steps all is one."""
+    """Means are over all steps, without calls outside of steps; without steps the run is one step."""
     found = finding(steps=(0, 0, 3, None))
     assert 3 / 4 == report(found, steps=4).per_step(found)
     assert 4 == report(found, steps=0).per_step(found)
@@ -258,7 +258,7 @@ def test_per_step() -> None:
 
 
 def test_assert_max() -> None:
-    """The step with the most waits is what counts."""
+    """The step with the most synchronizations counts."""
     uneven = report(finding(steps=(0, 1)), finding("bool", 4, steps=(1, None, None, None)), steps=10)
     uneven.assert_max(2)
     with pytest.raises(
@@ -272,7 +272,7 @@ def test_assert_max() -> None:
 
 
 def test_assert_max_fails_whatever_the_number() -> None:
-    """What is forbidden, and what was not looked at, is not a matter of numbers."""
+    """Forbidden synchronizations, and a run that was not checked, fail whatever the limit is."""
     with pytest.raises(AssertionError, match="waits for the GPU 2 times inside no_syncs"):
         report(finding(steps=(None, 0), forbidden=True)).assert_max(9)
     with pytest.raises(AssertionError, match=r"(?s)ended early\n\n.*ValueError:\s+x") as raised:
@@ -288,13 +288,13 @@ def test_assert_max_fails_whatever_the_number() -> None:
     ("most", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), ("1", TypeError)]
 )
 def test_arguments(most: Any, error: type[Exception]) -> None:
-    """A wrong number fails at once, also where nothing waits."""
+    """A wrong limit raises an error at once, also without findings."""
     with pytest.raises(error, match=f'"most" must be .*: {most!r}'):
         report().assert_max(most)
 
 
 def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything, in exact numbers."""
+    """The JSON has everything, in exact numbers."""
     path = script(tmp_path)
     monkeypatch.chdir(tmp_path)
     linecache.checkcache()
@@ -363,7 +363,7 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_headline() -> None:
-    """Where steps differ, the headline has the median, and the most that a step has, which is what fails."""
+    """If steps differ, the headline has the median and the maximum, which is what fails."""
     even = report(finding(steps=(0, 1)), finding("bool", 4, steps=(0, 1)), steps=2)
     text = " ".join(str(even).split())
     assert text.startswith("2 lines make the CPU wait for the GPU: 2 synchronizations in most steps (dry run")
@@ -384,7 +384,7 @@ def test_headline() -> None:
 
 
 def test_outside_of_steps() -> None:
-    """What is outside of the steps is listed apart, without a fix; a line that is in some of them has one."""
+    """Findings outside of the steps are listed separately, without a fix; others have one."""
     text = shown(report(finding(steps=(None, None)), steps=2))
     assert (
         "Outside of the steps, where a synchronization costs little:\n  - /x/train.py:3 in step: item, 2 times\n"
@@ -397,7 +397,7 @@ def test_outside_of_steps() -> None:
 
 
 def test_several_lines_of_a_library() -> None:
-    """The one with most is shown, and how many more there are."""
+    """The line of the library with most calls is shown, and the number of the others."""
     vias = [Site("/v/site-packages/lib/a.py", line, "f") for line in (1, 2, 2, 3)]
     site = Site("/x/train.py", 3, "step")
     (found,) = findings_of(*(SyncEvent("item", "", site, via, step=0) for via in vias))
@@ -405,14 +405,14 @@ def test_several_lines_of_a_library() -> None:
 
 
 def test_what_would_not_run() -> None:
-    """What a GPU would refuse fails, whatever number of waits may be; what is only not covered does not."""
+    """Code that would fail on a GPU fails, whatever the limit is; code that is only not covered does not."""
     wrong = report(finding(NOT_COVERED, cause="takes tensors of both", forbidden=True))
     assert "would not run on a GPU: takes tensors of both (/x/train.py:3)" == wrong.over(99)
     assert report(finding(NOT_COVERED, cause="run eagerly")).over(0) is None
 
 
 def test_a_thread_by_any_name(tmp_path: Path) -> None:
-    """Some profilers name a thread "thread 7"; the word is there once, and what is not idle is not told."""
+    """A thread that a profiler names "thread 7" is not called "thread thread 7"; zero idle time is not shown."""
     lines = str(
         report(finding(thread="thread 7 (python)", blocked_ns=5, idle_ns=0), finding(thread="pt_autograd_0"))
     )
@@ -437,7 +437,7 @@ print(instrument.dry_run(step))
 
 
 def test_modules_of_the_program_that_have_names_of_libraries(tmp_path: Path) -> None:
-    """A report is printed where the program has modules of the names of what commands print with."""
+    """A report prints although the program has modules named like the libraries of the command line."""
     path = script(tmp_path, "train.py", SHADOWED)
     command = [sys.executable, str(path)]
     plain = subprocess.run(command, capture_output=True, text=True, timeout=120)
