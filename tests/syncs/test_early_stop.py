@@ -1,4 +1,4 @@
-"""A script that ends before its end: what was found so far is reported, and the exit code says how it ended."""
+"""A run that ends early: the findings so far are reported, and the exit code says how it ended."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def seen(report: SyncReport) -> dict[int, dict[int | None, int]]:
-    """The waits by line and step."""
+    """Return the synchronizations by line and step."""
     return {found.site.line: dict(found.steps) for found in report.syncs if found.site}
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_steps(train: Path, capsys: pytest.CaptureFixture[str], steps: int) -> None:
-    """After so many updates the script ends as by itself; what follows the last one belongs to it."""
+    """After the limit of updates the script ends as by itself; what follows the last update belongs to it."""
     report = dry_run_file(train, None, args=["100", "0"], steps=steps)
     out = capsys.readouterr().out
     assert steps == out.count("update")
@@ -96,7 +96,7 @@ def test_steps_of_a_function(tmp_path: Path) -> None:
 
 
 def test_swallowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A script that catches whatever is raised is ended at its next step again; no further update is made."""
+    """A script that catches every exception is ended again at its next step, before another update."""
     code = TRAIN.replace("    loss = model(batch)", "    try:\n            loss = model(batch)").replace(
         ".mean()\n", ".mean()\n        except BaseException:\n            print('caught')\n"
     )
@@ -107,7 +107,7 @@ def test_swallowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hooks_are_gone(train: Path) -> None:
-    """Nothing that ends a script is left behind, and models and optimizers work as before."""
+    """Nothing of the limit is left behind, and models and optimizers work as before."""
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM)
     dry_run_file(train, None, args=["9", "0"], steps=1, time_limit=60)
     assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM))
@@ -120,7 +120,7 @@ def test_hooks_are_gone(train: Path) -> None:
 
 
 def test_time_limit(train: Path) -> None:
-    """After so many seconds a script ends in the same way, also where it sleeps."""
+    """After the time limit a script ends in the same way, also while it sleeps."""
     result = CliRunner().invoke(app, ["syncs", "train.py", "--time-limit", "1", "--", "5", "99"])
     assert 1 == result.exit_code
     assert "finally" in result.stdout
@@ -130,7 +130,7 @@ def test_time_limit(train: Path) -> None:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_signals(train: Path, name: str) -> None:
-    """After a signal the report is printed, JSON and SARIF are whole, and the exit code is that of the signal."""
+    """After a signal the report is printed, JSON and SARIF are complete, and the exit code is the signal's."""
     command = [sys.executable, "-m", "instrument", "syncs", "--json", "--sarif", "out.sarif", "train.py"]
     process = subprocess.Popen(
         [*command, "--", "9999", "0.02", "exit"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -90,7 +90,7 @@ class StepFollower:
         self._found = found
         self._optimizers = IdentitySet()
         self._earlier = IdentitySet()  # created before, perhaps for another model
-        self._looked = False  # for optimizers created before
+        self._searched_earlier = False  # for optimizers created before
         self._thread: int | None = None  # of the last step
         self._passes = 0  # backward passes not counted so far
         self._calls = 0  # calls of the model not counted so far
@@ -294,8 +294,8 @@ class StepFollower:
 
     def _find_earlier(self) -> None:
         """Find the optimizers that were created before `follow`, or without their constructor."""
-        if not self._looked:
-            self._looked = True
+        if not self._searched_earlier:
+            self._searched_earlier = True
             for optimizer in live_optimizers():
                 self._earlier.add(optimizer)
 
