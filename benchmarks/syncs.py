@@ -1,4 +1,4 @@
-"""What finding waits costs, and how much of them is found, on a machine without a GPU: ``make bench``."""
+"""Measures the cost and the accuracy of detecting synchronizations without a GPU: ``make bench``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch import nn
 
 import instrument
 from instrument.syncs import coverage
-from instrument.syncs.sources import sources
+from instrument.syncs.monitor import monitor
 
 ROOT = Path(__file__).parents[1]
 NO_GPU: dict[str, Any] = {"add": lambda listener: None, "remove": lambda listener: None}
@@ -87,7 +87,7 @@ def gpt2() -> Training:
 
 
 def dry_run() -> None:
-    """A step in a dry run beside the plain one, in turn; and what a dry run costs besides its steps."""
+    """Compare a step in a dry run with the plain step, in turn, and measure the fixed cost of a dry run."""
     for name, build in {"annotated transformer": example, "Llama": llama, "GPT-2": gpt2}.items():
         training = build()
         times: dict[str, list[float]] = {"plain": [], "in a dry run": [], "dry run of one step, in all": []}
@@ -108,7 +108,7 @@ def dry_run() -> None:
 
 
 def llama_7b() -> None:
-    """A step of Llama 7B with shapes only, in a process of its own, with all its imports."""
+    """Measure a step of Llama 7B with shapes only, in a process of its own, with all its imports."""
     seconds, runs, peaks = [], [], []
     for _ in range(3):
         begin = time.perf_counter()
@@ -123,7 +123,7 @@ def llama_7b() -> None:
 
 
 def child() -> None:
-    """The step of `llama_7b`; prints its time in s and the peak memory of the process in MB."""
+    """Run the step of `llama_7b`; print its time in s and the peak memory of the process in MB."""
     begin = time.perf_counter()
 
     def step() -> None:
@@ -143,7 +143,7 @@ def child() -> None:
 
 
 def scores() -> None:
-    """How many idioms that wait are found, and how many that do not are taken for such."""
+    """Count synchronizing idioms that are found, and clean idioms that are reported."""
     sys.path.insert(0, str(ROOT))
     from tests.dryrun import unseen_idioms, unseen_idioms_2
     from tests.dryrun.test_idioms import waited
@@ -167,8 +167,8 @@ def scores() -> None:
 
 @contextmanager
 def between_samples() -> Iterator[Any]:
-    """A detector as it is on steps that it does not look at; all that needs a GPU has ended by then."""
-    pretended = mock.patch.object(coverage, "missing", lambda: None), mock.patch.multiple(sources, **NO_GPU)
+    """Provide a detector as it is on steps that are not checked, without anything that needs a GPU."""
+    pretended = mock.patch.object(coverage, "missing", lambda: None), mock.patch.multiple(monitor, **NO_GPU)
     with pretended[0], pretended[1], instrument.detect_syncs(every=10**9) as syncs:
         for _ in range(4):
             syncs.step()
@@ -176,7 +176,7 @@ def between_samples() -> Iterator[Any]:
 
 
 def live() -> None:
-    """Steps that are not looked at, beside those of the same loop without a detector, in turn."""
+    """Compare steps that are not checked with steps without a detector, in turn."""
     model, x = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]), torch.randn(16, 64)
     training = Training(model, x, lambda model, x: model(x).sum())
     times: dict[str, list[float]] = {"plain": [], "not looked at": []}

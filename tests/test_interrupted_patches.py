@@ -33,11 +33,11 @@ from instrument.modules.installer import installer
 from instrument.modules.step import patcher
 from instrument.patch import TRANSPARENT, Patch
 from instrument.stepping.follower import StepFollower
-from instrument.stepping.graph_making import GraphMaking
-from instrument.stepping.model_calls import OutermostModel
-from instrument.stepping.optimizers import OptimizerSteps
+from instrument.stepping.graphed_callables import GraphedCallables
+from instrument.stepping.optimizer_steps import OptimizerSteps
+from instrument.stepping.outermost_model import OutermostModel
 from instrument.stepping.program_steps import program_steps
-from instrument.syncs.sources import Sources
+from instrument.syncs.monitor import SyncMonitor
 from instrument.syncs.sync_warning import SyncWarning
 
 # Of a case and a way, in all: one with less than 1,000 lines has every moment, others some; at least FEWEST.
@@ -136,7 +136,7 @@ def suspension() -> Owner:
 
 
 def sources() -> Owner:
-    watched, listener = Sources(), SimpleNamespace()
+    watched, listener = SyncMonitor(), SimpleNamespace()
     return Owner(lambda: watched.add(listener), lambda: watched.remove(listener))
 
 
@@ -171,7 +171,7 @@ CASES: dict[str, Callable[[], Owner]] = {
     "steps by function": lambda: follower(StepFollower(int, int, "torch.nn.functional:relu")),
     "updates": lambda: follower(OptimizerSteps(int, every=True)),
     "the outermost model": called_model,
-    "graphs": lambda: follower(GraphMaking()),
+    "graphs": lambda: follower(GraphedCallables()),
     "open ranges": open_ranges,
     "parts of a step": lambda: service(instrument.annotate_step(), patcher),
     "modules": models,

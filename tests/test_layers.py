@@ -36,7 +36,8 @@ ORDER = [
     ["config", "compat"],
     ["errors", "gpu", "identity", "imports", "log", "patch", "tools"],
     ["descriptors", "sigaction", "stderr"],
-    ["interrupts", "printable", "units"],
+    ["findings"],
+    ["interrupts", "printable", "source_paths", "units"],
 ]
 # What adapters may import from other rooms, beside the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {

@@ -1,13 +1,13 @@
-"""pytest: a test fails where its code makes the CPU wait for the GPU; on a machine without one, in a dry run.
+"""pytest plugin: fails tests whose code makes the CPU wait for the GPU; without a GPU by a dry run.
 
-    @pytest.mark.syncs(max=0, fake=False)   # the body of the test, but for what `instrument.allow_sync` allows
+    @pytest.mark.syncs(max=0, fake=False)   # the body of the test, except inside `instrument.allow_sync`
     def test_step(): ...
 
     def test_step(syncs):                   # a part of it
         report = syncs(step)
         report.assert_max(1)
 
-torch is imported where a test uses one of the two.
+torch is imported only for tests that use one of the two.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def syncs() -> Syncs:
-    """Run a function and return where it makes the CPU wait for the GPU."""
+    """Return an object that runs a function and reports where the CPU waits for the GPU."""
     return Syncs()
 
 
 class Syncs:
-    """What the fixture ``syncs`` is."""
+    """The value of the fixture ``syncs``."""
 
     def __call__(
         self, step: Callable[[], object], *, fake: bool = False, on_gpu: Iterable[Any] = ()
     ) -> SyncReport:
-        """Call ``step`` and return the report: live where there is a GPU, of a dry run elsewhere.
+        """Call ``step`` and return the report: of live detection if there is a GPU, else of a dry run.
 
         Args:
-            step: takes no arguments. What it raises is raised here.
-            fake: in a dry run, compute shapes only.
-            on_gpu: modules, optimizers and tensors that are to be on the GPU before, modules first.
+            step: a function without arguments; its errors propagate.
+            fake: whether a dry run computes shapes only.
+            on_gpu: modules, optimizers and tensors to move to the GPU before, modules first.
         """
         __tracebackhide__ = True
         body = _Body(step)
-        report = _looked_at(body, fake, on_gpu)
+        report = _report_on(body, fake, on_gpu)
         body.reraise()
         return report
 
     @staticmethod
     def allow(reason: str) -> AbstractContextManager[None]:
-        """Allow what waits in this block, as `instrument.allow_sync`."""
+        """Allow synchronizations in this block, like `instrument.allow_sync`."""
         from .syncs.policy import allow_sync
 
         return allow_sync(reason)
@@ -71,7 +71,7 @@ class Syncs:
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)  # "wrapper" is not known before pytest 8
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Look at what a marked test does while it runs."""
+    """Check the synchronizations of a marked test."""
     __tracebackhide__ = True
     marker = item.get_closest_marker("syncs")
     if marker is None:
@@ -79,7 +79,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return
     most, fake = _arguments(marker)
     if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
-        _refuse(f"the marker syncs is for functions that are no coroutines: {item.nodeid}")
+        _refuse(f"the marker syncs takes plain functions, not coroutines: {item.nodeid}")
     test = item.obj
     item.obj = functools.wraps(test)(functools.partial(_run, item, test, most, fake))
     try:
@@ -89,17 +89,17 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def _run(item: pytest.Item, test: Callable[..., Any], most: int, fake: bool, *args: Any, **kwargs: Any) -> None:
-    """The body of a marked test: its own failure goes first."""
+    """Run the body of a marked test; its own failure takes precedence."""
     __tracebackhide__ = True
     body = _Body(functools.partial(test, *args, **kwargs))
-    report = _looked_at(body, fake, ())
+    report = _report_on(body, fake, ())
     if body.error is not None:
         item.add_report_section("call", "syncs", str(report))
         body.reraise()
-    _judge(report, most)
+    _check(report, most)
 
 
-def _judge(report: SyncReport, most: int) -> None:
+def _check(report: SyncReport, most: int) -> None:
     reason = report.over(most)
     if reason is not None:
         _refuse(f"{reason}\n\n{report}")
@@ -110,7 +110,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 class _Body:
-    """A function whose error is kept, with the traceback that begins in it."""
+    """A function whose error is kept, with a traceback that begins in it."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
@@ -125,17 +125,17 @@ class _Body:
             raise
 
     def reraise(self) -> None:
-        """Raise what the function raised, without the frames of the detector."""
+        """Raise the error of the function, without the frames of the detector."""
         __tracebackhide__ = True
         if self.error is not None:
             raise self.error.with_traceback(self._traceback and self._traceback.tb_next)
 
 
-def _looked_at(body: _Body, fake: bool, on_gpu: Iterable[Any]) -> SyncReport:
+def _report_on(body: _Body, fake: bool, on_gpu: Iterable[Any]) -> SyncReport:
     __tracebackhide__ = True
     import torch
 
-    if not torch.cuda.device_count():  # asks NVML where it can: is_available initializes the driver
+    if not torch.cuda.device_count():  # queries NVML if it can: is_available initializes the driver
         from .dryrun.run import dry_run
 
         return dry_run(body, fake=fake, on_gpu=on_gpu)
@@ -147,19 +147,19 @@ def _looked_at(body: _Body, fake: bool, on_gpu: Iterable[Any]) -> SyncReport:
     with detect_syncs(level="log", every=1) as found:
         body()
     report = found.report
-    if report.blind == coverage.UNUSED:  # there is a GPU, which the test did not wait for
-        report.blind = ""
+    if report.unavailable_reason == coverage.UNUSED:  # there is a GPU, but the test did not use it
+        report.unavailable_reason = ""
     return report
 
 
 def _to_gpu(value: Any) -> None:
-    """Move in place what a dry run takes for being on the GPU."""
+    """Move ``value`` to the GPU in place."""
     import torch
 
     if isinstance(value, torch.nn.Module):
         value.cuda()
     elif isinstance(value, torch.optim.Optimizer):
-        value.load_state_dict(value.state_dict())  # its state goes where its parameters are by now
+        value.load_state_dict(value.state_dict())  # its state goes to the device of its parameters
     elif isinstance(value, torch.Tensor):
         value.data = value.data.cuda()
     else:
@@ -168,7 +168,7 @@ def _to_gpu(value: Any) -> None:
 
 
 def _arguments(marker: pytest.Mark) -> tuple[int, bool]:
-    """The arguments of the marker, checked."""
+    """Return the checked arguments of the marker."""
     given = dict(zip(_ARGUMENTS, marker.args, strict=False)) | dict(marker.kwargs)
     if len(given) != len(marker.args) + len(marker.kwargs) or not set(given) <= set(_ARGUMENTS):
         _refuse(f"@pytest.mark.syncs takes max and fake: {marker.args}, {marker.kwargs}")

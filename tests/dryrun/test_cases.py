@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from instrument.dryrun.run import dry_run
-from instrument.syncs.finding import Finding
+from instrument.findings import Finding
 from instrument.syncs.report import SyncReport
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
@@ -1057,10 +1057,10 @@ def test_nothing_on_a_gpu() -> None:
     """A step that uses no GPU is said to be so."""
     report = ran(lambda: torch.ones(2).sum().item())
     assert [] == report.findings
-    assert report.blind.startswith("nothing was on a GPU")
+    assert report.unavailable_reason.startswith("nothing was on a GPU")
     with pytest.raises(AssertionError, match="nothing could be checked"):
         report.assert_max(10)
-    assert "" == ran(lambda: gpu(2)).blind
+    assert "" == ran(lambda: gpu(2)).unavailable_reason
 
 
 def test_data_parallel_over_one_gpu() -> None:

@@ -164,7 +164,7 @@ def test_forbidden() -> None:
 
     def step() -> None:
         value = gpu(2)
-        with policy.forbidding():
+        with policy.forbid_syncs():
             value.sum().item()
             with instrument.allow_sync("for a reason"):
                 value.tolist()

@@ -550,7 +550,7 @@ def test_a_device_chosen_before() -> None:
     assert 1 == len(report.not_covered)
     assert str(report.over(9)).startswith("the device was chosen before the dry run began, without a GPU, so ")
     assert f"test_hostile.py:{line} uses the CPU. Choose the device inside the step" in str(report.over(9))
-    assert "asks for the CPU: where the device was chosen" in dry_run(step).blind
+    assert "asks for the CPU: where the device was chosen" in dry_run(step).unavailable_reason
 
     def by_mistake() -> None:
         model(torch.ones(2, 3, device="cpu")).sum().backward()

@@ -18,7 +18,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from instrument.dryrun.run import dry_run
-from instrument.syncs.finding import Finding
+from instrument.findings import Finding
 from instrument.syncs.report import SyncReport
 from tests.dryrun import unseen_idioms, unseen_idioms_2
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import instrument
-from instrument.stepping.model_calls import OutermostModel
+from instrument.stepping.outermost_model import OutermostModel
 
 
 class OwnState(nn.Module):

@@ -1,4 +1,4 @@
-"""`StepFollower`: which sign of a step counts, and what happens when a better one appears."""
+"""`StepFollower`: which sign of a step counts, and what happens when a stronger one appears."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from instrument import compat
 from instrument.modules.stand_in import compiled_call
 from instrument.stepping import follower
 from instrument.stepping.follower import StepFollower
-from instrument.stepping.model_calls import OutermostModel
+from instrument.stepping.outermost_model import OutermostModel
 from instrument.traces.read import read_trace
 
 BEFORE = vars(nn.Module)["_compiled_call_impl"], torch.autograd.backward, torch.optim.Optimizer.__init__
@@ -104,7 +104,7 @@ def marked(model: nn.Module) -> None:
     ],
 )
 def test_signs(program: Callable[[Any], None], step_on: str | None, events: str, by: str | None) -> None:
-    """The strongest sign counts; where it comes late the steps begin again ("R")."""
+    """The strongest sign counts; if it appears late the steps begin again ("R")."""
     seen: list[str] = []
     follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), step_on)
     follower.follow()
@@ -122,7 +122,7 @@ def test_signs(program: Callable[[Any], None], step_on: str | None, events: str,
     ("program", "missed", "steps"), [(lambda model: calls(model, 103), [101], 2), (compiled, [2], 2)]
 )
 def test_steps_before_it_was_known(program: Callable[[Any], None], missed: list[int], steps: int) -> None:
-    """They are one call, so that nobody takes them for steps that go by now."""
+    """Missed steps are reported in one call, so that they are not taken for current steps."""
     seen: list[Any] = []
     follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), missed=seen.append)
     follower.follow()
@@ -133,7 +133,7 @@ def test_steps_before_it_was_known(program: Callable[[Any], None], missed: list[
 
 @pytest.mark.parametrize("step_on", ["backward", "forward"])
 def test_passes_and_calls_of_another_thread(step_on: str) -> None:
-    """They count once the thread of the first ones has ended, and not before."""
+    """Calls on another thread count only once the thread of the first calls has ended."""
     seen: list[str] = []
     model = nn.Sequential(nn.Linear(2, 2))
     follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), step_on)
@@ -156,7 +156,7 @@ def test_passes_and_calls_of_another_thread(step_on: str) -> None:
 @pytest.mark.parametrize("annotated_first", [True, False])
 @pytest.mark.parametrize("named", [True, False])
 def test_a_pass_counts_once(annotated_first: bool, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many patches are around it, in whatever order, and whether its region is drawn."""
+    """A call counts whatever patches are around it, in any order, with or without its region."""
     monkeypatch.setattr(follower, "live_optimizers", lambda: [])  # those of other tests
     seen: list[list[int]] = [[], []]
     handles: list[Any] = []
@@ -226,7 +226,7 @@ def test_a_step_ends_after_its_regions(step_on: str, model: nn.Module, tmp_path:
 
 @pytest.mark.parametrize("still_annotated", [True, False])
 def test_an_interrupted_call_counts_for_no_other(still_annotated: bool) -> None:
-    """A call of the model that Ctrl-C cuts off between two hooks is not counted as a step, now or later."""
+    """A call of the model that Ctrl-C interrupts between two hooks never counts as a step."""
     seen: list[int] = []
     model, other, x = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Tanh()), torch.ones(1, 2)
     follower = StepFollower(lambda: seen.append(1), lambda: None, "forward")
@@ -255,7 +255,7 @@ def test_an_interrupted_call_counts_for_no_other(still_annotated: bool) -> None:
 
 
 def test_the_model_can_be_copied_and_compiled() -> None:
-    """Neither a pickle nor a copy of the model counts, and code is compiled once, as without."""
+    """Neither a pickle nor a copy of the model counts, and code is compiled once, as without the follower."""
     seen, graphs = [], []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -393,7 +393,7 @@ def called_between_two_graphs(model: nn.Module, backend: Any) -> Program:
     ],
 )
 def test_a_model_beside_compiled_code(make: Callable[[nn.Module, Any], Program], compiled_before: bool) -> None:
-    """Each call is a step whatever else is compiled, and as much is compiled as without, with the same result."""
+    """Each call is a step whatever else is compiled, with the same compilations and results as without."""
 
     def train(followed: bool) -> tuple[int, list[float], int]:
         torch.compiler.reset()
@@ -421,7 +421,7 @@ def test_a_model_beside_compiled_code(make: Callable[[nn.Module, Any], Program],
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("sign", ["forward", "backward"])
 def test_steps_of_a_compiled_function(sign: str, fails: bool) -> None:
-    """A step that ends between two graphs counts after the compiled function; no code of ours is compiled."""
+    """A step that ends between two graphs counts after the compiled function; the library is not compiled."""
     seen: list[int] = []
     within: list[int] = []
 
@@ -472,7 +472,7 @@ def test_steps_of_a_compiled_function(sign: str, fails: bool) -> None:
 
 
 def test_a_model_that_the_program_drops() -> None:
-    """What follows the model, or takes it for one that may be followed, does not keep it alive."""
+    """A follower does not keep the model alive, nor a candidate for it."""
     follower = OutermostModel(lambda _: None, lambda _: None)
     follower.follow()
     try:
@@ -488,7 +488,7 @@ def test_a_model_that_the_program_drops() -> None:
 
 
 def test_a_wrapper_around_a_module_compiled_in_place() -> None:
-    """Calls of a module that another tool wrapped are no calls of the model that was found meanwhile."""
+    """Calls of a module that another tool wrapped are not calls of the model found meanwhile."""
     model, other = nn.Linear(2, 2), nn.Linear(2, 3)
     found: list[nn.Module] = []
     called: list[nn.Module] = []
@@ -507,7 +507,7 @@ def test_a_wrapper_around_a_module_compiled_in_place() -> None:
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "data"])
 def test_a_range_of_the_program_begins_no_step(name: str) -> None:
-    """Step 0 begins with torch's own ranges of data loading and ``zero_grad``, whatever ranges there are."""
+    """Only torch's own ranges of data loading and ``zero_grad`` begin step 0."""
     begun: list[bool] = []
     follower = StepFollower(int, int, begun=lambda: begun.append(True))
     follower.follow()
@@ -521,7 +521,7 @@ def test_a_range_of_the_program_begins_no_step(name: str) -> None:
 
 
 def test_a_pass_runs_whatever_fails_around_it(lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backward pass is not lost, nor run twice, where the library fails before it."""
+    """A backward pass runs exactly once if the library fails before it."""
 
     def fail() -> bool:
         raise RuntimeError("broken")

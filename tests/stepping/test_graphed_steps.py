@@ -1,4 +1,4 @@
-"""Steps in CUDA graphs: one that is captured does not run, each replay runs those of its graph."""
+"""Steps in CUDA graphs: a captured step does not run; each replay runs the steps of its graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from instrument.stepping.follower import StepFollower
-from instrument.stepping.optimizers import OptimizerSteps
+from instrument.stepping.optimizer_steps import OptimizerSteps
 
 from ..support.cuda_graphs import Device, Training, emulate
 
@@ -19,7 +19,7 @@ GRAPHS = [torch.cuda.CUDAGraph, getattr(torch.xpu, "XPUGraph", torch.cuda.CUDAGr
 
 
 class Counter:
-    """Counts the steps that a follower tells."""
+    """Counts the steps that a follower reports."""
 
     def __init__(self, step_on: str | None = None) -> None:
         self.steps = self.restarts = 0
@@ -49,7 +49,7 @@ def counter(device: Device) -> Iterator[Counter]:
 
 @pytest.mark.parametrize(("warmups", "updates"), [(3, 1), (4, 1), (3, 4), (0, 1)])
 def test_a_replay_is_the_steps_of_its_graph(counter: Counter, warmups: int, updates: int) -> None:
-    """What is captured does not run; each replay runs all of it."""
+    """A captured step does not count; each replay counts all steps of the graph."""
     training = Training(warmups, updates=updates)
     training.run(0)
     assert counter.steps == warmups
@@ -60,7 +60,7 @@ def test_a_replay_is_the_steps_of_its_graph(counter: Counter, warmups: int, upda
 
 
 def test_a_step_in_two_graphs(counter: Counter) -> None:
-    """The graph of forward and backward holds no step, that of the update does."""
+    """The graph of forward and backward contains no step, the graph of the update does."""
     training = Training()
     training.step()
     update = torch.cuda.CUDAGraph()
@@ -75,7 +75,7 @@ def test_a_step_in_two_graphs(counter: Counter) -> None:
 
 
 def test_forward_and_backward_alone(counter: Counter) -> None:
-    """An optimizer outside of the graph counts as it does without."""
+    """An optimizer outside of the graph counts as without a graph."""
     training = Training()
     with torch.cuda.graph(training.graph):
         training.half()
@@ -86,7 +86,7 @@ def test_forward_and_backward_alone(counter: Counter) -> None:
 
 
 def test_two_optimizers_in_a_graph(counter: Counter) -> None:
-    """The first one counts, as it does without a graph."""
+    """The first optimizer counts, as without a graph."""
     first, second = Training(), Training()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -116,7 +116,7 @@ def test_a_capture_that_fails(counter: Counter, device: Device, how: str) -> Non
 
 
 def test_captured_again(counter: Counter) -> None:
-    """After `reset` a graph holds what is captured next."""
+    """After `reset` a graph contains what is captured next."""
     training = Training()
     training.run(10)
     training.graph.reset()
@@ -128,7 +128,7 @@ def test_captured_again(counter: Counter) -> None:
 
 
 def test_another_thread_captures(counter: Counter, device: Device) -> None:
-    """Steps that run meanwhile on this thread count."""
+    """Steps that run on this thread during a capture on another one count."""
     training, other = Training(), Training()
     begun, over = threading.Event(), threading.Event()
 
@@ -149,7 +149,7 @@ def test_another_thread_captures(counter: Counter, device: Device) -> None:
 
 
 def test_a_gradient_scaler(counter: Counter) -> None:
-    """A step that a scaler makes in a capture is one of each replay."""
+    """A step that a scaler makes in a capture counts at each replay."""
     training = Training()
     scaler = torch.amp.GradScaler("cpu")
 
@@ -173,7 +173,7 @@ def train_step() -> None:
 
 @pytest.mark.parametrize("step_on", ["backward", "forward", f"{__name__}:train_step"])
 def test_what_else_ends_a_step(device: Device, step_on: str) -> None:
-    """Backward passes, calls of the model and of a function are captured as updates are."""
+    """Captured backward passes and calls of the model or of a function count at each replay."""
     counter = Counter(step_on)
     training = Training()
     try:
@@ -232,7 +232,7 @@ def test_a_graph_that_is_gone(counter: Counter) -> None:
 
 
 def test_a_graph_captured_before(device: Device) -> None:
-    """What it holds is not known: where nothing else shows a step, each replay is one, in time."""
+    """A graph captured before is unknown: without other signs of steps, its replays count after a while."""
     training = Training()
     training.run(0)
     counter = Counter()
@@ -250,7 +250,7 @@ def test_a_graph_captured_before(device: Device) -> None:
 
 
 def test_graphs_captured_before_beside_an_optimizer(device: Device) -> None:
-    """Where an optimizer steps, replays of graphs that are not known are a part of its steps."""
+    """If an optimizer steps, replays of unknown graphs are a part of its steps."""
     training = Training()
     with torch.cuda.graph(training.graph):
         training.half()
@@ -266,7 +266,7 @@ def test_graphs_captured_before_beside_an_optimizer(device: Device) -> None:
 
 
 def test_a_failing_listener(device: Device, lenient: None) -> None:
-    """An error of ours does not reach who replays."""
+    """An error of the library does not reach the caller of a replay."""
 
     def fail() -> None:
         raise ValueError("on purpose")
@@ -282,7 +282,7 @@ def test_a_failing_listener(device: Device, lenient: None) -> None:
 
 
 def test_a_replay_that_was_looked_up_earlier(counter: Counter, device: Device) -> None:
-    """A method of the graph that a program kept works on, when nobody follows any more as well."""
+    """A method of the graph that the program kept works, also after `remove`."""
     training = Training()
     training.run(0)
     replay = training.graph.replay

@@ -1,4 +1,4 @@
-"""A GPU that is waited for, without one: the hooks that torch calls and the warnings it gives are real."""
+"""A simulated GPU that synchronizes: torch's callbacks and warnings are real."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.cuda import _gpu_trace as trace
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from instrument.syncs.finding import Finding
+from instrument.findings import Finding
 from tests.support.native import SOURCES, cache_folder
 
 
@@ -62,7 +62,7 @@ def native() -> Any:
 
 
 class Gpu:
-    """The pretended GPU of a test.
+    """The simulated GPU of a test.
 
     Attributes:
         mode: torch's sync debug mode.
@@ -136,14 +136,14 @@ REGISTRIES = (
 
 @cache
 def imported() -> None:
-    """What torch imports when it is first needed adds filters of warnings, which stay: have that behind us."""
+    """Import what torch imports on first use, as that adds warning filters."""
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step()
     with FakeTensorMode():
         torch.ones(3).is_pinned()
 
 
 def _shown_before(module: Any) -> dict[Any, Any]:
-    """What Python remembers to have warned of in ``module``."""
+    """Return the warnings that Python remembers for ``module``."""
     registry = vars(module).get("__warningregistry__", {})
     return {key: value for key, value in registry.items() if key != "version"}
 
@@ -152,7 +152,7 @@ _TESTS = ("tests.syncs", "tests.dryrun", "tests.stepping")
 
 
 def state() -> list[Any]:
-    """Everything that detection replaces."""
+    """Return everything that detection replaces."""
     tensor = {name: vars(torch.Tensor).get(name) for name in ("to", "cuda", "cpu", "copy_")}
     return [
         torch.cuda.get_sync_debug_mode(),
@@ -180,7 +180,7 @@ def state() -> list[Any]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A pretended GPU; after the test everything is as it was."""
+    """Provide a simulated GPU, and check after the test that everything is restored."""
     imported()
     made = Gpu(monkeypatch)
     before = state()
@@ -213,16 +213,16 @@ class Driver:
 
 @pytest.fixture
 def driver(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """The GPU of `gpu`, not yet initialized."""
+    """Provide the GPU of `gpu`, not yet initialized."""
     return Driver(monkeypatch)
 
 
 def here() -> int:
-    """The line of the caller."""
+    """Return the line number of the caller."""
     return sys._getframe(1).f_lineno
 
 
 def shown(findings: list[Finding]) -> list[tuple[str, int, int]]:
-    """Operation, line and count of each, by the line."""
+    """Return operation, line and count of each finding, ordered by line."""
     rows = [(found.op, found.site.line if found.site else 0, found.count) for found in findings]
     return sorted(rows, key=lambda row: (row[1], row[0]))

@@ -1,11 +1,13 @@
-"""Reports made by hand."""
+"""Helpers that build findings and reports."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from instrument.syncs.finding import Event, Finding, Site, Source
+from instrument.findings import Finding, Site
+from instrument.syncs.events import Source, SyncEvent
+from instrument.syncs.recorder import findings_of
 from instrument.syncs.report import SyncReport
 
 CODE = """\
@@ -34,16 +36,13 @@ def finding(
     steps: tuple[int | None, ...] = (0,),
     **more: Any,
 ) -> Finding:
-    """The waits of ``op`` at a line, one in each of ``steps``; ``via`` and the like as in `Event`."""
+    """Return the finding of ``op`` at a line with one call in each of ``steps``; ``more`` as in `SyncEvent`."""
     site = more.pop("site", Site(str(file), line, "step"))
     cause = more.pop("cause", "reads a value back from the GPU")
-    events = [Event(op, cause, site, step=step, **more) for step in steps]
-    found = Finding.of(events[0])
-    for event in events[1:]:
-        found.add(event)
-    return found
+    events = [SyncEvent(op, cause, site, step=step, **more) for step in steps]
+    return findings_of(*events)[0]
 
 
 def report(*findings: Finding, steps: int = 1, source: Source = "dry run", **more: Any) -> SyncReport:
-    """The report of ``findings``."""
+    """Return the report of ``findings``."""
     return SyncReport(source, list(findings), steps, **more)

@@ -1,4 +1,4 @@
-"""What of a recorded trace is a wait of the CPU for the GPU, what it is called, and how long it took."""
+"""`audit_syncs` finds the synchronizations in a trace, their names and their durations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from instrument.findings import Finding
 from instrument.syncs.audit import audit_syncs, unexplained
-from instrument.syncs.finding import Event, Finding
+from instrument.syncs.events import SyncEvent
 from instrument.syncs.recorder import Recorder
 from instrument.syncs.report import SyncReport
 from instrument.traces.read import read_trace
@@ -30,7 +31,7 @@ PINNED = "Memcpy DtoH (Device -> Pinned)"
 
 
 def audited(**tables: list[Row]) -> SyncReport:
-    """The report of a trace in which the program does something before and after."""
+    """Return the report of a trace with other work of the program before and after."""
     around = [on_cpu("aten::mm", -20, -10), on_cpu("aten::mm", 1_000_000, 1_000_010)]
     return audit_syncs(trace_of(**{**tables, "operators": [*tables.get("operators", []), *around]}))
 
@@ -45,7 +46,7 @@ def launch(start: int, end: int, correlation: int, **columns: Any) -> Row:
 
 
 def item(at: int, correlation: int = 1, **columns: Any) -> dict[str, list[Row]]:
-    """What `.item()` leaves in a trace: 100 ns in `cudaStreamSynchronize`."""
+    """Return the events of one `.item()`: 100 ns in `cudaStreamSynchronize`."""
     return {
         "operators": [
             on_cpu("aten::item", at, at + 200, **columns),
@@ -71,7 +72,7 @@ def both(*parts: dict[str, list[Row]]) -> dict[str, list[Row]]:
 
 
 def test_item_is_one_wait() -> None:
-    """The copy and the synchronisation of one `.item()` are one wait, named after the outermost operator."""
+    """The copy and the synchronization of one `.item()` count once, under the name of the outermost operator."""
     found = only(audited(**item(1000)))
     assert found.op == "item"
     assert found.count == 1
@@ -82,7 +83,7 @@ def test_item_is_one_wait() -> None:
 
 
 def test_two_calls_of_an_operator_are_two_waits() -> None:
-    """Each call counts, in one finding."""
+    """Each call counts in the one finding."""
     found = only(audited(**both(item(1000, 1), item(2000, 3))))
     assert found.count == 2
     assert found.blocked_ns == 200
@@ -111,7 +112,7 @@ def test_two_calls_of_an_operator_are_two_waits() -> None:
     ],
 )
 def test_the_outermost_public_operator_names_the_wait(operators: list[str], op: str) -> None:
-    """Wrappers of torch are no operators, and names are those that users call."""
+    """Torch's wrappers are not operators, and operators have their public names."""
     nested = [on_cpu(name, 10 + depth, 500 - depth) for depth, name in enumerate(operators)]
     calls = [launch(0, 5, 1), on_cpu("cudaStreamSynchronize", 100, 200), launch(600, 610, 2)]
     work = [kernel("k", 50, 190, correlation=1), kernel("k", 620, 630, correlation=2)]
@@ -127,7 +128,7 @@ def test_the_outermost_public_operator_names_the_wait(operators: list[str], op: 
     ],
 )  # fmt: skip
 def test_what_is_asked_to_wait_waits(name: str) -> None:
-    """Synchronisations of a stream, a device or an event, of the runtime and of the driver, CUDA and HIP."""
+    """Synchronizations of streams, devices and events are found, in runtime and driver, CUDA and HIP."""
     calls = [launch(0, 5, 1), on_cpu(name, 100, 200), launch(300, 310, 2)]
     found = only(
         audited(runtime=calls, gpu=[kernel("k", 50, 190, correlation=1), kernel("k", 320, 330, correlation=2)])
@@ -139,13 +140,13 @@ def test_what_is_asked_to_wait_waits(name: str) -> None:
     "name", ["cudaEventQuery", "cudaStreamQuery", "cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaMalloc"]
 )
 def test_other_calls_do_not_wait(name: str) -> None:
-    """Queries, waits of the GPU for the GPU and copies in the background are none."""
+    """Queries, waits of one stream for another and asynchronous copies do not count."""
     calls = [on_cpu(name, 100, 200, correlation=1), launch(300, 310, 2)]
     assert not audited(runtime=calls, gpu=[kernel("k", 320, 330, correlation=2)]).findings
 
 
 def test_the_backward_node_is_told() -> None:
-    """In the backward pass the autograd node is known, and the regions are those of the thread of the steps."""
+    """In the backward pass the autograd node is known, and the regions are those of the main thread."""
     tables = both(
         item(1000, thread=1),
         {
@@ -181,7 +182,7 @@ def test_the_backward_node_is_told() -> None:
     ],
 )
 def test_blocking_copies_wait(name: str, copied: str, direction: str | None) -> None:
-    """A copy that is not asynchronous is a wait of its own."""
+    """A copy that is not asynchronous synchronizes."""
     work = [copy(copied, 150, 190, bytes=64, correlation=1)]
     found = only(audited(runtime=[on_cpu(name, 100, 200, correlation=1)], gpu=work))
     assert (found.op, found.direction, found.bytes, found.blocked_ns) == ("copy_", direction, 64, 100)
@@ -190,7 +191,7 @@ def test_blocking_copies_wait(name: str, copied: str, direction: str | None) -> 
 
 @pytest.mark.parametrize("name", ["cudaMemcpy", "cuMemcpyDtoD_v2", "cudaMemcpyPeer"])
 def test_a_copy_inside_the_gpu_does_not_wait(name: str) -> None:
-    """The host does not wait for what stays on the GPU."""
+    """Copies within the GPU do not synchronize."""
     work = [copy("Memcpy DtoD (Device -> Device)", 110, 120, correlation=1)]
     assert not audited(runtime=[on_cpu(name, 100, 200, correlation=1)], gpu=work).findings
 
@@ -208,13 +209,13 @@ def test_a_copy_inside_the_gpu_does_not_wait(name: str) -> None:
     ],
 )
 def test_pageable_memory_blocks_an_asynchronous_copy(copied: str, start: int, end: int, waits: bool) -> None:
-    """`cudaMemcpyAsync` waits where the memory is pageable and the call lasts for most of its copy."""
+    """`cudaMemcpyAsync` synchronizes if the memory is pageable and the call lasts for most of its copy."""
     calls, work = [on_cpu("cudaMemcpyAsync", 100, 200, correlation=1)], [copy(copied, start, end, correlation=1)]
     assert waits == bool(audited(runtime=calls, gpu=work).findings)
 
 
 def test_a_blocking_copy_and_its_synchronisation_add_up() -> None:
-    """Both calls of `.to("cuda")` from pageable memory block, and are one wait."""
+    """Both runtime calls of `.to("cuda")` from pageable memory block, and count once."""
     tables = {
         "operators": [on_cpu("aten::to", 50, 400), on_cpu("aten::copy_", 60, 390)],
         "runtime": [
@@ -228,7 +229,7 @@ def test_a_blocking_copy_and_its_synchronisation_add_up() -> None:
 
 
 def test_a_copy_outside_of_operators_is_one_wait() -> None:
-    """Where no operators were recorded, a synchronisation right after a copy belongs to it."""
+    """Without operators, a synchronization right after a copy belongs to the copy."""
     calls = [on_cpu("cudaMemcpyAsync", 100, 110, correlation=1), on_cpu("cudaStreamSynchronize", 120, 200)]
     found = only(
         audited(runtime=[*calls, launch(300, 301, 2)], gpu=[copy(PINNED, 150, 190, bytes=4, correlation=1)])
@@ -237,7 +238,7 @@ def test_a_copy_outside_of_operators_is_one_wait() -> None:
 
 
 def test_a_synchronisation_after_an_operator_is_its_own() -> None:
-    """`x.to("cuda", non_blocking=True)` and then `stream.synchronize()` is a synchronisation, no copy."""
+    """`x.to("cuda", non_blocking=True)` followed by `stream.synchronize()` is a synchronization, not a copy."""
     tables = {
         "operators": [on_cpu("aten::to", 90, 115), on_cpu("aten::mul", 290, 310)],
         "runtime": [
@@ -252,7 +253,7 @@ def test_a_synchronisation_after_an_operator_is_its_own() -> None:
 
 
 def test_a_synchronisation_after_other_work_is_its_own() -> None:
-    """With a launch in between, a synchronisation does not belong to the copy before."""
+    """With a launch in between, a synchronization does not belong to the copy before it."""
     calls = [
         on_cpu("cudaMemcpyAsync", 100, 110, correlation=1),
         launch(112, 115, 2),
@@ -264,7 +265,7 @@ def test_a_synchronisation_after_other_work_is_its_own() -> None:
 
 
 def test_the_copy_of_an_earlier_operator_is_not_counted() -> None:
-    """What an operator waits for without a copy of its own has no direction."""
+    """The synchronization of an operator without a copy has no direction."""
     tables = {
         "operators": [on_cpu("aten::to", 90, 115), on_cpu("aten::_linalg_check_errors", 118, 210)],
         "runtime": [on_cpu("cudaMemcpyAsync", 100, 110, correlation=1), on_cpu("cudaStreamSynchronize", 120, 200)],
@@ -278,7 +279,7 @@ def test_the_copy_of_an_earlier_operator_is_not_counted() -> None:
 
 
 def test_the_driver_inside_of_the_runtime_counts_once() -> None:
-    """`cudaStreamSynchronize` calls `cuStreamSynchronize`: one wait, as long as the outer one."""
+    """`cudaStreamSynchronize` and the `cuStreamSynchronize` inside count once, with the outer duration."""
     calls = [
         on_cpu("cudaStreamSynchronize", 100, 200),
         on_cpu("cuStreamSynchronize", 110, 190),
@@ -289,7 +290,7 @@ def test_the_driver_inside_of_the_runtime_counts_once() -> None:
 
 
 def test_what_cupti_noted_counts_once() -> None:
-    """Events of `cuda_sync` are the same waits seen again, and those of queries are none."""
+    """Events of `cuda_sync` repeat synchronizations, and do not count; nor do those of queries."""
     calls = [
         on_cpu("cudaStreamSynchronize", 100, 200, correlation=5),
         on_cpu("cudaEventQuery", 210, 220, correlation=6),
@@ -306,7 +307,7 @@ def test_what_cupti_noted_counts_once() -> None:
 
 
 def test_what_only_cupti_noted_counts() -> None:
-    """A synchronisation whose call is not in the trace is a wait, of no known thread."""
+    """A synchronization whose call is not in the trace counts, on an unknown thread."""
     noted = [row("Context Sync", 100, 150, correlation=5, device=0)]
     report = audited(gpu=[kernel("k", 10, 140)], syncs=noted)
     found = only(report)
@@ -315,7 +316,7 @@ def test_what_only_cupti_noted_counts() -> None:
 
 
 def test_a_call_that_cupti_calls_a_synchronisation_waits() -> None:
-    """So are calls found whose names do not tell."""
+    """Calls with unknown names are found by their synchronization events."""
     calls = [on_cpu("cudaGraphUpload", 100, 200, correlation=5), launch(300, 301, 7)]
     noted = [row("Stream Sync", 101, 199, correlation=5, device=0)]
     assert (
@@ -329,7 +330,7 @@ def test_a_call_that_cupti_calls_a_synchronisation_waits() -> None:
 
 @pytest.mark.parametrize("name", ["cudaFree", "hipFree", "cudaHostUnregister", "cuMemFree_v2", "cudaFreeHost"])
 def test_freeing_waits_for_what_runs(name: str) -> None:
-    """Until the GPU has done what was launched before, and no longer: what follows is the work of freeing."""
+    """Freeing memory blocks until the GPU has done its earlier work; the rest of the call does not count."""
     calls = [launch(0, 10, 1), on_cpu(name, 100, 500), launch(600, 610, 2)]
     work = [kernel("k", 50, 220, correlation=1), kernel("k", 620, 630, correlation=2)]
     found = only(audited(runtime=calls, gpu=work))
@@ -338,7 +339,7 @@ def test_freeing_waits_for_what_runs(name: str) -> None:
 
 @pytest.mark.parametrize(("start", "end"), [(50, 90), (50, 700), (300, 400)])
 def test_freeing_does_not_wait_where_nothing_ran(start: int, end: int) -> None:
-    """Work that was done before, that still runs afterwards, or that was launched later, was not waited for."""
+    """Freeing does not wait for work that was done before, still runs afterwards, or was launched later."""
     calls = [launch(0, 10, 1) if start < 100 else launch(250, 260, 1), on_cpu("cudaFree", 100, 500)]
     assert not audited(runtime=calls, gpu=[kernel("k", start, end, correlation=1)]).findings
 
@@ -347,7 +348,7 @@ def test_freeing_does_not_wait_where_nothing_ran(start: int, end: int) -> None:
 
 
 def test_what_ends_the_recording_is_left_out() -> None:
-    """Before everything and after the last step only the profiler synchronises; between steps the program does."""
+    """Those before everything and after the last step are the profiler's; those between steps are not."""
     tables = {
         "regions": [on_cpu("ProfilerStep#1", 100, 200), on_cpu("ProfilerStep#2", 300, 400)],
         "operators": [on_cpu("aten::mm", 110, 120), on_cpu("aten::mm", 310, 320)],
@@ -366,20 +367,20 @@ def test_what_ends_the_recording_is_left_out() -> None:
     found = only(report)
     assert (found.count, found.blocked_ns, found.steps) == (2, 15, {1: 1, None: 1})
     assert report.steps == 2
-    assert "Left out: 3 synchronisations of the profiler itself." in report.coverage
+    assert "Left out: 3 synchronizations of the profiler itself." in report.coverage
 
 
 def test_without_steps_only_the_last_one_is_left_out() -> None:
-    """A program that measures time ends with one of its own."""
+    """Without steps only the last synchronization is the profiler's."""
     calls = [launch(0, 10, 1), on_cpu("cudaDeviceSynchronize", 20, 90), on_cpu("cudaDeviceSynchronize", 95, 97)]
     work = [kernel("k", 15, 88, correlation=1)]
     report = audit_syncs(trace_of(operators=[on_cpu("aten::mm", 0, 15)], runtime=calls, gpu=work))
     assert only(report).blocked_ns == 70
-    assert "Left out: 1 synchronisation of the profiler itself." in report.coverage
+    assert "Left out: 1 synchronization of the profiler itself." in report.coverage
 
 
 def test_a_stack_tells_who_synchronised() -> None:
-    """With Python stacks the program's own synchronisation at the end stays, the profiler's never does."""
+    """With Python stacks the program's synchronization at the end is reported, the profiler's is not."""
     calls = [launch(0, 10, 1), on_cpu("cudaDeviceSynchronize", 20, 90), on_cpu("cudaDeviceSynchronize", 105, 110)]
     frames = [
         on_cpu("mine/train.py(3): main", 0, 200),
@@ -407,14 +408,14 @@ def test_a_stack_tells_who_synchronised() -> None:
     ],
 )
 def test_the_gpu_is_idle_until_its_next_work(later: list[Row], idle: int | None) -> None:
-    """From the end of what it did until what follows starts, no longer than the wait; 0 where work was queued."""
+    """The GPU is idle from the end of its work to the next, at most for the blocked time; 0 if work was queued."""
     calls = [launch(0, 10, 1), on_cpu("cudaStreamSynchronize", 100, 200, thread=1), launch(205, 206, 5)]
     found = only(audited(runtime=calls, gpu=[kernel("k", 50, 190, correlation=1), *later]))
     assert idle == found.idle_ns
 
 
 def test_a_gap_counts_once() -> None:
-    """Two waits with nothing between them share the gap."""
+    """Two synchronizations with nothing between them share the idle time."""
     calls = [launch(0, 10, 1), on_cpu("cudaStreamSynchronize", 100, 200), on_cpu("cudaEventSynchronize", 210, 220)]
     work = [kernel("k", 50, 190, correlation=1), kernel("k", 300, 310, correlation=2)]
     found = only(audited(runtime=[*calls, launch(290, 295, 2)], gpu=work))
@@ -422,7 +423,7 @@ def test_a_gap_counts_once() -> None:
 
 
 def test_a_long_gap_after_a_short_wait() -> None:
-    """What the program does next, as loading data, is not the wait's: that left the GPU idle while it lasted."""
+    """What the program does next, such as loading data, does not add to the idle time."""
     calls = [
         launch(0, 10, 1),
         on_cpu("cudaDeviceSynchronize", 100_000, 112_500),
@@ -448,7 +449,7 @@ def test_a_long_gap_after_a_short_wait() -> None:
 
 
 def test_each_gpu_is_idle_for_itself() -> None:
-    """The gap is that of the GPU to which the thread gave work."""
+    """The idle time is that of the GPU that the thread launched work on."""
     calls = [
         launch(0, 10, 1),
         launch(0, 10, 2, thread=1),
@@ -467,7 +468,7 @@ def test_each_gpu_is_idle_for_itself() -> None:
 
 
 def test_functions_tell_the_users_and_the_librarys() -> None:
-    """Of the stack, the innermost function that is the user's, and the innermost of a library around the wait."""
+    """A finding has the innermost function of the user and the innermost function of a library."""
     frames = [
         on_cpu("mine/train.py(3): main", 0, 5000),
         on_cpu("mine/model.py(7): forward", 900, 1900),
@@ -483,7 +484,7 @@ def test_functions_tell_the_users_and_the_librarys() -> None:
 
 
 def test_functions_of_one_name_stay_apart() -> None:
-    """A file with several `forward` has a finding for each."""
+    """Several functions `forward` of one file have a finding each."""
     frames = [on_cpu("mine/model.py(7): forward", 900, 1300), on_cpu("mine/model.py(90): forward", 1900, 2300)]
     report = audited(**both(item(1000, 1), item(2000, 3), {"frames": frames}))
     functions = {found.site.function for found in report.findings if found.site}
@@ -535,7 +536,7 @@ forward(1).item()
     ],
 )
 def test_the_source_tells_the_line(tmp_path: Path, frame: str, inner: str, function: str, line: int) -> None:
-    """Where a function has one such call alone, that is the line; where it has more, or changed, it is not."""
+    """The line is known if the function has only one such call and has not changed."""
     path = tmp_path / "mine.py"
     path.write_text(SOURCE)
     frames = [on_cpu(f"{path}{frame}", 900, 1300), *([on_cpu(inner, 990, 1250)] if inner else [])]
@@ -546,7 +547,7 @@ def test_the_source_tells_the_line(tmp_path: Path, frame: str, inner: str, funct
 
 
 def test_without_a_function_regions_stay_apart() -> None:
-    """Where nothing tells the function, the region is what tells waits apart."""
+    """Without functions, findings are separated by region."""
     regions = [on_cpu("data", 900, 1300), on_cpu("loss", 1900, 2300)]
     report = audited(**both(item(1000, 1), item(2000, 3), {"regions": regions}))
     assert {found.region for found in report.findings} == {("data",), ("loss",)}
@@ -560,7 +561,7 @@ def asked(value: torch.Tensor) -> float:
 
 
 def test_the_line_of_a_real_recording(tmp_path: Path) -> None:
-    """Torch writes where a function begins, not where it was: what it called tells the line."""
+    """Torch writes the first line of a function; the line of the call follows from the callee."""
     with profile(activities=[ProfilerActivity.CPU], with_stack=True) as recorded:
         asked(torch.ones(2))
         torch.ones(2).mul(2)
@@ -582,7 +583,7 @@ def test_the_line_of_a_real_recording(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["/dev/zero", "a" * 5000, "/dev/null\0", "<string>", "x(((((", "C:\\\\train.py"])
 def test_stacks_may_name_anything(file: str) -> None:
-    """What no source can be read from is the name that the trace has."""
+    """Files without readable source keep the name that the trace has."""
     found = only(audited(**both(item(1000), {"frames": [on_cpu(f"{file}(3): main", 900, 1300)]})))
     assert found.op == "item"
     assert found.site is None or (found.site.line, found.site.function) == (0, "main")
@@ -592,7 +593,7 @@ def test_stacks_may_name_anything(file: str) -> None:
 
 
 def test_a_report_of_nsight_systems(tmp_path: Path) -> None:
-    """Calls have version suffixes, operators are ranges of NVTX, synchronisations are in a table of their own."""
+    """Nsight Systems: calls have version suffixes, operators are NVTX ranges, synchronizations have a table."""
     made, tid = Database(), thread(7, 1)
     where = {"globalPid": tid & ~0xFFFFFF}
     made.span("train", 0, 5000, tid)
@@ -618,14 +619,14 @@ def test_a_report_of_nsight_systems(tmp_path: Path) -> None:
     ("tables", "said"), [({}, "no calls of the CUDA"), ({}, "no work on a GPU"), ({}, "No steps")]
 )
 def test_what_a_trace_lacks_is_said(tables: dict[str, list[Row]], said: str) -> None:
-    """A trace of a CPU has no waits, which does not mean that there are none."""
+    """A trace without a GPU has no findings, and the report says that nothing could be checked."""
     report = audited(operators=[on_cpu("aten::mm", 0, 10)], **tables)
     assert not report.findings
     assert any(said in sentence for sentence in report.coverage)
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
-    """An error names the argument; a missing file is missing."""
+    """A wrong argument raises an error with its name; a missing file raises FileNotFoundError."""
     with pytest.raises(TypeError, match='"trace" must be one trace'):
         audit_syncs(5)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError):
@@ -635,7 +636,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
 # Live detection
 
 
-def live_report(*events: Event) -> SyncReport:
+def live_report(*events: SyncEvent) -> SyncReport:
     recorder = Recorder()
     for event in events:
         recorder.add(event)
@@ -643,29 +644,32 @@ def live_report(*events: Event) -> SyncReport:
 
 
 def test_what_live_detection_missed_is_listed() -> None:
-    """By operation and step: what one source calls `float` is the other's `item`."""
+    """Findings are compared by operation and step; `float` in live detection is `item` in a trace."""
     steps = {"regions": [on_cpu("ProfilerStep#1", 900, 1500), on_cpu("ProfilerStep#2", 1900, 2500)]}
     trace = trace_of(**both(item(1000, 1), item(2000, 3), steps))
     report = audit_syncs(trace)
-    once = live_report(Event("float", "read", step=1))
+    once = live_report(SyncEvent("float", "read", step=1))
     (missed,) = unexplained(report, once)
     assert (missed.op, missed.count, missed.steps, missed.blocked_ns) == ("item", 1, {2: 1}, None)
     assert only(report).count == 2
-    twice = live_report(Event("float", "read", step=1), Event("item", "read", step=2))
+    twice = live_report(SyncEvent("float", "read", step=1), SyncEvent("item", "read", step=2))
     assert not unexplained(report, twice)
-    other = live_report(Event("item", "read", step=70), Event("item", "read", step=71))
+    other = live_report(SyncEvent("item", "read", step=70), SyncEvent("item", "read", step=71))
     assert not unexplained(report, other)
     assert unexplained(report, live_report())[0].blocked_ns == 200
     said = audit_syncs(trace, live=once).coverage[-1]
     assert said == "Unattributed: in the trace, but not reported by live detection: item (1)."
-    assert audit_syncs(trace, live=twice).coverage[-1] == "Live detection explains every wait in the trace."
+    assert (
+        audit_syncs(trace, live=twice).coverage[-1]
+        == "Live detection explains every synchronization in the trace."
+    )
 
 
 def test_what_live_detection_saw_explains_only_as_much() -> None:
-    """One wait explains one, whichever finding it is of."""
+    """One live synchronization explains one in the trace, of whichever finding."""
     regions = [on_cpu("data", 900, 1300), on_cpu("loss", 1900, 2300)]
     report = audited(**both(item(1000, 1), item(2000, 3), {"regions": regions}))
-    (missed,) = unexplained(report, live_report(Event("item", "read")))
+    (missed,) = unexplained(report, live_report(SyncEvent("item", "read")))
     assert missed.count == 1
 
 
@@ -686,7 +690,7 @@ def ns(value: Decimal | int) -> int:
 
 
 def expected_of(path: Path) -> tuple[list[int], list[tuple[int, int]]]:
-    """The durations of all waits, and when those of a whole device began, by plain reading."""
+    """Return the durations of all synchronizations, and the starts of those of a device, from the JSON itself."""
     events = events_of(path)
     copies = {
         event["args"].get("correlation"): event
@@ -722,7 +726,7 @@ def expected_of(path: Path) -> tuple[list[int], list[tuple[int, int]]]:
     ],
 )  # fmt: skip
 def test_real_traces_lose_no_time(name: str, own: int) -> None:
-    """All the time in calls that wait is in the findings, less that of the last call, which is the profiler's."""
+    """The findings have the whole time in blocking calls, except the last one, which is the profiler's."""
     path = shared(f"{name}.json.gz")
     waits, devices = expected_of(path)
     trace = read_trace(path)
@@ -749,7 +753,7 @@ def test_real_traces_lose_no_time(name: str, own: int) -> None:
     ],
 )
 def test_real_traces_by_operation(name: str, expected: dict[Any, Any]) -> None:
-    """Known counts and bytes of real traces, of NVIDIA and AMD, of 2021 and today."""
+    """Counts and bytes of real traces of NVIDIA and AMD, from 2021 and today, are as known."""
     found = {
         (each.op, each.direction): (each.count, each.bytes)
         for each in audit_syncs(shared(f"{name}.json.gz")).findings
@@ -758,7 +762,7 @@ def test_real_traces_by_operation(name: str, expected: dict[Any, Any]) -> None:
 
 
 def test_a_real_trace_names_the_functions() -> None:
-    """With Python stacks the user's function and the library's are known, from paths that are not here."""
+    """With Python stacks the functions of the user and the library are known, also for files that do not exist."""
     report = audit_syncs(shared("tl_h100_bert_small.json.gz"))
     (found,) = [each for each in report.findings if each.op == "bool"]
     assert found.site and found.site.file.startswith("moca/")
@@ -777,7 +781,7 @@ def test_backward_of_a_real_trace() -> None:
 
 @pytest.mark.gpu
 def test_planted_waits_on_a_gpu(tmp_path: Path) -> None:
-    """Each planted idiom is found under its name, once in each step."""
+    """Each idiom is found under its name, once in each step."""
     x = torch.randn(256, 256, device="cuda")
 
     def train() -> None:

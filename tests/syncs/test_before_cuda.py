@@ -248,7 +248,7 @@ def test_the_plugin_does_not_ask_the_driver(driver: Driver, monkeypatch: pytest.
     """It counts devices, which torch does by NVML; a test that does not use the GPU then waits for nothing."""
     report = pytest_plugin.Syncs()(compute)
     assert ["device_count"] == driver.calls
-    assert ("live", "") == (report.source, report.blind)
+    assert ("live", "") == (report.source, report.unavailable_reason)
     report.assert_max(0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with monkeypatch.context() as patch:

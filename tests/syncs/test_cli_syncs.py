@@ -1,4 +1,4 @@
-"""``instrument syncs``: what a person, a script and CI get."""
+"""``instrument syncs``: its output for people, scripts and CI."""
 
 from __future__ import annotations
 
@@ -80,19 +80,19 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def command(*args: str) -> tuple[int, str, str]:
-    """Run it here, which spares importing torch: exit code, standard output and standard error."""
+    """Run the command in this process, without importing torch again; return exit code, stdout and stderr."""
     linecache.checkcache()  # the process that a user starts knows no older text of the script
     result = CliRunner().invoke(app, ["syncs", *args], catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
 
 
 def test_function() -> None:
-    """A function that waits is found and fails the command, as a linter does."""
+    """A function that synchronizes is found and fails the command, as with a linter."""
     code, out, err = command("train.py::step")
     assert 1 == code
     assert "train.py:12 in step" in out
     assert '> 12 | print("loss", loss.item())' in out
-    assert "1 line makes the CPU wait for the GPU: 1 wait in most steps" in out
+    assert "1 line makes the CPU wait for the GPU: 1 synchronization in most steps" in out
     assert "every step waits for the GPU once; allowed in a step: 0" in err
     assert 0 == command("train.py::step", "--max", "1")[0]
     assert 0 == command("train.py::clean")[0]
@@ -100,14 +100,14 @@ def test_function() -> None:
 
 
 def test_fake() -> None:
-    """Shapes only, and the same line."""
+    """With shapes only the same line is found."""
     code, out, _ = command("train.py::step", "--fake")
     assert 1 == code
     assert "train.py:12 in step" in out
 
 
 def test_script() -> None:
-    """A whole script runs as when it is started, with its arguments; that it leaves is no error."""
+    """A script runs as when it is started, with its arguments; `sys.exit` is not an error."""
     before = sys.argv, list(sys.path)
     code, out, _ = command("train.py", "--max", "1", "--", "--max", "7", "x")
     assert "arguments ['--max', '7', 'x']" in out
@@ -117,7 +117,7 @@ def test_script() -> None:
 
 
 def test_several() -> None:
-    """Each target has its name above; one that fails is enough."""
+    """Each report has the name of its target; one that fails is enough."""
     code, out, err = command("train.py::clean", "train.py::step")
     assert 1 == code
     assert out.index("train.py::clean\nNo line") < out.index("train.py::step\n1 line")
@@ -125,7 +125,7 @@ def test_several() -> None:
 
 
 def test_errors_of_the_script() -> None:
-    """What ends it early is told with what was found until then, and fails whatever --max says."""
+    """The report says what ended the run early, with the findings so far, and fails whatever --max is."""
     code, out, err = command("train.py::broken", "--max", "9")
     assert 1 == code
     assert "RuntimeError: it broke" in out
@@ -154,7 +154,7 @@ def test_errors_of_the_script() -> None:
     ],
 )
 def test_usage(args: list[str], message: str) -> None:
-    """What cannot be read or called is said in one sentence, and the exit code tells it from findings."""
+    """A target that cannot be read or called gives one sentence, and an exit code other than that of findings."""
     code, _, err = command(*args)
     assert 2 == code
     assert message in err
@@ -180,7 +180,7 @@ def test_json() -> None:
 
 
 def test_sarif() -> None:
-    """SARIF goes into a file, of all targets together."""
+    """SARIF is written to one file for all targets."""
     assert 1 == command("train.py::step", "train.py::broken", "--sarif", "out.sarif")[0]
     (run,) = json.loads(Path("out.sarif").read_text())["runs"]
     places = [
@@ -214,7 +214,7 @@ def test_baseline(train: Path) -> None:
 
 
 def test_more_often_than_the_baseline(train: Path) -> None:
-    """A known line that waits more often in a step is new."""
+    """A known line that synchronizes more often in a step fails."""
     command("train.py::step", "--write-baseline", "known.txt")
     train.write_text(TRAIN.replace('    print("loss"', '    for _ in "123":\n            print("loss"'))
     code, _, err = command("train.py::step", "--baseline", "known.txt")
@@ -226,7 +226,7 @@ def test_more_often_than_the_baseline(train: Path) -> None:
 
 
 def test_allowlist() -> None:
-    """Reasons in the baseline make an allowlist of it; they are kept when it is written again."""
+    """A baseline with reasons is an allowlist; reasons are kept when it is rewritten."""
     command("train.py::step", "--write-baseline", "known.txt")
     known = Path("known.txt")
     assert 2 == command("train.py::step", "--allowlist", "known.txt")[0]
@@ -239,7 +239,7 @@ def test_allowlist() -> None:
 
 
 def test_no_baseline_of_half_a_run() -> None:
-    """A run that ended early would lose what it did not come to."""
+    """A baseline is not written from a run that ended early, which would drop entries."""
     code, _, err = command("train.py::broken", "--write-baseline", "known.txt")
     assert 1 == code
     assert "known.txt is not written" in err
@@ -247,14 +247,14 @@ def test_no_baseline_of_half_a_run() -> None:
 
 
 def test_trace() -> None:
-    """A trace is looked through for what waited in it."""
+    """A trace is audited."""
     code, out, _ = command(str(TRACE))
     assert code in (0, 1)
     assert "(trace" in out
 
 
 def test_ranks(tmp_path: Path) -> None:
-    """A folder holds the traces of ranks, each of which is looked through."""
+    """Each trace of a folder is audited."""
     folder = tmp_path / "ranks"
     folder.mkdir()
     for rank in (0, 1):
@@ -267,7 +267,7 @@ def test_ranks(tmp_path: Path) -> None:
 
 
 def test_process() -> None:
-    """As a process: plain text through a pipe, and nothing but the report on standard output."""
+    """As a process the command prints plain text through a pipe, and only the report on stdout."""
     result = subprocess.run(
         [sys.executable, "-m", "instrument", "syncs", "train.py::step"], capture_output=True, timeout=120
     )
@@ -277,7 +277,7 @@ def test_process() -> None:
 
 
 def test_what_would_not_run() -> None:
-    """What a GPU would refuse fails, whatever --max says."""
+    """Code that would fail on a GPU fails, whatever --max is."""
     code, out, err = command("train.py::mixes", "--max", "99")
     assert 1 == code
     assert "takes tensors of the CPU and of the GPU" in " ".join(out.split())
@@ -293,7 +293,7 @@ def test_what_would_not_run() -> None:
     ],
 )
 def test_a_script_that_cannot_be_imported(train: Path, text: str, message: str) -> None:
-    """It is no finding, but something that cannot be read."""
+    """An unreadable target is an error, not a finding."""
     train.write_text(text)
     code, out, err = command("train.py::step")
     assert (2, "") == (code, out)
@@ -301,7 +301,7 @@ def test_a_script_that_cannot_be_imported(train: Path, text: str, message: str) 
 
 
 def test_a_folder_with_colons(train: Path) -> None:
-    """A name of a file that has the colons is the file; before a function, the last ones count."""
+    """Colons may be part of a file name; the last ones separate the function."""
     folder = train.parent / "a::b"
     folder.mkdir()
     script(folder, "train.py", TRAIN)
@@ -311,7 +311,7 @@ def test_a_folder_with_colons(train: Path) -> None:
 
 
 def test_scripts_with_modules_of_one_name(train: Path) -> None:
-    """Of several targets each imports what is beside it."""
+    """Each of several targets imports the modules beside it."""
     for name, body in (("a", "x.sum().item()"), ("b", "x.sum()")):
         script(train.parent / name, "helper.py", f"def read(x):\n    return {body}\n")
         script(

@@ -1,4 +1,4 @@
-"""Comments that allow a wait: on any line of its statement, or alone above it."""
+"""Comments that allow a synchronization: on any line of its statement, or alone above it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from instrument import dry_run
 from instrument.dryrun.run import dry_run_file
+from instrument.findings import Site
 from instrument.syncs.comments import allowed_at
-from instrument.syncs.finding import Site
 
 COMMENT = "# instrument: allow-sync why"
 
 
 def allowed(path: Path, code: str) -> list[int]:
-    """The lines of ``code`` where a wait would be allowed."""
+    """Return the lines of ``code`` where a synchronization is allowed."""
     path.write_text(code, "utf-8")
     linecache.checkcache()
     return [line for line in range(len(code.splitlines()) + 2) if allowed_at(Site(str(path), line, "f"))]
@@ -29,32 +29,32 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_at_the_line(path: Path) -> None:
-    """At its end, a comment is of that line alone."""
+    """A comment at the end of a line applies to that line."""
     assert [2] == allowed(path, f"a()\nb()  {COMMENT}\nc()\n")
 
 
 @pytest.mark.parametrize("line", [1, 2, 3, 4])
 def test_any_line_of_a_statement(path: Path, line: int) -> None:
-    """A statement of several lines has it on any of them, also the first and the last."""
+    """A comment may be on any line of a statement."""
     lines = ["before()", "total = add(", "    a.item(),", "    b,", ")", "after()"]
     lines[line] += f"  {COMMENT}"
     assert [2, 3, 4, 5] == allowed(path, "\n".join(lines))
 
 
 def test_alone_above(path: Path) -> None:
-    """Alone on a line it is of the statement below, all of it, and of nothing further."""
+    """A comment alone on a line applies to the whole statement below, and nothing else."""
     assert [1, 2, 3] == allowed(path, f"{COMMENT}\ntotal = add(\n    a)\nafter()\n")
     assert 3 not in allowed(path, f"{COMMENT}\n\na()\n")
     assert [1] == allowed(path, f"a()  {COMMENT}\nb()\n")
 
 
 def test_above_a_line_inside(path: Path) -> None:
-    """Inside of a statement it is of all of the statement."""
+    """A comment inside a statement applies to all of it."""
     assert [1, 2, 3, 4] == allowed(path, f"total = add(\n    {COMMENT}\n    a.item(),\n)\nafter()\n")
 
 
 def test_bodies(path: Path) -> None:
-    """A statement with a body has it at its head; what is in the body has its own."""
+    """A comment at the head of a compound statement does not apply to its body."""
     code = f"def f():\n    if a:  {COMMENT}\n        b()\n        c()  {COMMENT}\n    else:\n        d()\n"
     assert [2, 4] == allowed(path, code)
     code = f"while any(  {COMMENT}\n    a\n):\n    b()\n"
@@ -78,7 +78,7 @@ def test_one_line_with_a_body(path: Path) -> None:
     ids=["string", "text", "nobody", "longer", "other"],
 )
 def test_what_is_no_comment(path: Path, code: str) -> None:
-    """Text in a string is none; nor is another comment."""
+    """Text in a string does not count, nor does another comment."""
     assert [] == allowed(path, code)
 
 
@@ -93,7 +93,7 @@ def test_what_is_no_comment(path: Path, code: str) -> None:
     ],
 )
 def test_reasons(path: Path, comment: str, reason: str | None) -> None:
-    """What follows is the reason."""
+    """The text after the keyword is the reason."""
     path.write_text(f"a()  {comment}\n", "utf-8")
     linecache.checkcache()
     assert reason == allowed_at(Site(str(path), 1, "f"))
@@ -101,19 +101,19 @@ def test_reasons(path: Path, comment: str, reason: str | None) -> None:
 
 @pytest.mark.parametrize("code", ["a(\n", "def f(:\n", "'''\n", "\x00\n", "    a()\n  b()\n"])
 def test_code_that_is_none(path: Path, code: str) -> None:
-    """What came before an error of syntax holds, and nothing raises."""
+    """Comments before a syntax error apply, and nothing raises."""
     assert 1 in allowed(path, f"x()  {COMMENT}\n{code}")
 
 
 def test_no_file() -> None:
-    """Where there is no code there is no comment."""
+    """Without source nothing is allowed."""
     for site in (None, Site("<stdin>", 1, "f"), Site("/gone.py", 3, "f"), Site(__file__, 0, "f")):
         assert allowed_at(site) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 def test_in_a_dry_run(path: Path) -> None:
-    """The comment at the end of a statement is for all of it; one at the head of a loop is not for its body."""
+    """A comment at the end of a statement applies to all of it; at the head of a loop not to its body."""
     path.write_text(
         f"""import torch
 def step():

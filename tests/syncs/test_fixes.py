@@ -1,4 +1,4 @@
-"""What is suggested does not wait, and what it replaces does."""
+"""Suggested code does not synchronize, and the code that it replaces does."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import pytest
 import torch
 
 import instrument
-from instrument.syncs import suggestions
-from instrument.syncs.finding import Event, Finding, Site
+from instrument.findings import Finding, Fix, Site
+from instrument.syncs import fixes, operations, wrappers
+from instrument.syncs.events import SyncEvent
 from instrument.syncs.fixes import fix_of
+from instrument.syncs.recorder import findings_of
 from instrument.syncs.report import SyncReport
-from instrument.syncs.suggestions import Fix
 
 
 def pairs() -> list[Fix]:
-    """Every suggestion with code."""
-    named = [value for value in vars(suggestions).values() if isinstance(value, Fix)]
-    return list(dict.fromkeys(fix for fix in [*named, *suggestions.BY_OP.values()] if fix.before))
+    """Return every suggestion with code."""
+    values = [*vars(fixes).values(), *vars(operations).values(), *(row.fix for row in operations.OPERATIONS)]
+    return list(dict.fromkeys(fix for fix in values if isinstance(fix, Fix) and fix.before))
 
 
 def around() -> dict[str, Any]:
-    """The names that the code in suggestions uses, on the GPU where they would be."""
+    """Return the variables that suggested code uses, on the GPU or the CPU as in a training script."""
     gpu = torch.device("cuda")
     x = torch.rand(4, device=gpu)
     model = torch.nn.Linear(4, 1).to(gpu)
@@ -59,7 +60,7 @@ def around() -> dict[str, Any]:
 
 
 def looked_at(code: str) -> SyncReport:
-    """Run ``code`` in a dry run; what is before it is allowed."""
+    """Return the report of a dry run of ``code``; the set-up before it is allowed to synchronize."""
 
     def step() -> None:
         with instrument.allow_sync("set up"):
@@ -72,7 +73,7 @@ def looked_at(code: str) -> SyncReport:
 
 @pytest.mark.parametrize("fix", pairs(), ids=lambda fix: fix.before.splitlines()[-1])
 def test_pairs(fix: Fix, capsys: pytest.CaptureFixture[str]) -> None:
-    """The code before waits, the code after does not; the wait leads to this very suggestion."""
+    """The code before synchronizes, which leads to this very suggestion; the code after does not."""
     before = looked_at(fix.before)
     assert before.error is None, before
     assert before.syncs, before
@@ -92,18 +93,18 @@ def test_short(fix: Fix) -> None:
 
 
 def finding(op: str, **more: Any) -> Finding:
-    return Finding.of(Event(op, more.pop("cause", ""), Site("/x/train.py", 1, "step"), **more))
+    return findings_of(SyncEvent(op, more.pop("cause", ""), Site("/x/train.py", 1, "step"), **more))[0]
 
 
-def test_every_wait_has_one() -> None:
-    """An operation that nobody thought of is told what its direction allows."""
+def test_every_finding_has_one() -> None:
+    """An operation that is not in the table gets a suggestion by its direction."""
     assert "pin" in fix_of(finding("new_operation", direction="H2D")).text
     assert "event" in fix_of(finding("new_operation", direction="D2H")).text
     assert "allow_sync" in fix_of(finding("new_operation")).text
 
 
-def test_a_librarys_line_tells_more() -> None:
-    """A number that the GradScaler reads is not the user's to keep on the GPU."""
+def test_the_line_of_a_library_decides() -> None:
+    """The number that a GradScaler reads gets a suggestion for the scaler, not for `item`."""
     via = Site("/v/lib/python3.11/site-packages/torch/amp/grad_scaler.py", 300, "GradScaler._maybe_opt_step")
     assert "fused" in fix_of(finding("item", via=via)).text
     windows = Site("C:\\v\\site-packages\\torch\\amp\\grad_scaler.py", 300, "GradScaler.step")
@@ -118,15 +119,15 @@ def test_a_librarys_line_tells_more() -> None:
 @pytest.mark.parametrize(
     ("op", "cause", "word"),
     [
-        ("to", "a non-blocking copy of pageable memory waits all the same", "non_blocking=True waits"),
+        ("to", wrappers.PAGEABLE, "non_blocking=True blocks"),
         ("to", "waits for the work of a stream", "DataLoader"),
         ("synchronize", "cudaEventSynchronize", "Let the GPU wait"),
         ("synchronize", "cudaStreamSynchronize", "other stream"),
         ("synchronize", "hipDeviceSynchronize", "Leave it out"),
     ],
 )
-def test_the_cause_tells(op: str, cause: str, word: str) -> None:
-    """The words of live detection and of traces lead to the same suggestions as those of a dry run."""
+def test_the_cause_decides(op: str, cause: str, word: str) -> None:
+    """Causes from live detection and from traces lead to the same suggestions as those from a dry run."""
     assert word in fix_of(finding(op, cause=cause, direction="H2D" if op == "to" else None)).text
 
 
@@ -143,25 +144,25 @@ GPU_LINE = Site("/v/site-packages/transformers/masking_utils.py", 776, "create")
         ("bool", "if torch.isnan(loss): raise ValueError", {}, "only every so many steps"),
         ("bool", "if not x.isfinite().all():", {}, "only every so many steps"),
         ("bool", "if loss > 10:", {}, "torch.where"),
-        ("bool", "out = model(**batch)", {"via": GPU_LINE}, "A line of a library waits"),
+        ("bool", "out = model(**batch)", {"via": GPU_LINE}, "A line of a library synchronizes"),
         (
             "setitem",
             "nn.init.dirac_(w)",
             {"via": Site("/v/site-packages/torch/nn/init.py", 441, "dirac_")},
             "once",
         ),
-        ("setitem", "loss.backward()", {"backward": "IndexBackward0"}, "How many elements are chosen"),
+        ("setitem", "loss.backward()", {"backward": "IndexBackward0"}, "how many elements are chosen"),
     ],
 )
-def test_the_line_tells(
+def test_the_line_decides(
     monkeypatch: pytest.MonkeyPatch, op: str, code: str, more: dict[str, Any], word: str
 ) -> None:
-    """The code of the line, and who wrote it, lead to what can be done there."""
+    """The code of the line, and whose code it is, lead to a suggestion for that line."""
     monkeypatch.setitem(linecache.cache, "/x/train.py", (len(code), None, [f"{code}\n"], "/x/train.py"))
     up = "H2D" if op in ("to", "cuda") else None
     assert word in fix_of(finding(op, direction=up, **more)).text
 
 
 def test_a_library_copies() -> None:
-    """A copy in a library is told as any copy is."""
+    """A copy in a library gets the suggestion of any copy."""
     assert "DataLoader" in fix_of(finding("to", direction="H2D", via=GPU_LINE)).text

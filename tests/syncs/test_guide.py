@@ -1,4 +1,4 @@
-"""What the guide to waits says is so: its code runs, its commands print what it shows."""
+"""The guide to synchronizations is right: its code runs, and its commands print what it shows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_code_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_commands_print_what_is_shown(folder: Path) -> None:
-    """Each command prints what stands under it; the file of known waits is that in the guide."""
+    """Each command prints the output shown under it, and the baseline file is the one shown."""
     shown = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*?)(?=\$ |```)", GUIDE, re.MULTILINE)
     assert len(shown) == 3
     for command, output in shown:
@@ -59,7 +59,7 @@ def test_commands_print_what_is_shown(folder: Path) -> None:
 
 
 def test_tests_pass(folder: Path) -> None:
-    """The tests that it shows pass."""
+    """The tests in the guide pass."""
     installed = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
     named = [] if installed else ["-p", PLUGIN]
     assert "2 passed" in run("pytest", "-q", *named, "-p", "no:cacheprovider", "test_steps.py")

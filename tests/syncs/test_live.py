@@ -1,4 +1,4 @@
-"""Waits are found while a program runs: the hooks and warnings are torch's own, the GPU is pretended."""
+"""Live detection with torch's own callbacks and warnings, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.cuda import _gpu_trace as trace
 import instrument
 from instrument.errors import SyncError
 from instrument.guard import guard
-from instrument.syncs import sources
+from instrument.syncs import monitor
 from instrument.syncs.detector import SyncDetector
 from instrument.syncs.live import detect_syncs, no_syncs
 from instrument.syncs.policy import allow_sync
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.native
 
 
 def test_each_wait_at_its_line(gpu: Gpu) -> None:
-    """What waits is found at the user's own line, by its operation, with its count."""
+    """A synchronization is found at the user's line, with its operation and count."""
     x = gpu.x
     with detect_syncs() as syncs:
         line = here()
@@ -52,7 +52,7 @@ def test_each_wait_at_its_line(gpu: Gpu) -> None:
 
 
 def test_blocked_time(gpu: Gpu) -> None:
-    """The time that a call waited is measured: of one, of several in it, of an explicit one."""
+    """The blocked time is measured for one synchronization, for several in a call, and for an explicit one."""
     gpu.configure(ms=5.0)
     with detect_syncs() as syncs:
         began = time.perf_counter_ns()
@@ -68,7 +68,7 @@ def test_blocked_time(gpu: Gpu) -> None:
 
 
 def test_wording_of_other_vendors(gpu: Gpu) -> None:
-    """ROCm and others warn in words of their own."""
+    """The warnings of ROCm and other backends are recognized."""
     for vendor in ("HIP", "NPU"):
         gpu.configure(vendor=vendor)
         with detect_syncs() as syncs:
@@ -77,7 +77,7 @@ def test_wording_of_other_vendors(gpu: Gpu) -> None:
 
 
 def test_other_warnings_pass(gpu: Gpu) -> None:
-    """Only torch's warning of a wait is taken; others go where they would."""
+    """Only torch's synchronization warning is intercepted; other warnings are shown."""
     with pytest.warns(UserWarning, match="^mine$") as seen, detect_syncs():
         gpu.x.item()
         warnings.warn("mine", stacklevel=1)
@@ -86,7 +86,7 @@ def test_other_warnings_pass(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("how", ["ignore", "filters", "reset", "error", "record", "replaced", "leave"])
 def test_survives_filters_of_others(gpu: Gpu, how: str) -> None:
-    """Whatever others do to the filters of warnings meanwhile, each wait is seen and timed."""
+    """However others change the warning filters meanwhile, each synchronization is seen and timed."""
     catching = warnings.catch_warnings()
     if how == "leave":
         catching.__enter__()
@@ -111,7 +111,7 @@ def test_survives_filters_of_others(gpu: Gpu, how: str) -> None:
 
 
 def test_filters_set_inside_stay(gpu: Gpu) -> None:
-    """What the program itself changes in the block stays changed."""
+    """Changes that the program makes in the block stay."""
     before = warnings.filters
     with warnings.catch_warnings():
         held = warnings.filters
@@ -125,7 +125,7 @@ def test_filters_set_inside_stay(gpu: Gpu) -> None:
 
 
 def test_filters_closed_after_the_detector(gpu: Gpu) -> None:
-    """Others' `catch_warnings` that began inside and ends after leaves nothing of ours."""
+    """A `catch_warnings` that begins inside and ends after the block leaves no filter of the library."""
     expected = list(warnings.filters)
     original = warnings.filters
     detector, catching = detect_syncs(), warnings.catch_warnings()
@@ -142,7 +142,7 @@ def test_filters_closed_after_the_detector(gpu: Gpu) -> None:
 
 
 def test_without_the_hook_before(gpu: Gpu) -> None:
-    """Where torch tells only afterwards, waits are counted without a time."""
+    """If torch only warns afterwards, synchronizations are counted without a time."""
     gpu.configure(trace=False)
     from instrument import compat
 
@@ -158,7 +158,7 @@ def test_without_the_hook_before(gpu: Gpu) -> None:
 
 
 def test_without_the_warning(gpu: Gpu) -> None:
-    """What torch does not warn of is counted, each time, without a time."""
+    """Synchronizations without a warning are counted, each without a time."""
     with detect_syncs() as syncs:
         gpu.configure(what="event", warn=False)
         for _ in range(3):
@@ -171,7 +171,7 @@ def test_without_the_warning(gpu: Gpu) -> None:
 
 
 def test_operators_of_torch_ops(gpu: Gpu) -> None:
-    """A wait inside an operator that is called through torch.ops hands no warning on: it is counted, not timed."""
+    """A synchronization in an operator called through torch.ops gives no warning: it is counted, not timed."""
     scope: dict[str, Any] = {"operator": gpu.x.item}
     exec(compile("def call():\n    operator()", torch._ops.__file__, "exec"), scope)
     gpu.configure(warn=False)
@@ -184,7 +184,7 @@ def test_operators_of_torch_ops(gpu: Gpu) -> None:
 
 
 def test_mode_of_the_program(gpu: Gpu) -> None:
-    """The mode of torch comes back; one that raises is never weakened; one set inside stays."""
+    """The mode of torch is restored; the mode that raises errors is never changed; a mode set inside stays."""
     for mode in (0, 1, 2):
         torch.cuda.set_sync_debug_mode(mode)
         with detect_syncs() as syncs:
@@ -199,7 +199,7 @@ def test_mode_of_the_program(gpu: Gpu) -> None:
 
 
 def test_a_line_that_was_warned_of_before(gpu: Gpu) -> None:
-    """Python shows a warning once for each line; one shown before is heard of all the same."""
+    """Python shows a warning once for each line; a warning shown before is still intercepted."""
     torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("default")
@@ -212,7 +212,7 @@ def test_a_line_that_was_warned_of_before(gpu: Gpu) -> None:
 
 
 def test_restored_after_an_error(gpu: Gpu) -> None:
-    """An error of the program comes out as it is, and everything is put back."""
+    """An error of the program propagates unchanged, and everything is restored."""
     with pytest.raises(ZeroDivisionError), detect_syncs("error"):
         gpu.configure(warn=False)
         gpu.x.item()  # torch does not tell when it is over, so that it is due at the end
@@ -220,7 +220,7 @@ def test_restored_after_an_error(gpu: Gpu) -> None:
 
 
 def test_replaced_by_others_meanwhile(gpu: Gpu) -> None:
-    """What others put over ours stays theirs, and works on."""
+    """Patches of others on top of the library's stay, and keep working."""
     with pytest.MonkeyPatch.context() as patch:
         with detect_syncs() as syncs:
             ours = torch.cuda.synchronize
@@ -236,7 +236,7 @@ def test_replaced_by_others_meanwhile(gpu: Gpu) -> None:
 
 
 def test_other_callbacks_stay(gpu: Gpu) -> None:
-    """Callbacks of torch's CUDA sanitizer, which uses the same lists, are called and left alone."""
+    """Callbacks of torch's CUDA sanitizer, in the same lists, are called and stay installed."""
     called: list[int] = []
     registry = trace.StreamSynchronizationCallbacks
     registry.add_callback(called.append)
@@ -250,7 +250,7 @@ def test_other_callbacks_stay(gpu: Gpu) -> None:
 
 
 def test_used_twice(gpu: Gpu) -> None:
-    """Each start begins anew; what was found is there until then; a second start or stop does nothing."""
+    """Each start drops the findings of the last run; a second start or stop has no effect."""
     syncs = detect_syncs()
     for count in (1, 2):
         syncs.start()
@@ -266,7 +266,7 @@ def test_used_twice(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("inner_first", [True, False])
 def test_nested(gpu: Gpu, inner_first: bool) -> None:
-    """Of two detectors each takes what happens inside it, whichever ends first."""
+    """Of two detectors each records what happens inside it, whichever ends first."""
     outer, inner = detect_syncs(), detect_syncs()
     outer.start()
     gpu.x.item()
@@ -285,7 +285,7 @@ def test_nested(gpu: Gpu, inner_first: bool) -> None:
 
 
 def test_other_threads(gpu: Gpu) -> None:
-    """Waits on other threads are found there, each with its time, and at the same time."""
+    """Synchronizations on other threads are found there, each with its time, also at the same time."""
     gpu.configure(ms=5.0)
 
     def work() -> None:
@@ -304,7 +304,7 @@ def test_other_threads(gpu: Gpu) -> None:
 
 
 class Waits(torch.autograd.Function):
-    """Waits in a backward written in Python."""
+    """Synchronizes in a backward written in Python."""
 
     gpu: Gpu
 
@@ -319,7 +319,7 @@ class Waits(torch.autograd.Function):
 
 
 def test_backward_in_python(gpu: Gpu) -> None:
-    """A wait in a backward of the user's is at its line, with the node."""
+    """A synchronization in a user's backward is found at its line, with the node."""
     Waits.gpu = gpu
     with detect_syncs() as syncs, instrument.annotate("train"):
         Waits.apply(torch.ones(2, requires_grad=True)).sum().backward()
@@ -330,7 +330,7 @@ def test_backward_in_python(gpu: Gpu) -> None:
 
 
 class Deep(torch.autograd.Function):
-    """Runs backward in backward, so deep that torch goes on on a thread of its own."""
+    """Runs backward in backward, so deep that torch continues on a thread of its own."""
 
     make: Callable[[torch.Tensor], torch.Tensor]
 
@@ -350,7 +350,7 @@ class Deep(torch.autograd.Function):
 
 @pytest.mark.parametrize("depth", [None, 0, 70])
 def test_backward_in_cpp(gpu: Gpu, depth: int | None) -> None:
-    """A wait in a node in C++, on whichever thread, is at the line that called backward, in its region."""
+    """A synchronization in a C++ node, on any thread, is found at the line that called backward, in its region."""
     Deep.make = gpu.in_backward
     value = torch.ones(2, requires_grad=True)
     with detect_syncs() as syncs, instrument.annotate("train"):
@@ -368,7 +368,7 @@ def test_backward_in_cpp(gpu: Gpu, depth: int | None) -> None:
 
 
 def test_backward_elsewhere_is_forbidden_and_allowed_by_its_caller(gpu: Gpu) -> None:
-    """What holds where backward is called holds on the threads that it runs on."""
+    """`allow_sync` and `no_syncs` around a backward pass hold on the threads that it runs on."""
     Deep.make = gpu.in_backward
     result = Deep.apply(torch.ones(2, requires_grad=True), 70)
     with no_syncs(), allow_sync("checked"):
@@ -379,7 +379,7 @@ def test_backward_elsewhere_is_forbidden_and_allowed_by_its_caller(gpu: Gpu) -> 
 
 
 def test_regions(gpu: Gpu) -> None:
-    """A finding knows the regions around it, outermost first."""
+    """A finding has the regions around it, outermost first."""
     with detect_syncs() as syncs, instrument.annotate("train"):
         for name in ("step", "step", "log"):
             with instrument.annotate(name):
@@ -389,7 +389,7 @@ def test_regions(gpu: Gpu) -> None:
 
 
 def test_allowed(gpu: Gpu) -> None:
-    """What is allowed, by a block or at the line, is listed apart."""
+    """Synchronizations allowed by a block or at the line are listed separately."""
     with detect_syncs("error") as syncs:
         with allow_sync("logging"):
             gpu.x.item()
@@ -399,7 +399,7 @@ def test_allowed(gpu: Gpu) -> None:
 
 
 def test_explicit_waits(gpu: Gpu) -> None:
-    """Calls that are asked to wait are told apart by what they wait for; each is one, whatever is inside."""
+    """Explicit synchronizations differ by what they wait for; each counts once, whatever happens inside."""
     event = torch.cuda.Event() if hasattr(torch._C, "_cuda_setDevice") else object.__new__(torch.cuda.Event)
     with detect_syncs() as syncs:
         torch.cuda.synchronize()
@@ -413,7 +413,7 @@ def test_explicit_waits(gpu: Gpu) -> None:
 
 
 def test_pageable_copies(gpu: Gpu) -> None:
-    """A non-blocking copy of pageable memory is found by its arguments, though torch tells nothing of it."""
+    """A non_blocking copy of pageable memory is found by its arguments, as torch reports nothing."""
     tensor, other = torch.ones(3), torch.ones(3, device="meta")
     with FakeTensorMode():
         fake = torch.ones(3)
@@ -465,7 +465,7 @@ def test_copies_know_their_size(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_printing_is_one_wait(gpu: Gpu) -> None:
-    """A tensor that is printed is read many times, for one line: that is one wait, of all their time."""
+    """Printing a tensor reads it many times, which counts as one synchronization with the total time."""
     gpu.configure(ms=2.0)
     scope: dict[str, Any] = {"item": gpu.x.item}
     source = "def read(*_, **__):\n    item()\n    item()\n    item()\n    return 'x'"
@@ -499,7 +499,7 @@ CHANGES: dict[str, Callable[[list[Any]], Any]] = {
 
 @pytest.mark.parametrize("how", CHANGES)
 def test_filters_by_their_index(gpu: Gpu, how: str) -> None:
-    """Others find their own filters where they put them, and take out what they put in."""
+    """Others find their own filters where they inserted them, and can remove them."""
     with warnings.catch_warnings():
         before = list(warnings.filters)
         with detect_syncs() as syncs:
@@ -511,7 +511,7 @@ def test_filters_by_their_index(gpu: Gpu, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["reverse", "sort"])
 def test_filters_in_another_order(gpu: Gpu, how: str) -> None:
-    """A filter that makes errors of warnings never makes one of ours, wherever it comes to stand."""
+    """A filter that turns warnings into errors never affects torch's synchronization warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with detect_syncs() as syncs:
@@ -522,7 +522,7 @@ def test_filters_in_another_order(gpu: Gpu, how: str) -> None:
 
 
 def test_one_inside_of_itself(gpu: Gpu) -> None:
-    """The same detector inside of its own block goes on until the outer one ends, also after an error."""
+    """A detector entered again in its own block continues until the outer block ends, also after an error."""
     syncs = detect_syncs()
     with syncs:
         gpu.x.item()
@@ -538,22 +538,22 @@ def test_one_inside_of_itself(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Recorder, "add"), (SyncDetector, "judge"), (sources, "begun"), (sources, "context_of")],
+    [(Recorder, "add"), (SyncDetector, "check"), (monitor, "begin_call"), (monitor, "context_of")],
 )
 def test_what_fails_breaks_no_call_that_waits(
     gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
-    """No call, backward pass or end of the block raises what noting a wait raises."""
+    """An error while recording a synchronization reaches no call, backward pass or end of the block."""
 
     def fail(*_: Any) -> None:
         raise MemoryError("for a wait")
 
     monkeypatch.setattr(owner, name, fail)
     Waits.gpu = gpu
-    before = guard.failures["noting a wait"]
+    before = guard.failures["recording a synchronization"]
     with detect_syncs():
         gpu.x.item()
         torch.cuda.synchronize()
         f"{gpu.x}"
         Waits.apply(torch.ones(2, requires_grad=True)).sum().backward()
-    assert guard.failures["noting a wait"] > before
+    assert guard.failures["recording a synchronization"] > before

@@ -1,4 +1,4 @@
-"""What is done about waits: logged, warned of, raised; by steps, budgets and samples; with nothing in the way."""
+"""Levels of live detection (log, warn, error), with steps, budgets and sampling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from instrument.errors import SyncError
 from instrument.syncs import coverage, instruction, wrappers
 from instrument.syncs.budget import Budget
 from instrument.syncs.detector import SyncDetector
-from instrument.syncs.finding import Event
+from instrument.syncs.events import SyncEvent
 from instrument.syncs.live import detect_syncs, no_syncs
 from instrument.syncs.policy import allow_sync
 from tests.support.gpu_waits import Gpu, gpu, here, shown, state
@@ -33,7 +33,7 @@ __all__ = ["gpu"]
 
 @pytest.mark.native
 def test_error(gpu: Gpu) -> None:
-    """At level "error" a wait raises when its call returns, with the user's line; one asked for is not begun."""
+    """At level "error" a call raises when it returns, with the user's line; an explicit one before it begins."""
     line = here() + 3
     with pytest.raises(SyncError) as raised, detect_syncs("error") as syncs:
         gpu.configure(ms=5.0)
@@ -54,7 +54,7 @@ def test_error(gpu: Gpu) -> None:
 
 @pytest.mark.native
 def test_error_once(gpu: Gpu) -> None:
-    """One wait raises one error, however many look at it, and none again at their end."""
+    """One synchronization raises one error, however many detectors there are, and none again at their end."""
     with detect_syncs("error") as syncs:
         for _ in range(2):
             with no_syncs(), pytest.raises(SyncError) as raised, detect_syncs("error"):
@@ -65,7 +65,7 @@ def test_error_once(gpu: Gpu) -> None:
 
 @pytest.mark.native
 def test_error_where_torch_does_not_tell(gpu: Gpu) -> None:
-    """A wait that cannot be raised where it is made is raised by the next one, the next step, or at the end."""
+    """An error that cannot be raised at the call is raised at the next one, the next step, or the end."""
     gpu.configure(what="event", warn=False)
     syncs = detect_syncs("error")
     syncs.start()
@@ -85,7 +85,7 @@ def test_error_where_torch_does_not_tell(gpu: Gpu) -> None:
 
 @pytest.mark.native
 def test_warn(gpu: Gpu) -> None:
-    """At level "warn" each line is warned of once, with its place."""
+    """At level "warn" each line gives one warning, with its place."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         with detect_syncs("warn"):
@@ -117,7 +117,7 @@ def test_log(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.native
 def test_log_is_short(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
-    """Many findings are summed up."""
+    """Many findings are summarized."""
     code = compile("def f(x):\n" + "    x.item()\n" * 25, "<made>", "exec")
     scope: dict[str, Any] = {}
     exec(code, scope)
@@ -130,7 +130,7 @@ def test_log_is_short(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.native
 def test_no_syncs(gpu: Gpu) -> None:
-    """Inside, a wait raises; an `allow_sync` further in permits it; one around does not."""
+    """A synchronization inside raises an error; `allow_sync` inside permits it, around the block it does not."""
 
     @no_syncs()
     def step(*, allowed: bool) -> None:
@@ -152,7 +152,7 @@ def test_no_syncs(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("kind", ["async def f(): pass", "def f(): yield", "async def f(): yield", "f = 3"])
 def test_no_syncs_decorates_functions_that_run_when_called(kind: str) -> None:
-    """Around what is suspended nothing would be checked: that is said at once."""
+    """Decorating a coroutine or generator function, where nothing would be checked, fails at once."""
     scope: dict[str, Any] = {}
     exec(kind, scope)
     with pytest.raises(TypeError, match="no_syncs decorates plain functions"):
@@ -171,7 +171,7 @@ def test_no_syncs_is_of_its_own_code(gpu: Gpu) -> None:
 
 @pytest.mark.native
 def test_steps_of_the_program(gpu: Gpu) -> None:
-    """Steps are counted as the program tells them; what comes after the last one is in none."""
+    """Steps are counted by `step()`; what follows the last one is outside of steps."""
     with detect_syncs(every=1) as syncs:
         for _ in range(5):
             gpu.x.item()
@@ -200,7 +200,7 @@ def training(gpu: Gpu, steps: int, after: Callable[[], None] = lambda: None) -> 
 
 @pytest.mark.native
 def test_steps_of_the_optimizer(gpu: Gpu) -> None:
-    """Without being told, a step lasts from one step of the first optimizer to its next."""
+    """Without `step()`, a step lasts from one step of the first optimizer to the next."""
     with detect_syncs(every=1) as syncs:
         gpu.x.cpu()
         training(gpu, 5)
@@ -217,7 +217,7 @@ def test_steps_of_the_optimizer(gpu: Gpu) -> None:
 @pytest.mark.native
 @pytest.mark.parametrize("told", [True, False])
 def test_sampled_steps(gpu: Gpu, told: bool) -> None:
-    """On steps that are not sampled nothing is installed but the counter; on others everything is."""
+    """On steps that are not sampled only the step counter is installed."""
     clean = state()
     installed = []
     with detect_syncs(every=4) as syncs:
@@ -233,12 +233,12 @@ def test_sampled_steps(gpu: Gpu, told: bool) -> None:
     report = syncs.report
     (item,) = report.findings
     assert 1.0 == report.per_step(item)
-    assert any(f"{report.steps} steps were looked at" in sentence for sentence in report.coverage)
+    assert any(f"{report.steps} steps were checked" in sentence for sentence in report.coverage)
 
 
 @pytest.mark.native
 def test_regions_of_samples(gpu: Gpu) -> None:
-    """A region that is open over sampled steps and others is known in each of them."""
+    """A region that is open over sampled and other steps is known in each of them."""
     with detect_syncs(every=4) as syncs, instrument.annotate("train"):
         for _ in range(10):
             with instrument.annotate("step"):
@@ -249,7 +249,7 @@ def test_regions_of_samples(gpu: Gpu) -> None:
 
 @pytest.mark.native
 def test_budget_at_each_level(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
-    """What exceeds a budget is logged at once, warned of, or raised; what is within it is not."""
+    """Exceeding a budget is logged at once, warned about, or raised; staying within it is not."""
 
     def loop(syncs: SyncDetector, waits: int) -> None:
         for _ in range(3):
@@ -281,10 +281,10 @@ def test_budget_at_each_level(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> Non
     st.lists(st.sampled_from(["a", "b", "ab"]), min_size=1, max_size=3),
 )
 def test_budget_of_a_region(path: list[str], named: list[str]) -> None:
-    """A budget holds where its names are regions right inside each other, at any depth."""
+    """A budget applies where its names are directly nested regions, at any depth."""
     inside = any(path[start : start + len(named)] == named for start in range(len(path)))
     budget = Budget({"/".join(named): 1})
-    event = Event("item", "", region=tuple(path))
+    event = SyncEvent("item", "", region=tuple(path))
     assert (inside, None) == budget.spend(event)
     assert inside is (budget.spend(event)[1] is not None)
     budget.next_step()
@@ -301,22 +301,22 @@ def test_budget_of_a_region(path: list[str], named: list[str]) -> None:
         ({"every": 2, "budget": 1}, ValueError, '"every" must be 1 with a budget'),
         ({"every": 2, "level": "error"}, ValueError, '"every" must be 1 with a budget'),
         ({"budget": -1}, ValueError, '"budget" must be >= 0: -1'),
-        ({"budget": True}, TypeError, '"budget" must be a number of waits'),
-        ({"budget": "2"}, TypeError, '"budget" must be a number of waits'),
-        ({"budget": {"step": 1.0}}, TypeError, '"budget" must be a number of waits'),
+        ({"budget": True}, TypeError, '"budget" must be a number of synchronizations'),
+        ({"budget": "2"}, TypeError, '"budget" must be a number of synchronizations'),
+        ({"budget": {"step": 1.0}}, TypeError, '"budget" must be a number of synchronizations'),
         ({"budget": {1: 1}}, TypeError, '"budget" must name regions by strings: 1'),
         ({"budget": {"": 1}}, ValueError, "\"budget\" must name regions: ''"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
-    """Wrong arguments fail at once and say what is accepted."""
+    """Wrong arguments raise an error at once, with what is accepted."""
     with pytest.raises(error, match=re.escape(text)):
         detect_syncs(**arguments)
 
 
 @pytest.mark.skipif(bool(torch.version.cuda or torch.version.hip), reason="there may be a GPU")
 def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
-    """One sentence says that nothing is looked for, and what to do; the block runs with nothing installed."""
+    """One sentence says that nothing is detected, and what to do; the block runs with nothing installed."""
     with warnings.catch_warnings():
         torch.cuda.Stream, torch.cuda.Event  # noqa: B018
         before = dict(vars(torch.cuda)), warnings.filters, dict(vars(torch.Tensor))
@@ -333,7 +333,7 @@ def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.native
 def test_off(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """INSTRUMENT=0: nothing at all."""
+    """With INSTRUMENT=0 nothing is installed."""
     monkeypatch.setattr(settings, "enabled", False)
     before = state()
     with detect_syncs("error") as syncs, no_syncs():
@@ -341,12 +341,12 @@ def test_off(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
         gpu.x.item()
         syncs.step()
     assert ([], []) == (syncs.findings, caplog.messages)
-    assert ["INSTRUMENT=0 turns everything off: no wait is looked for."] == syncs.report.coverage
+    assert ["INSTRUMENT=0 turns everything off: synchronizations are not detected."] == syncs.report.coverage
 
 
 @pytest.mark.native
 def test_errors_of_ours_are_contained(gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails inside, the program goes on, and everything is put back."""
+    """Whatever fails in the library, the program continues, and everything is restored."""
 
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError
@@ -418,7 +418,7 @@ def test_compiled_code_stays_compiled(compiling: None) -> None:
 @pytest.mark.native
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
 def test_between_graphs(compiling: None, gpu: Gpu) -> None:
-    """Between the graphs of a function, waits are found at their lines, and no graph is added."""
+    """Between the graphs of a function, synchronizations are found at their lines, and no graph is added."""
 
     def broken(x: torch.Tensor) -> torch.Tensor:
         x = x + 1
@@ -479,7 +479,7 @@ def test_needs_no_torch_before() -> None:
 
 
 def test_inside_a_dry_run(caplog: pytest.LogCaptureFixture) -> None:
-    """The GPU that a dry run pretends is the dry run's to look at: what is forbidden is in its report."""
+    """Inside a dry run live detection is off; forbidden synchronizations are in the dry run's report."""
     said: list[str] = []
 
     def step() -> None:
@@ -489,4 +489,4 @@ def test_inside_a_dry_run(caplog: pytest.LogCaptureFixture) -> None:
 
     report = instrument.dry_run(step)
     assert (None, [("item", True)]) == (report.error, [(found.op, found.forbidden) for found in report.findings])
-    assert (["A dry run is under way, and lists the waits itself."], []) == (said, caplog.messages)
+    assert (["A dry run is in progress, and lists the synchronizations itself."], []) == (said, caplog.messages)

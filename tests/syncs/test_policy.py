@@ -1,4 +1,4 @@
-"""`allow_sync` and `no_syncs` decide on the thread and in the block where a wait happens."""
+"""`allow_sync` and `no_syncs` hold on the thread and in the block of a synchronization."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import pytest
 import torch
 
 from instrument import allow_sync, dry_run, no_syncs
-from instrument.syncs.policy import allowed_here, forbidden_here, forbidding
+from instrument.syncs.policy import allow_reason, forbid_syncs, syncs_forbidden
 
 dry = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 
 
 def test_innermost() -> None:
     """The innermost block decides, and each ends where it began, also by an exception."""
-    assert (None, False) == (allowed_here(), forbidden_here())
+    assert (None, False) == (allow_reason(), syncs_forbidden())
     with allow_sync("outer"):
         with pytest.raises(ZeroDivisionError), allow_sync("inner"):
-            assert "inner" == allowed_here()
+            assert "inner" == allow_reason()
             raise ZeroDivisionError
-        with forbidding():
-            assert (None, True) == (allowed_here(), forbidden_here())
+        with forbid_syncs():
+            assert (None, True) == (allow_reason(), syncs_forbidden())
             with allow_sync("again"):
-                assert ("again", False) == (allowed_here(), forbidden_here())
-            assert (None, True) == (allowed_here(), forbidden_here())
-        assert ("outer", False) == (allowed_here(), forbidden_here())
-    assert (None, False) == (allowed_here(), forbidden_here())
+                assert ("again", False) == (allow_reason(), syncs_forbidden())
+            assert (None, True) == (allow_reason(), syncs_forbidden())
+        assert ("outer", False) == (allow_reason(), syncs_forbidden())
+    assert (None, False) == (allow_reason(), syncs_forbidden())
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_innermost() -> None:
     [("", ValueError), (" \n", ValueError), (None, TypeError), (3, TypeError), (print, TypeError)],
 )
 def test_it_must_say_why(reason: Any, error: type[Exception]) -> None:
-    """A reason that says nothing is refused; so is a decorator without one."""
+    """An empty reason is refused, and so is a decorator without a reason."""
     with pytest.raises(error, match='"reason" must '):
         allow_sync(reason)
     with pytest.raises(TypeError):
@@ -72,55 +72,57 @@ async def both() -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("function", [generator, coroutine, both, "text"])
 def test_what_runs_after_the_call(function: Any) -> None:
-    """Code that runs when the call is over is not in its block, so that they decorate none of it."""
+    """Functions whose code runs after the call, outside of the block, cannot be decorated."""
     for name, decorate in (("allow_sync", allow_sync("why")), ("no_syncs", no_syncs())):
-        with pytest.raises(TypeError, match=f"{name} decorates plain functions; inside others, use it in a with"):
+        with pytest.raises(
+            TypeError, match=f"{name} decorates plain functions; inside other functions use a with block"
+        ):
             decorate(function)
 
 
 def test_decorated() -> None:
-    """Each call has a block of its own, also inside of itself, and the function is still itself."""
+    """Each call has a block of its own, also a recursive one, and the function keeps its identity."""
 
     @allow_sync("why")
     def count(left: int, *, by: int = 1) -> list[str | None]:
         """Counts."""
-        return [allowed_here()] + (count(left - by, by=by) if left else [])
+        return [allow_reason()] + (count(left - by, by=by) if left else [])
 
     assert ["why"] * 3 == count(2, by=1)
     assert ("count", "Counts.") == (count.__name__, count.__doc__)
-    assert allowed_here() is None
-    method = allow_sync("partial")(functools.partial(lambda one: (one, allowed_here()), 1))
+    assert allow_reason() is None
+    method = allow_sync("partial")(functools.partial(lambda one: (one, allow_reason()), 1))
     assert (1, "partial") == method()
 
 
 def test_one_block_twice() -> None:
-    """One that is kept may be entered again, inside of itself too."""
+    """The context manager can be entered again, also inside itself."""
     allowing = allow_sync("why")
     for _ in range(2):
         with allowing, allowing:
-            assert "why" == allowed_here()
-        assert allowed_here() is None
+            assert "why" == allow_reason()
+        assert allow_reason() is None
 
 
 def test_other_threads_and_contexts() -> None:
-    """What holds here holds on no other thread, but in a context that is copied."""
+    """A block holds on no other thread, but in a copied context."""
     seen: list[Any] = []
     with allow_sync("here"):
-        thread = threading.Thread(target=lambda: seen.append(allowed_here()))
+        thread = threading.Thread(target=lambda: seen.append(allow_reason()))
         thread.start()
         thread.join()
         copied = contextvars.copy_context()
-    seen.append(copied.run(allowed_here))
+    seen.append(copied.run(allow_reason))
     assert [None, "here"] == seen
 
 
 def test_tasks_do_not_mix() -> None:
-    """Of two coroutines that run in turn each has its own."""
+    """Two coroutines that run in turn have a block each."""
 
     async def task(reason: str) -> str | None:
         with allow_sync(reason):
             await asyncio.sleep(0)
-            return allowed_here()
+            return allow_reason()
 
     async def main() -> list[str | None]:
         return list(await asyncio.gather(*(task(reason) for reason in "abc")))
@@ -130,7 +132,7 @@ def test_tasks_do_not_mix() -> None:
 
 @dry
 def test_in_a_dry_run() -> None:
-    """Inside `no_syncs` what is further in allows, and what is around does not."""
+    """`allow_sync` inside `no_syncs` allows synchronizations, around it does not."""
 
     @allow_sync("all of it")
     def step() -> None:
@@ -150,7 +152,7 @@ def test_in_a_dry_run() -> None:
 
 @dry
 def test_a_comment_inside_of_no_syncs() -> None:
-    """A comment is further in than any block, and still allows; what has none is forbidden."""
+    """A comment allows synchronizations inside any block; a line without one is forbidden."""
 
     @no_syncs()
     def step() -> None:

@@ -278,7 +278,7 @@ def test_wrong_arguments(marked: tuple[Path, str]) -> None:
     assert "hidden" not in marked[1]
     assert '@pytest.mark.syncs: "max" must be an int >= 0: -1' in failure(marked[1], "test_wrong_number")
     assert "@pytest.mark.syncs: \"fake\" must be True or False: 'no'" in failure(marked[1], "test_wrong_fake")
-    assert "no coroutines" in failure(marked[1], "test_coroutine")
+    assert "not coroutines" in failure(marked[1], "test_coroutine")
 
 
 def test_xdist(marked: tuple[Path, str]) -> None:

@@ -1,4 +1,4 @@
-"""The report: what is counted, what fails, and what a person reads."""
+"""`SyncReport`: counts, failures, and the text at a terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from instrument.findings import NOT_COVERED, Site
 from instrument.printable import printable
-from instrument.syncs.finding import NOT_COVERED, Event, Site
+from instrument.syncs.events import SyncEvent
+from instrument.syncs.recorder import findings_of
 from instrument.syncs.report import SyncReport, render
 
 from .reports import finding, report, script
@@ -28,7 +30,7 @@ def shown(report: SyncReport, width: int = 80, **more: Any) -> str:
 
 
 def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole text: worst first, each at its line of code, then what does not count, and what was not seen."""
+    """The text has the findings, worst first, each with its code, then what is allowed and what is not covered."""
     path = script(tmp_path)
     monkeypatch.chdir(tmp_path)
     via = Site("/v/site-packages/torch/nn/utils/clip_grad.py", 97, "clip")
@@ -45,8 +47,8 @@ def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         shown(found)
         == """\
-3 lines make the CPU wait for the GPU: 2 waits in most steps, up to 3 in others
-(live, 2 steps)
+3 lines make the CPU wait for the GPU: 2 synchronizations in most steps, up to 3
+in others (live, 2 steps)
 
 high    train.py:3 in step
     item: reads a value back from the GPU
@@ -64,22 +66,23 @@ high    train.py:3 in step
 
 medium  train.py:2 in step
     to: copies to the GPU (H2D, 16 bytes in all)
-    in every step; how long is unknown: neither start nor end of the wait could
-    be seen
+    in every step; how long is unknown: the start or end of the wait was not
+    seen
       1 | def step(model, batch):
     > 2 |     loss = model(batch)
       3 |     total = loss.item()
       4 |     rows = batch[batch > 0]
     Fix: Let the DataLoader pin its batches (pin_memory=True), and copy without
-    waiting. What stays the same, as a model, belongs before the loop.
+    blocking. Data that stays the same, such as a model, belongs before the
+    loop.
       - batch = batch.to("cuda")
       + batch = batch.pin_memory()  # better: DataLoader(..., pin_memory=True)
       + batch = batch.to("cuda", non_blocking=True)
 
 low     train.py:4 in step
     bool: reads a value back from the GPU
-    in 1 of 2 steps; once outside of the steps; how long is unknown: neither
-    start nor end of the wait could be seen
+    in 1 of 2 steps; once outside of the steps; how long is unknown: the start
+    or end of the wait was not seen
     via torch/nn/utils/clip_grad.py:97 in clip, backward of MulBackward0, thread
     autograd
       2 | loss = model(batch)
@@ -87,8 +90,8 @@ low     train.py:4 in step
     > 4 | rows = batch[batch > 0]
       5 | loss.backward()
       6 | return total, rows
-    Fix: Do without the check: a norm that is not finite shows in the loss, and
-    a GradScaler skips the step.
+    Fix: Leave out the check: a norm that is not finite shows in the loss, and a
+    GradScaler skips the step.
       - torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
       + torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
@@ -105,19 +108,22 @@ Coverage:
 
 
 def test_clean() -> None:
-    """A run without waits says so in a line, and what was looked at."""
+    """A report without findings says so in one line, with how it was made."""
     assert (
         shown(report(steps=3), width=100)
         == "No line makes the CPU wait for the GPU (dry run without a GPU, no timings; 3 steps)\n"
     )
     assert "(trace)" in shown(report(steps=0, source="trace"))
-    assert shown(report(steps=0, source="live", blind="no GPU")) == "Nothing could be checked (live): no GPU\n"
+    assert (
+        shown(report(steps=0, source="live", unavailable_reason="no GPU"))
+        == "Nothing could be checked (live): no GPU\n"
+    )
 
 
 def test_printed() -> None:
     """`print` shows the same text, without colours."""
     text = str(report(finding()))
-    assert text.startswith("1 line makes the CPU wait for the GPU: 1 wait in the step")
+    assert text.startswith("1 line makes the CPU wait for the GPU: 1 synchronization in the step")
     assert "\x1b" not in text
 
 
@@ -135,7 +141,7 @@ def test_any_name(name: str) -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120])
 def test_width(tmp_path: Path, width: int) -> None:
-    """Prose and code keep to the terminal; a path stays in one piece."""
+    """Prose and code fit the terminal; a path is never broken."""
     path = script(
         tmp_path,
         code="def step():\n    x = " + "1 + " * 100 + "1\n    " + "\N{HIRAGANA LETTER A}" * 90 + " = 1\n",
@@ -148,13 +154,13 @@ def test_width(tmp_path: Path, width: int) -> None:
 
 
 def test_colours() -> None:
-    """At a terminal there are colours, through a pipe none."""
+    """A terminal gets colours, a pipe none."""
     assert "\x1b[" in shown(report(finding()), force_terminal=True, color_system="standard")
     assert "\x1b" not in shown(report(finding()))
 
 
 def test_code_that_cannot_be_read() -> None:
-    """A wait at a line of no file has a place, but no code."""
+    """A finding without a file has a place, but no code."""
     for site in (
         Site("<stdin>", 3, "f"),
         Site("/gone.py", 3, "f"),
@@ -168,15 +174,15 @@ def test_code_that_cannot_be_read() -> None:
 
 
 def test_many() -> None:
-    """The worst are shown in full, and of the others each has a line."""
+    """The worst findings are shown in full, the others in a line each."""
     text = shown(report(*(finding(line=line, file="/x/gone.py") for line in range(1, 101)), dropped=7))
     assert 20 == text.count("Fix:")
     assert all(f"gone.py:{line} in step" in text for line in range(1, 101))
-    assert "Lines that are not listed waited 7 times." in text
+    assert "Lines that are not listed synchronized 7 times." in text
 
 
 def test_order() -> None:
-    """Forbidden waits come first, then the longest, then the worst; what is allowed and not covered is last."""
+    """Forbidden findings come first, then by severity and duration; allowed and not covered ones are last."""
     names = ["forbidden", "long", "short", "high", "medium", "low", "allowed", NOT_COVERED]
     found = {
         "low": finding("low", steps=(None,)),
@@ -197,7 +203,7 @@ def test_order() -> None:
 
 @pytest.mark.parametrize("source", ["dry run", "live", "trace"])
 def test_what_repeats_comes_first(source: Any) -> None:
-    """Waits in most steps, then in some, then bursts, then single ones, then those outside of the steps."""
+    """Findings are ordered by steps: most, some, bursts, single ones, then those outside of the steps."""
     every = tuple(range(7))
     found = [
         finding("setup", 1, steps=(None,) * 90),
@@ -231,7 +237,7 @@ def test_what_repeats_comes_first(source: Any) -> None:
 
 
 def test_rare_or_short() -> None:
-    """A line in fewer than a tenth of the steps is low, and so is one that takes next to none of the time."""
+    """A line in fewer than a tenth of the steps, or with a negligible share of the time, is low."""
     rare = finding(steps=(0, 50))
     assert "low" == report(rare, steps=100).severity(rare)
     short = finding(steps=(0, 1), blocked_ns=10_000, idle_ns=10_000)
@@ -242,7 +248,7 @@ def test_rare_or_short() -> None:
 
 
 def test_per_step() -> None:
-    """Means are over all steps, what is outside of them not counted; without steps all is one."""
+    """Means are over all steps, without calls outside of steps; without steps the run is one step."""
     found = finding(steps=(0, 0, 3, None))
     assert 3 / 4 == report(found, steps=4).per_step(found)
     assert 4 == report(found, steps=0).per_step(found)
@@ -252,7 +258,7 @@ def test_per_step() -> None:
 
 
 def test_assert_max() -> None:
-    """The step with the most waits is what counts."""
+    """The step with the most synchronizations counts."""
     uneven = report(finding(steps=(0, 1)), finding("bool", 4, steps=(1, None, None, None)), steps=10)
     uneven.assert_max(2)
     with pytest.raises(
@@ -266,14 +272,14 @@ def test_assert_max() -> None:
 
 
 def test_assert_max_fails_whatever_the_number() -> None:
-    """What is forbidden, and what was not looked at, is not a matter of numbers."""
+    """Forbidden synchronizations, and a run that was not checked, fail whatever the limit is."""
     with pytest.raises(AssertionError, match="waits for the GPU 2 times inside no_syncs"):
         report(finding(steps=(None, 0), forbidden=True)).assert_max(9)
     with pytest.raises(AssertionError, match=r"(?s)ended early\n\n.*ValueError:\s+x") as raised:
         report(error=ValueError("x")).assert_max(9)
     assert "No line makes" in str(raised.value)
     with pytest.raises(AssertionError, match="nothing could be checked: there is no GPU"):
-        report(blind="there is no GPU").assert_max(9)
+        report(unavailable_reason="there is no GPU").assert_max(9)
     with pytest.raises(AssertionError, match="the step waits for the GPU 1,000 times; allowed: 9"):
         report(dropped=1000).assert_max(9)
 
@@ -282,13 +288,13 @@ def test_assert_max_fails_whatever_the_number() -> None:
     ("most", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), ("1", TypeError)]
 )
 def test_arguments(most: Any, error: type[Exception]) -> None:
-    """A wrong number fails at once, also where nothing waits."""
+    """A wrong limit raises an error at once, also without findings."""
     with pytest.raises(error, match=f'"most" must be .*: {most!r}'):
         report().assert_max(most)
 
 
 def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything, in exact numbers."""
+    """The JSON has everything, in exact numbers."""
     path = script(tmp_path)
     monkeypatch.chdir(tmp_path)
     linecache.checkcache()
@@ -357,15 +363,18 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_headline() -> None:
-    """Where steps differ, the headline has the median, and the most that a step has, which is what fails."""
+    """If steps differ, the headline has the median and the maximum, which is what fails."""
     even = report(finding(steps=(0, 1)), finding("bool", 4, steps=(0, 1)), steps=2)
     text = " ".join(str(even).split())
-    assert text.startswith("2 lines make the CPU wait for the GPU: 2 waits in most steps (dry run")
+    assert text.startswith("2 lines make the CPU wait for the GPU: 2 synchronizations in most steps (dry run")
     uneven = report(finding(steps=(0, 1)), finding("bool", 4, steps=(1, 1, 1)), steps=2)
-    assert "GPU: 1 wait in most steps, up to 4 in others (dry run" in " ".join(str(uneven).split())
+    assert "GPU: 1 synchronization in most steps, up to 4 in others (dry run" in " ".join(str(uneven).split())
     seldom = report(finding(steps=(0,) * 9), steps=20)
     text = " ".join(str(seldom).split())
-    assert "no waits in most steps, up to 9 in others (dry run without a GPU, no timings; 20 steps)" in text
+    assert (
+        "no synchronizations in most steps, up to 9 in others (dry run without a GPU, no timings; 20 steps)"
+        in text
+    )
     assert "every step waits for the GPU once to 4 times; allowed in a step: 0" == uneven.over(0)
     often = report(finding("item", 33, steps=(0,) * 5 + (1,) * 4 + (2,) * 24), steps=3)
     assert "every step waits for the GPU 4 to 24 times; allowed in a step: 0" == often.over()
@@ -375,9 +384,12 @@ def test_headline() -> None:
 
 
 def test_outside_of_steps() -> None:
-    """What is outside of the steps is listed apart, without a fix; a line that is in some of them has one."""
+    """Findings outside of the steps are listed separately, without a fix; others have one."""
     text = shown(report(finding(steps=(None, None)), steps=2))
-    assert "Outside of the steps, where a wait costs little:\n  - /x/train.py:3 in step: item, 2 times\n" in text
+    assert (
+        "Outside of the steps, where a synchronization costs little:\n  - /x/train.py:3 in step: item, 2 times\n"
+        in text
+    )
     assert "Fix" not in text
     assert "Fix" in shown(report(finding(steps=(None, None), forbidden=True), steps=2))
     assert "Keep the numbers" in shown(report(finding(steps=(None, 1)), steps=2))
@@ -385,23 +397,22 @@ def test_outside_of_steps() -> None:
 
 
 def test_several_lines_of_a_library() -> None:
-    """The one with most is shown, and how many more there are."""
+    """The line of the library with most calls is shown, and the number of the others."""
     vias = [Site("/v/site-packages/lib/a.py", line, "f") for line in (1, 2, 2, 3)]
-    found = finding(via=vias[0])
-    for via in vias[1:]:
-        found.add(Event("item", "", found.site, via, step=0))
+    site = Site("/x/train.py", 3, "step")
+    (found,) = findings_of(*(SyncEvent("item", "", site, via, step=0) for via in vias))
     assert "via lib/a.py:2 in f, and 2 more lines" in shown(report(found))
 
 
 def test_what_would_not_run() -> None:
-    """What a GPU would refuse fails, whatever number of waits may be; what is only not covered does not."""
+    """Code that would fail on a GPU fails, whatever the limit is; code that is only not covered does not."""
     wrong = report(finding(NOT_COVERED, cause="takes tensors of both", forbidden=True))
     assert "would not run on a GPU: takes tensors of both (/x/train.py:3)" == wrong.over(99)
     assert report(finding(NOT_COVERED, cause="run eagerly")).over(0) is None
 
 
 def test_a_thread_by_any_name(tmp_path: Path) -> None:
-    """Some profilers name a thread "thread 7"; the word is there once, and what is not idle is not told."""
+    """A thread that a profiler names "thread 7" is not called "thread thread 7"; zero idle time is not shown."""
     lines = str(
         report(finding(thread="thread 7 (python)", blocked_ns=5, idle_ns=0), finding(thread="pt_autograd_0"))
     )
@@ -426,7 +437,7 @@ print(instrument.dry_run(step))
 
 
 def test_modules_of_the_program_that_have_names_of_libraries(tmp_path: Path) -> None:
-    """A report is printed where the program has modules of the names of what commands print with."""
+    """A report prints although the program has modules named like the libraries of the command line."""
     path = script(tmp_path, "train.py", SHADOWED)
     command = [sys.executable, str(path)]
     plain = subprocess.run(command, capture_output=True, text=True, timeout=120)

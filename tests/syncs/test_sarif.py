@@ -1,4 +1,4 @@
-"""SARIF 2.1.0: what its schema and GitHub's code scanning ask for."""
+"""The SARIF 2.1.0 output has what its schema and GitHub's code scanning require."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from instrument.syncs.allowlist import Entry, Known
-from instrument.syncs.finding import NOT_COVERED, Site
+from instrument.findings import NOT_COVERED, Site
+from instrument.syncs.baseline import Baseline, BaselineEntry
 from instrument.syncs.report import SyncReport
 from instrument.syncs.sarif import to_sarif
 
@@ -19,14 +19,14 @@ from .reports import finding, report, script
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file in a repository, with the current folder further in."""
+    """Return a file in a repository, whose subfolder is the current folder."""
     path = script(tmp_path, "src/my code/train #1.py")
     monkeypatch.chdir(path.parent)
     return path
 
 
 def run_of(*reports: SyncReport) -> dict[str, Any]:
-    """The one run of the log, after a look at all that the schema requires."""
+    """Return the only run of the log, after checking what the schema requires."""
     log = json.loads(to_sarif(reports))
     assert ("2.1.0", "https://json.schemastore.org/sarif-2.1.0.json") == (log["version"], log["$schema"])
     (run,) = log["runs"]
@@ -68,7 +68,7 @@ def _check(result: dict[str, Any], rules: list[str], bases: set[str]) -> None:
 
 
 def test_result(path: Path) -> None:
-    """The line, from the root of the repository, with what to write instead."""
+    """A result has the line, relative to the repository, and the fix."""
     found = report(finding("item", 3, path, region=("train", "forward")))
     run = run_of(found)
     (result,) = run["results"]
@@ -99,7 +99,7 @@ def test_result(path: Path) -> None:
 
 
 def test_levels(path: Path) -> None:
-    """The level is how bad it is."""
+    """The level is the severity."""
     found = [
         finding("item", 3, path),
         finding("to", 2, path, direction="H2D"),
@@ -116,10 +116,10 @@ def test_levels(path: Path) -> None:
 
 
 def test_suppressions(path: Path) -> None:
-    """What is allowed is there, with the reason: in the code, or in a file."""
+    """Allowed findings are suppressed results with a reason, from the code or from a file."""
     found = report(finding("item", 3, path), finding("bool", 4, path, allowed="in the code"))
     fingerprint = found.syncs[0].fingerprint
-    Known({fingerprint: Entry(fingerprint, None, "in a file")}).allow(found, "x")
+    Baseline({fingerprint: BaselineEntry(fingerprint, None, "in a file")}).allow(found, "x")
     suppressed = {result["ruleId"]: result["suppressions"] for result in run_of(found)["results"]}
     assert {
         "sync/item": [{"kind": "external", "justification": "in a file"}],
@@ -128,7 +128,7 @@ def test_suppressions(path: Path) -> None:
 
 
 def test_places(path: Path) -> None:
-    """A library's line is related; lines elsewhere are whole; what has no line at all is told nevertheless."""
+    """A library's line is a related location; other files have absolute URIs; no line gives a notification."""
     via = Site("/v/site-packages/torch/x.py", 9, "f")
     results = run_of(
         report(
@@ -149,9 +149,11 @@ def test_places(path: Path) -> None:
 
 
 def test_several(path: Path) -> None:
-    """Several targets are one run, since GitHub takes one of a tool; errors and coverage are told."""
+    """Several targets are one run, as GitHub accepts one for each tool; errors and coverage are notifications."""
     failed = report(finding("item", 3, path), error=ValueError("bad"), coverage=["a sentence"])
-    run = run_of(report(finding("item", 3, path), finding("bool", 4, path)), failed, report(blind="no GPU"))
+    run = run_of(
+        report(finding("item", 3, path), finding("bool", 4, path)), failed, report(unavailable_reason="no GPU")
+    )
     assert 3 == len(run["results"])
     (invocation,) = run["invocations"]
     assert invocation["executionSuccessful"] is False
@@ -163,6 +165,6 @@ def test_several(path: Path) -> None:
 
 
 def test_one_report(path: Path) -> None:
-    """A report writes itself."""
+    """`SyncReport.to_sarif` returns the log of one report."""
     found = report(finding("item", 3, path))
     assert found.to_sarif() == to_sarif([found])

@@ -15,8 +15,9 @@ import pytest
 
 import instrument
 from instrument.config import settings
-from instrument.syncs.finding import Event, Finding
+from instrument.syncs.events import SyncEvent
 from instrument.syncs.recorder import Recorder as SyncRecorder
+from instrument.syncs.recorder import Tally
 from instrument.windows import finalizer, process
 from instrument.windows import manifest as manifests
 
@@ -92,10 +93,10 @@ def test_a_handler_that_stops_the_profile(
 
 def test_a_handler_that_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that saves a checkpoint: its wait is counted beside the one that it interrupted."""
-    recorder, event = SyncRecorder(), Event("item", "a copy")
+    recorder, event = SyncRecorder(), SyncEvent("item", "a copy")
     signal.signal(signal.SIGUSR1, lambda *_: recorder.add(event))
     for _ in range(2):
-        interrupt(monkeypatch, Finding, "add")
+        interrupt(monkeypatch, Tally, "add")
         recorder.add(event)
         monkeypatch.undo()
     assert [4] == [finding.count for finding in recorder.findings]

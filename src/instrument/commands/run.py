@@ -17,7 +17,7 @@ from ..config import RUN, settings
 from ..errors import LaunchError
 from ..launch.vendor import VENDORS, LaunchRequest, command_line, launch
 from ..printable import shell_line
-from ..stepping.function_calls import check
+from ..stepping.function_calls import check_step_on
 from ..windows.manifest import unwritable
 from ..windows.steps import PLAN
 from . import options
@@ -174,7 +174,7 @@ def run(
         if ranks is not None:
             loop["ranks"] = options.numbers(ranks)
         if step_on is not None:
-            loop["step_on"] = check(step_on)
+            loop["step_on"] = check_step_on(step_on)
         loop["run_options"] = options.as_typed(given)
     except ValueError as error:
         raise exit_unusable(error) from None

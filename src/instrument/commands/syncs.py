@@ -15,12 +15,12 @@ import typer
 from rich.console import Console
 
 from ..report.console import print_line
-from ..stepping.function_calls import check
-from ..syncs.allowlist import Known
+from ..stepping.function_calls import check_step_on
+from ..syncs.baseline import Baseline
+from ..syncs.early_stop import EarlyStop
 from ..syncs.report import SyncReport, render
 from ..syncs.sarif import to_sarif
 from ..syncs.serialize import as_dict
-from ..syncs.stopped import Stopped
 from ..traces.ranks import TraceSet
 from ..traces.read import read_any
 from .errors import exit_unusable, print_message
@@ -99,11 +99,11 @@ def syncs(
     error, 2 if something cannot be read, 130 after Ctrl-C and 143 after SIGTERM.
     """
     try:
-        known = Known.read(baseline) if baseline else None
-        excused = Known.read(allowlist, reasons=True) if allowlist else None
+        known = Baseline.read(baseline) if baseline else None
+        excused = Baseline.read(allowlist, reasons=True) if allowlist else None
         limits = parse_budgets(budget or [])
-        step_on = check(step_on)
-        before = Known.read(write_baseline) if write_baseline and write_baseline.exists() else known
+        step_on = check_step_on(step_on)
+        before = Baseline.read(write_baseline) if write_baseline and write_baseline.exists() else known
         for file in (sarif, write_baseline):
             if file is not None and not file.absolute().parent.is_dir():
                 raise ValueError(f"cannot write {file}: folder not found: {file.absolute().parent}")
@@ -117,7 +117,7 @@ def syncs(
         found = [report for _, report in reports]
         if excused is not None:
             _apply(excused, found, f"allowlist {allowlist}")
-        fresh = Known.of(found, before)
+        fresh = Baseline.of(found, before)
         if known is not None:
             _apply(known, found, f"baseline {baseline}")
         try:
@@ -166,7 +166,7 @@ def _exit(conclude: Callable[[], int], out: TextIO) -> None:
 def _signalled(reports: Reports) -> int:
     """Return the exit code for the signal that ended the last run; 0 if none did."""
     error = reports[-1][1].error if reports else None
-    return int(error.code or 0) if isinstance(error, Stopped) else 0
+    return int(error.code or 0) if isinstance(error, EarlyStop) else 0
 
 
 def _examine(
@@ -215,7 +215,7 @@ def _examine(
         yield f"{target}, rank {rank}", audit_syncs(one)
 
 
-def _apply(known: Known, found: list[SyncReport], name: str) -> None:
+def _apply(known: Baseline, found: list[SyncReport], name: str) -> None:
     """Allow the known synchronizations, and report entries of the file that were exceeded or not found."""
     for report in found:
         for place, now, most in known.allow(report, name):
@@ -251,7 +251,7 @@ def _print(reports: Reports, out: TextIO, as_json: bool) -> None:
         render(report, console=console)
 
 
-def _write(fresh: Known, path: Path, found: list[SyncReport]) -> None:
+def _write(fresh: Baseline, path: Path, found: list[SyncReport]) -> None:
     if all(report.finished for report in found):  # else entries that were not reached would be lost
         fresh.write(path)
         print_message(f"known synchronizations written to {path}: {len(fresh.entries)}")

@@ -7,15 +7,12 @@ from typing import Any
 
 import torch
 
+from ..syncs.operations import CHECK, COUNT, ERROR, VALUE
+from ..syncs.transfer import parse_copy
 from .copies import copied
 from .state import State, size_of
 
 Check = Callable[[State, Any, Sequence[Any], dict[str, Any]], None]  # of the state, the operator and its arguments
-
-VALUE = "reads a value back from the GPU"
-COUNT = "reads the size of its result back from the GPU"
-ERROR = "reads an error code back from the GPU"
-CHECK = "reads a check of its arguments back from the GPU"
 
 
 def _masks(indices: Sequence[Any]) -> bool:
@@ -111,13 +108,13 @@ def _index_put(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, A
 
 
 def _copy(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-    copied(state, args[0], args[1], non_blocking)
+    source, non_blocking = parse_copy(args[1:], kwargs)
+    copied(state, args[0], source, non_blocking)
 
 
 def _foreach_copy(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-    for target, source in zip(args[0], args[1], strict=False):
+    sources, non_blocking = parse_copy(args[1:], kwargs)
+    for target, source in zip(args[0], sources, strict=False):
         copied(state, target, source, non_blocking)
 
 

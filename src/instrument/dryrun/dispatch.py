@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from ..syncs.finding import CHOSEN
+from ..syncs.events import CHOSEN
 from .rules import Rule, rule_of
 from .state import State
 from .tags import tensors

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..syncs.finding import Event
+from ..syncs.early_stop import ProgramStopper
+from ..syncs.events import SyncEvent
 from ..syncs.recorder import Recorder
-from ..syncs.stopped import Ending
 
 
 class StepLimit(Recorder):
@@ -24,21 +23,21 @@ class StepLimit(Recorder):
     Args:
         steps: how many there were.
         path: as in `Recorder`.
-        ending: ends the program.
+        stopper: ends the program.
     """
 
-    def __init__(self, steps: int, path: Callable[[], tuple[str, ...]], ending: Ending) -> None:
+    def __init__(self, steps: int, path: Callable[[], tuple[str, ...]], stopper: ProgramStopper) -> None:
         super().__init__(path)
         self.step = steps
         self._limit = steps
-        self._ending = ending
-        self._events: list[Event] = []
+        self._stopper = stopper
+        self._events: list[SyncEvent] = []
         self._handles = [
             register_module_forward_pre_hook(self._called),
             register_optimizer_step_pre_hook(lambda *_: self.stop()),
         ]
 
-    def add(self, event: Event) -> None:
+    def add(self, event: SyncEvent) -> None:
         """Keep ``event``."""
         self._events.append(event)
 
@@ -51,15 +50,14 @@ class StepLimit(Recorder):
         """End the program.
 
         Raises:
-            Stopped: always.
+            EarlyStop: always.
         """
-        self._ending.end(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, as --steps asked")
+        self._stopper.stop(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, as --steps asked")
 
     def merge_into(self, recorder: Recorder) -> None:
         """Add what was recorded to that of the steps before, as often as their steps have it."""
         for event in self._events:
-            found = recorder.like(event)
-            seen = Counter[int | None]() if found is None else found.steps
+            seen = recorder.steps_of(event)
             inner = [count for step, count in seen.items() if step is not None and 0 < step < self._limit]
             usual = max(inner, default=0) if self._limit > 1 else int(seen[0] > 0)
             if not usual or seen[0] + seen[self._limit] < usual:

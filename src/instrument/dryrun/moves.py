@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils import _device
 from torch.utils._pytree import tree_map_only
 from torch.utils.dlpack import DLDeviceType
 
-from ..syncs.transfer import Transfer, parse_cuda, parse_to
+from ..syncs.transfer import Transfer, parse_cuda, parse_to, resolve_devices
 from .copies import dense, moved
 from .functions import CPU, Functions, Handler
 from .state import as_cuda, size_of
@@ -41,19 +42,8 @@ def _is_pinned(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str
     return mode.tags.get(args[0]) is PINNED
 
 
-def _named(mode: Functions, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return arguments of `Tensor.to` with devices by name, where torch would ask the GPU or a tensor for them."""
-    positional, named = list(args), dict(kwargs)
-    first = positional[0] if positional else None
-    if isinstance(first, T):
-        positional[:1] = [_placed_on(mode, first), first.dtype]
-    elif type(first) is int:
-        positional[0] = as_cuda(first)
-    if isinstance(other := named.pop("tensor", None), T):
-        named |= {"device": _placed_on(mode, other), "dtype": other.dtype}
-    if type(named.get("device")) is int:
-        named["device"] = as_cuda(named["device"])
-    return positional, named
+def _resolved(mode: Functions, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    return resolve_devices(args, kwargs, functools.partial(_placed_on, mode), as_cuda)
 
 
 def _placed_on(mode: Functions, tensor: torch.Tensor) -> torch.device:
@@ -63,13 +53,13 @@ def _placed_on(mode: Functions, tensor: torch.Tensor) -> torch.device:
 
 def _parsed(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The parser of `Module.to` and `PackedSequence.to`."""
-    positional, named = _named(mode, args, kwargs)
+    positional, named = _resolved(mode, args, kwargs)
     return func(*positional, **named)
 
 
 def _to(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source, *rest = args
-    transfer = parse_to(*_named(mode, rest, kwargs))
+    transfer = parse_to(*_resolved(mode, rest, kwargs))
     if transfer.device is None:
         return mode.placed(func, args, kwargs)
     return _moved(mode, "to", source, transfer)

@@ -12,49 +12,9 @@ from typing import Any
 
 import torch
 
-from .checks import CHECK, CHECKS, COUNT, ERROR, VALUE, Check
+from ..syncs.operations import COUNT, KERNELS, VALUE
+from .checks import CHECKS, Check
 from .state import State
-
-# By the operator's name without namespace and overload
-WAITS = {
-    "_local_scalar_dense": VALUE,
-    "is_nonzero": VALUE,
-    "nonzero": COUNT,
-    "argwhere": COUNT,
-    "masked_select": COUNT,
-    "_unique": COUNT,
-    "_unique2": COUNT,
-    "unique_dim": COUNT,
-    "unique_consecutive": COUNT,
-    "unique_dim_consecutive": COUNT,
-    "bincount": COUNT,
-    "_coalesce": COUNT,
-    "_to_sparse": COUNT,
-    "to_sparse": COUNT,
-    "_to_sparse_csr": COUNT,
-    "_to_sparse_csc": COUNT,
-    "_to_sparse_bsr": COUNT,
-    "_to_sparse_bsc": COUNT,
-    "embedding_renorm_": COUNT,
-    "fake_quantize_per_channel_affine_cachemask": CHECK,
-    "masked_scatter_backward": COUNT,
-    "_linalg_check_errors": ERROR,
-    "_linalg_svd": ERROR,
-    "_linalg_eigh": ERROR,
-    "linalg_eig": ERROR,
-    "_linalg_eigvals": ERROR,
-    "linalg_eigvals": ERROR,
-    "linalg_lstsq": ERROR,
-    "linalg_pinv": ERROR,
-    "linalg_lu_factor": ERROR,
-    "linalg_ldl_factor": ERROR,
-    "cholesky": ERROR,
-    "cholesky_inverse": ERROR,
-    "linalg_matrix_exp": VALUE,
-    "_ctc_loss": "copies the lengths of its targets to the GPU",
-    "_nested_tensor_from_mask": COUNT,
-    "_nested_tensor_from_mask_left_aligned": VALUE,
-}
 
 # The results that are on the GPU, where not all are
 OUTPUTS = {"_pack_padded_sequence": (0,)}
@@ -102,8 +62,8 @@ def rule_of(func: Any) -> Rule:
     tags = set(func.tags)
     dependent = bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
     check = CHECKS.get(name) if namespace == "aten" else None
-    if check is None and (name in WAITS or dependent):
-        cause = WAITS.get(name, VALUE if torch.Tag.data_dependent_output in tags else COUNT)
+    if check is None and (name in KERNELS or dependent):
+        cause = KERNELS.get(name, VALUE if torch.Tag.data_dependent_output in tags else COUNT)
 
         def check(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
             state.wait(name, cause)

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..source_paths import INSTALLED
 from ..syncs.budget import Budget
-from ..syncs.finding import error_text
+from ..syncs.early_stop import EarlyStop, ProgramStopper, ctrl_c_stop, describe_error, stop_on_signals
 from ..syncs.report import SyncReport
-from ..syncs.roots import INSTALLED
-from ..syncs.stopped import Ending, Stopped, interrupted, stopping
 from .session import Run, running
 
 
@@ -103,16 +102,16 @@ def dry_run_file(
     try:
         limits = None if budget is None else Budget(budget)
         with running(fake, limits, script=function is None, step_on=step_on) as run:
-            ending = Ending(None if caught is None else lambda stopped: caught(_report(run, stopped)))
-            with stopping(ending, time_limit):
+            stopper = ProgramStopper(None if caught is None else lambda stopped: caught(_report(run, stopped)))
+            with stop_on_signals(stopper, time_limit):
                 if function is None:
-                    run.stop_after(steps, ending)
+                    run.stop_after(steps, stopper)
                     run.carry_out(_interruptible(lambda: runpy.run_path(str(path), run_name="__main__")))
                 else:
                     step = run.carry_out(_interruptible(lambda: _function(path, function)))
                     if step is not None:
                         run.forget()
-                        run.stop_after(steps, ending)
+                        run.stop_after(steps, stopper)
                         run.carry_out(_interruptible(step))
         if isinstance(run.error, _UsageError):
             raise run.error.args[0]
@@ -122,7 +121,7 @@ def dry_run_file(
         _forget(before[2], path.parent.resolve())
 
 
-def _report(run: Run, stopped: Stopped) -> SyncReport:
+def _report(run: Run, stopped: EarlyStop) -> SyncReport:
     run.stopped_by(stopped)
     return run.report()
 
@@ -134,7 +133,7 @@ def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
         try:
             return step()
         except KeyboardInterrupt:
-            raise interrupted() from None
+            raise ctrl_c_stop() from None
 
     return call
 
@@ -162,7 +161,7 @@ def _function(path: Path, name: str) -> Callable[[], object]:
     try:
         spec.loader.exec_module(module)
     except (SyntaxError, ImportError) as error:
-        raise _UsageError(ValueError(f"cannot import {path}: {error_text(error)}")) from None
+        raise _UsageError(ValueError(f"cannot import {path}: {describe_error(error)}")) from None
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):

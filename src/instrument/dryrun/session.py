@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..findings import NOT_COVERED
 from ..guard import uninterrupted
 from ..patch import Patch
 from ..regions import dispatch
@@ -19,10 +20,10 @@ from ..regions.path import RegionPath
 from ..stepping.follower import StepFollower
 from ..syncs import sites
 from ..syncs.budget import Budget
-from ..syncs.finding import NOT_COVERED, Event, error_text
+from ..syncs.early_stop import EarlyStop, ProgramStopper, describe_error
+from ..syncs.events import SyncEvent
 from ..syncs.recorder import Recorder
 from ..syncs.report import SyncReport
-from ..syncs.stopped import Ending, Stopped
 from .cuda import PretendedCuda
 from .existing import existing
 from .fake import Fake
@@ -59,10 +60,10 @@ class Run:
         self.recorder = Recorder(path.names)
         self.state = State(self.recorder, Fake() if fake else None, budget)
         self.error: BaseException | None = None
-        self._stopped: Stopped | None = None
+        self._stopped: EarlyStop | None = None
         self._script = script
         self._most: int | None = None
-        self._ending = Ending()
+        self._stopper = ProgramStopper()
         self._limit: StepLimit | None = None
         self.follower: StepFollower | None = None
         self._stepped = 0
@@ -81,7 +82,7 @@ class Run:
         """Call ``step``; keep what ended it early."""
         try:
             return step()
-        except Stopped as stopped:
+        except EarlyStop as stopped:
             self.stopped_by(stopped)
         except SystemExit as error:
             if error.code not in (None, 0):
@@ -89,7 +90,7 @@ class Run:
         except Exception as error:
             self._ended(error)
 
-    def stopped_by(self, stopped: Stopped) -> None:
+    def stopped_by(self, stopped: EarlyStop) -> None:
         """Keep what ended the program before its own end."""
         self._stopped = stopped
         self.error = stopped if stopped.code else None
@@ -100,8 +101,8 @@ class Run:
         while traceback is not None and traceback.tb_next is not None:
             traceback = traceback.tb_next
         place = sites.locate(traceback.tb_frame if traceback else None)
-        text = f"the step ended here with {error_text(error)}"
-        self.recorder.add(Event(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
+        text = f"the step ended here with {describe_error(error)}"
+        self.recorder.add(SyncEvent(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
 
     def forget(self) -> None:
         """Forget what waited, and the steps, so far."""
@@ -116,9 +117,9 @@ class Run:
             self.recorder.step, self._built = 0, True
             self._forget_budget()
 
-    def stop_after(self, steps: int | None, ending: Ending) -> None:
+    def stop_after(self, steps: int | None, stopper: ProgramStopper) -> None:
         """End the program once it made ``steps`` more steps; None lets it go on."""
-        self._most, self._ending = steps, ending
+        self._most, self._stopper = steps, stopper
 
     def stepped(self) -> None:
         """A step ended."""
@@ -128,7 +129,7 @@ class Run:
         self.recorder.step = self._stepped
         self._next_step()
         if self._stepped == self._most:
-            self.state.recorder = self._limit = StepLimit(self._stepped, self.recorder.path, self._ending)
+            self.state.recorder = self._limit = StepLimit(self._stepped, self.recorder.path, self._stopper)
 
     def close(self) -> None:
         """Remove what ends the program."""
@@ -142,9 +143,7 @@ class Run:
     def restarted(self) -> None:
         """All that ended so far was a part of step 0, which a stronger sign of steps ends now."""
         self._stepped = 0
-        for found in self.recorder.findings:
-            before = found.steps.pop(None, 0)
-            found.steps = +Counter({0: found.steps.total(), None: before})
+        self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
 
     def _next_step(self) -> None:
         if self.state.budget is not None:
@@ -186,12 +185,11 @@ class Run:
         steps = max(self._stepped, 1)
         if self._limit is not None:
             self._limit.merge_into(recorder)
-        for found in recorder.findings:
-            found.steps = self._settled(found.steps, steps)
-        blind = "" if self.state.tags.used or self.error is not None else self._nowhere()
+        recorder.reassign_steps(lambda seen: self._settled(seen, steps))
+        unavailable_reason = "" if self.state.tags.used or self.error is not None else self._nowhere()
         coverage = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
         if self._stopped is not None and self.error is None:
-            coverage.append(self._stopped.why)
+            coverage.append(self._stopped.reason)
         if self.follower is not None and self.follower.explanation is not None:
             coverage.append(self.follower.explanation)
         if self._before:
@@ -203,7 +201,7 @@ class Run:
             coverage,
             error=self.error,
             dropped=recorder.dropped,
-            blind=blind,
+            unavailable_reason=unavailable_reason,
             budgeted=self.state.budget is not None,
             exceeded=[] if self.state.budget is None else self.state.budget.exceeded(steps),
         )

@@ -14,21 +14,12 @@ import torch
 from torch.autograd.profiler import profile
 
 from .. import gpu
+from ..findings import NOT_COVERED, Direction, Site
 from ..syncs import sites
 from ..syncs.budget import Budget
-from ..syncs.finding import NOT_COVERED, Direction, Site
+from ..syncs.operations import name_of_operator
 from ..syncs.recorder import Recorder
 from .tags import Tags
-
-NAMES = {
-    "__bool__": "bool", "__getitem__": "getitem", "__setitem__": "setitem", "__format__": "format",
-    "__repr__": "print", "__contains__": "contains", "__int__": "int", "__float__": "float", "__index__": "int",
-    "__complex__": "complex", "__array__": "numpy", "__reduce_ex__": "pickle", "_local_scalar_dense": "item",
-    "_unique2": "unique", "_unique": "unique", "_index_put_impl_": "setitem", "index_put_": "setitem",
-    "index": "getitem", "_coalesce": "coalesce", "is_nonzero": "bool", "_linalg_svd": "svd",
-    "_linalg_eigh": "eigh", "_linalg_check_errors": "linalg", "_to_sparse": "to_sparse",
-}  # fmt: skip
-
 
 _LITERAL = re.compile(r"""["']cpu["']|\.cpu\(""")
 _PROFILER = (
@@ -112,7 +103,7 @@ class State:
         frame = sys._getframe(1)
         if _flushes(frame):
             return
-        event = self.recorder.note(NAMES.get(op, op), cause, frame, direction=direction, bytes=size)
+        event = self.recorder.note(name_of_operator(op), cause, frame, direction=direction, bytes=size)
         self.recorder.add(event)
         if self.budget is not None and event.allowed is None:
             self.budget.spend(event)

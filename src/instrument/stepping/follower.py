@@ -1,4 +1,4 @@
-"""`StepFollower`: counts the steps of a program by the best sign of them that it gives."""
+"""`StepFollower`: counts the steps of a program by the strongest sign of steps that it shows."""
 
 from __future__ import annotations
 
@@ -15,57 +15,55 @@ from ..identity import IdentitySet
 from ..modules import backward_calls, parts
 from ..modules.optimizers import live_optimizers, share_parameters
 from ..patch import Patch, apply, leave_no_frame, undo
-from .compiled_calls import CompiledCalls
-from .function_calls import SIGNS, FunctionCalls, check
-from .graph_making import GraphMaking
-from .model_calls import OutermostModel
-from .optimizers import FEATURE, OptimizerSteps, running
+from .compiled_code import DeferredCalls, skip_package, without_compiler
+from .function_calls import SIGNS, FunctionCallSteps, check_step_on
+from .graphed_callables import GraphedCallables
+from .optimizer_steps import FEATURE, OptimizerSteps, running
+from .outermost_model import OutermostModel
 from .program_steps import program_steps
-from .uncompiled import apart, keep_package
 
-# Calls of a model that may be followed by a backward pass, or replays of a graph that is not known; fewer may be
-# those of one step.
-_ALONE = 100
-_BEGINNING = (parts.DATA, "Optimizer.zero_grad#", "Optimizer.step#")
+# Number of model calls without a backward pass, or replays of an unknown graph, that one step may have
+_MOST_IN_STEP = 100
+_BEGIN_STEP = (parts.DATA, "Optimizer.zero_grad#", "Optimizer.step#")
 
 
-class Source(Protocol):
-    """What tells of steps, from `follow` to `remove`."""
+class StepSource(Protocol):
+    """Reports events that may end a step, from `follow` to `remove`."""
 
     def follow(self) -> None:
-        """Begin."""
+        """Start reporting."""
 
     def remove(self) -> None:
-        """End, and put back what was replaced."""
+        """Stop reporting, and restore what was replaced."""
 
 
 class StepFollower:
     """Calls ``stepped()`` at the end of each step, from `follow` to `remove`.
 
-    A step ends, in this order of preference, where the program itself says so (`instrument.steps`,
-    ``prof.step()``); after the step of the first optimizer; where no optimizer was made, after each backward pass;
-    and before the first backward pass, after each call of the outermost model that no backward pass can follow.
-    Passes and calls count on one thread: that of the first of them, until it has ended. A replay of a CUDA graph
-    counts as what it captured, unless it happens inside a call or pass of the same kind, which counts itself. So
-    a call of what `make_graphed_callables` returned is one step, and its warm-up calls are not counted. A graph
-    captured before this was made may hold steps: while nothing else shows one, its replays are steps once there
+    In order of preference, a step ends where the program itself marks it (`instrument.steps`, ``prof.step()``);
+    after the step of the first optimizer; if no optimizer was created, after each backward pass; and before the
+    first backward pass, after each call of the outermost model that no backward pass can follow. Backward passes
+    and calls count on one thread: that of the first of them, until it has ended. A replay of a CUDA graph counts
+    as what was captured, unless it happens inside a call or pass of the same kind, which counts itself. So a call
+    of a callable from `make_graphed_callables` is one step, and its warm-up calls do not count. A graph captured
+    before this object was created may contain steps: if there is no other sign, its replays are steps once there
     were 100 of them.
 
     Args:
         stepped: called at the end of each step.
-        restarted: called where a stronger sign appears: all steps that ended so far are a part of step 0, which
-            ends with the call of ``stepped`` that follows.
-        step_on: "optimizer", "backward" or "forward" to count these alone; or a function, whose calls are steps.
+        restarted: called when a stronger sign appears: all steps that ended so far are a part of step 0, which
+            ends with the next call of ``stepped``.
+        step_on: "optimizer", "backward" or "forward" to count only these; or a function, whose calls are steps.
         weakest: the weakest of `SIGNS` that counts.
-        begun: called once, when step 0 begins: where a DataLoader loads a batch, gradients are zeroed, a model is
+        begun: called once, when step 0 begins: when a DataLoader loads a batch, gradients are zeroed, a model is
             called, a backward pass starts or, as with a closure, an optimizer's step.
-        missed: called with N in place of ``stepped`` where the first N steps ended before it was known what a step
+        missed: called with N in place of ``stepped`` if the first N steps ended before it was known what a step
             is, the last of them now; without it, ``stepped`` is called N times.
-        made: called with each optimizer when it is made.
-        found: called with the outermost model, when it is called for the first time.
+        made: called with each optimizer after its creation.
+        found: called with the outermost model before its first call.
 
     Attributes:
-        by: what ended the last step: one of `SIGNS`, "replay", or the function; None before the first.
+        by: the sign that ended the last step: one of `SIGNS`, "replay", or the function; None before the first.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class StepFollower:
         made: Callable[[Any], None] | None = None,
         found: Callable[[Any], None] | None = None,
     ) -> None:
-        check(step_on)
+        check_step_on(step_on)
         self.by: str | None = None
         self._stepped = stepped
         self._restarted = restarted
@@ -91,31 +89,31 @@ class StepFollower:
         self._made = made
         self._found = found
         self._optimizers = IdentitySet()
-        self._earlier = IdentitySet()  # that were made before, perhaps for another model
-        self._looked = False  # for optimizers that were made before
+        self._earlier = IdentitySet()  # created before, perhaps for another model
+        self._searched_earlier = False  # for optimizers created before
         self._thread: int | None = None  # of the last step
-        self._passes = 0  # backward passes that did not count so far
-        self._calls = 0  # calls of the model that did not count so far
-        self._replays: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of graphs not known
-        self._replayed: weakref.ref[Any] | None = None  # the one of them whose replays are steps
+        self._passes = 0  # backward passes not counted so far
+        self._calls = 0  # calls of the model not counted so far
+        self._replays: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of unknown graphs
+        self._replayed: weakref.ref[Any] | None = None  # the unknown graph whose replays are steps
         self._patches: list[Patch] = []
         self._graphs = GraphFollower(self._unknown_replayed)
-        self._graph_making = making = GraphMaking()
+        self._graph_making = making = GraphedCallables()
         self._steps: OptimizerSteps | None = None
         if step_on in (None, "optimizer"):
             self._steps = OptimizerSteps(lambda: self._ended("optimizer"))
         self._model: OutermostModel | None = None
         if step_on != "optimizer" or begun is not None:
-            self._model = OutermostModel(self._model_found, self._model_called, lambda: making.here)
-        self._function: FunctionCalls | None = None
+            self._model = OutermostModel(self._model_found, self._model_called, lambda: making.active)
+        self._function: FunctionCallSteps | None = None
         if step_on not in (None, *SIGNS):
-            self._function = FunctionCalls(step_on, lambda: self._function_called(step_on))
-        self._compiled_calls = CompiledCalls()
-        sources = (self._graphs, making, self._steps, self._model, self._function, self._compiled_calls)
-        self._sources: list[Source] = [source for source in sources if source is not None]
+            self._function = FunctionCallSteps(step_on, lambda: self._function_called(step_on))
+        self._deferred = DeferredCalls()
+        sources = (self._graphs, making, self._steps, self._model, self._function, self._deferred)
+        self._sources: list[StepSource] = [source for source in sources if source is not None]
 
     def follow(self) -> None:
-        """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
+        """Start counting; after an interrupt at any point, `remove` undoes it."""
         try:
             for source in self._sources:
                 source.follow()
@@ -131,17 +129,17 @@ class StepFollower:
 
     @property
     def compiled(self) -> bool:
-        """Whether some optimizer's step was compiled, so that it is not seen."""
+        """Whether the step of an optimizer was compiled, so that it is not seen."""
         return self._steps is not None and self._steps.compiled
 
     @property
     def model(self) -> Any:
-        """The outermost model, as far as one was called before an optimizer was made; else None."""
+        """The outermost model, if one was called before an optimizer was created; else None."""
         return self._model.model if self._model is not None else None
 
     @property
     def explanation(self) -> str | None:
-        """What a step is, in a sentence, where it is not the step of an optimizer or what the program says."""
+        """One sentence on what counts as a step; None if it is an optimizer step or marked by the program."""
         if self.by == "backward" and self._step_on is None:
             return (
                 "no optimizer step was seen, so each backward pass counts as a step; "
@@ -154,24 +152,24 @@ class StepFollower:
             )
         if self.by == "replay":
             return (
-                "no step was seen but replays of a CUDA graph that was captured before steps were followed, so "
-                "each of them counts as a step; call step() after each step, or use --step-on FUNCTION"
+                "no step was seen except replays of a CUDA graph that was captured before steps were counted, so "
+                "each replay counts as a step; call step() after each step, or use --step-on FUNCTION"
             )
         return None
 
     @property
     def missing(self) -> bool:
-        """Whether the function whose calls are steps was never found."""
+        """Whether the function whose calls are steps was not found."""
         return self._function is not None and not self._function.found
 
     @property
     def waiting(self) -> bool:
-        """Whether backward passes did not count, as an optimizer was made whose step never came."""
+        """Whether backward passes were not counted because of an optimizer that has not stepped yet."""
         return self._passes > 0 and self.by is None
 
     @guard.contained(FEATURE)
     def remove(self) -> None:
-        """End, and put back all that was replaced."""
+        """Stop counting, and restore everything that was replaced."""
         program_steps.remove(self._program)
         self._stepped = self._restarted = _nothing
         self._missed = None
@@ -189,18 +187,18 @@ class StepFollower:
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: Any) -> None:
         if self._stepped is not _nothing:
-            keep_package()
+            skip_package()
 
-    # What the sources call
+    # Called by the sources
 
-    @apart
+    @without_compiler
     def _ended(self, by: str, count: int = 1) -> None:
-        self._compiled_calls.after(functools.partial(self._step_ended, by, count))
+        self._deferred.after(functools.partial(self._step_ended, by, count))
 
     def _step_ended(self, by: str, count: int) -> None:
         if by in SIGNS and SIGNS.index(by) < self._weakest:
             return
-        if by not in ("optimizer", "program"):  # optimizers are told apart by `OptimizerSteps`
+        if by not in ("optimizer", "program"):  # `OptimizerSteps` distinguishes optimizers
             if by == self.by and get_ident() != self._thread and running(self._thread):
                 return
             self._thread = get_ident()
@@ -222,14 +220,14 @@ class StepFollower:
         self._ended("program")
 
     def _defer_or_skip(self, replayed: Callable[..., None], *args: Any) -> bool:
-        """Defer the call to the replays of the graph that is captured now.
+        """Defer the call to the replays of the graph that is being captured.
 
         Returns:
             Whether the call does not count as a step now.
         """
-        return self._graphs.defer(replayed, *args) or self._graph_making.here
+        return self._graphs.defer(replayed, *args) or self._graph_making.active
 
-    @apart
+    @without_compiler
     def _function_called(self, function: str) -> None:
         if not self._defer_or_skip(self._function_replayed, function):
             self._ended(function)
@@ -239,32 +237,32 @@ class StepFollower:
             self._ended(function)
 
     def _unknown_replayed(self, graph: Any) -> None:
-        """A graph was replayed of which it is not known what it holds."""
+        """Count a replay of a graph whose content is unknown."""
         if self._step_on is not None or self.by not in (None, "replay"):
             return
         if self.by == "replay" and self._replayed is not None and self._replayed() not in (None, graph):
             return  # another part of the same step
         replays = self._replays[graph] = self._replays.get(graph, 0) + 1
-        if replays > _ALONE:
+        if replays > _MOST_IN_STEP:
             self._replayed = weakref.ref(graph)
             self._ended("replay", replays if self.by is None else 1)
 
     @guard.contained(FEATURE)
-    @apart
+    @without_compiler
     def _begins(self) -> None:
-        """Step 0 begins, if it did not before."""
+        """Begin step 0, unless it has begun."""
         if self._function is not None:
-            self._function.look()
+            self._function.search()
         if self._begun is not None:
             begun, self._begun = self._begun, None
             if not len(self._optimizers):
-                self._look()  # now, as step 0 is going to be recorded
+                self._find_earlier()  # before step 0 is recorded
             self._leave_model()
             with guard.contained("beginning step 0"):
                 begun()
 
     def _range(self, context: Any) -> None:
-        if context.name.startswith(_BEGINNING):
+        if context.name.startswith(_BEGIN_STEP):
             self._begins()
 
     def _making(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -280,31 +278,31 @@ class StepFollower:
 
         return init
 
-    @apart
+    @without_compiler
     def _optimizer_made(self, optimizer: Any) -> None:
         self._optimizers.add(optimizer)
         if self._function is not None:
-            self._function.look()
+            self._function.search()
         self._leave_model()
         if self._made is not None:
             self._made(optimizer)
 
     def _leave_model(self) -> None:
-        """Follow the model no more where its calls are not going to be steps."""
+        """Stop following the model if its calls will not be steps."""
         if self._model is not None and self._begun is None and self._step_on is None and len(self._optimizers):
             self._model.remove()
 
-    def _look(self) -> None:
-        """Find the optimizers that were made before this one follows them, or without their constructor."""
-        if not self._looked:
-            self._looked = True
+    def _find_earlier(self) -> None:
+        """Find the optimizers that were created before `follow`, or without their constructor."""
+        if not self._searched_earlier:
+            self._searched_earlier = True
             for optimizer in live_optimizers():
                 self._earlier.add(optimizer)
 
-    def _waits_for_optimizer(self) -> bool:
-        """Whether an optimizer was made, so that its steps are to be expected."""
+    def _expects_optimizer(self) -> bool:
+        """Return whether an optimizer exists, so that its steps are expected."""
         if not len(self._optimizers):
-            self._look()
+            self._find_earlier()
             model = self.model
             for optimizer in self._earlier:
                 if model is None or share_parameters(optimizer, model):
@@ -313,15 +311,15 @@ class StepFollower:
         return len(self._optimizers) > 0 and not self.compiled
 
     @guard.contained(FEATURE)
-    @apart
+    @without_compiler
     def _passed(self) -> None:
-        """A backward pass ended."""
+        """Count the end of a backward pass."""
         if self._defer_or_skip(self._pass_replayed):
             return
         if self._step_on == "backward":
             self._ended("backward")
         elif self._step_on is None and self.by not in ("optimizer", "program"):
-            if self._waits_for_optimizer():
+            if self._expects_optimizer():
                 self._passes += 1
                 return
             missed = self._passes if self.by is None else 0
@@ -342,11 +340,11 @@ class StepFollower:
             return
         if self._step_on == "forward":
             self._ended("forward")
-        elif self._step_on is None and self.by in (None, "forward") and not self._waits_for_optimizer():
+        elif self._step_on is None and self.by in (None, "forward") and not self._expects_optimizer():
             missed = 0
             if model.training and _grad_enabled():
                 self._calls += 1
-                if self._calls <= _ALONE:
+                if self._calls <= _MOST_IN_STEP:
                     return
                 missed = self._calls - 1 if self.by is None else 0
             self._ended("forward", missed + 1)

@@ -1,4 +1,4 @@
-"""What ends a step: a sign that every training shows, or the calls of a function of the program."""
+"""`FunctionCallSteps`: counts the calls of a function that the user names as steps."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ..patch import Patch, apply, leave_no_frame, undo
 
 FEATURE = "following the function whose calls are steps"
 _inside: ContextVar[tuple[int, ...]] = ContextVar("inside", default=())
-"""In this thread or task: the numbers of the `FunctionCalls` whose functions run, each once."""
-_numbers = itertools.count()  # not a ContextVar for each: those are never freed
+"""In this thread or task: the numbers of the `FunctionCallSteps` whose functions are running, each once."""
+_numbers = itertools.count()  # instead of one ContextVar each: those are never freed
 SIGNS = ("forward", "backward", "optimizer", "program")
-"""What may end a step, from the weakest sign to the strongest."""
+"""Events that may end a step, from the weakest sign of one to the strongest."""
 
 
-def check(step_on: str | None) -> str | None:
-    """Return what is to end the steps, with the whole path of a file.
+def check_step_on(step_on: str | None) -> str | None:
+    """Return ``step_on`` with the absolute path of a file in it.
 
     Raises:
-        ValueError: it is not "optimizer", "backward", "forward" or a function as `FunctionCalls` takes it, or it
-            names a file that does not exist.
+        ValueError: it is not "optimizer", "backward", "forward" or a function as `FunctionCallSteps` takes it,
+            or it names a file that does not exist.
     """
     if step_on is None or step_on in SIGNS[:-1]:
         return step_on
-    place, function = parse(step_on)
+    place, function = parse_function(step_on)
     if not place.endswith(".py"):
         return step_on
     if not Path(place).is_file():
@@ -42,11 +42,11 @@ def check(step_on: str | None) -> str | None:
     return f"{os.path.realpath(place)}:{function}"
 
 
-def parse(name: str) -> tuple[str, str]:
-    """Return the module or file, and the function in it, that ``name`` gives.
+def parse_function(name: str) -> tuple[str, str]:
+    """Return the module or file in ``name``, and the function.
 
     Raises:
-        ValueError: it is not written as ``module:qualname`` or ``file.py:function``.
+        ValueError: ``name`` is not ``module:qualname`` or ``file.py:function``.
     """
     place, _, function = name.rpartition(":")
     parts = function.split(".")
@@ -58,48 +58,48 @@ def parse(name: str) -> tuple[str, str]:
     return place, function
 
 
-class FunctionCalls:
-    """Calls ``called()`` at the end of each call of a function that returns, from `follow` to `remove`.
+class FunctionCallSteps:
+    """Calls ``called()`` after each call of a function that returns, from `follow` to `remove`.
 
-    A function of an imported module is replaced when the import is over. One of the script itself is not there yet
-    when the program begins: `look` finds it, and is called at events that a training step has.
+    A function of a module is replaced once the module is imported. A function of the script itself does not exist
+    yet when the program begins: `search` finds it, and is called at events that every training step has.
 
     Attributes:
         found: whether the function was found.
     """
 
     def __init__(self, name: str, called: Callable[[], None]) -> None:
-        self._place, self._function = parse(name)
+        self._place, self._function = parse_function(name)
         self._called = called
         self._patches: list[Patch] = []
         self._removed = False
         self.found = False
         self._number = next(_numbers)
-        self.running = False  # it was found during a call, whose end is not seen
+        self.running = False  # found during a call, whose end is not seen
         self.is_file = self._place.endswith(".py")
 
     def follow(self) -> None:
-        """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
+        """Start counting; after an interrupt at any point, `remove` undoes it."""
         if not self.is_file:
             compat.when_imported(self._place, self._imported)
 
     @property
     def inside(self) -> bool:
-        """Whether a call of the function runs here, in this thread or task."""
+        """Whether a call of the function is running in this thread or task."""
         return self._number in _inside.get()
 
     def remove(self) -> None:
-        """Put the function back."""
+        """Stop counting, and restore the function."""
         self._removed = True
         undo(self._patches)
 
     def _stay_removed(self) -> None:
-        """Undo what was done while a signal handler or another thread called `remove`."""
+        """Undo the patches if a signal handler or another thread has called `remove` meanwhile."""
         if self._removed:
             undo(self._patches)
 
-    def look(self) -> None:
-        """Look for the function in the script and, where a file is named, in the modules that came from it."""
+    def search(self) -> None:
+        """Search the function in the script and, if a file is named, in the modules loaded from that file."""
         if not self.found and not self._removed:
             with guard.contained(FEATURE):
                 for module in self._modules():
@@ -126,13 +126,13 @@ class FunctionCalls:
         for part in outer:
             owner = getattr(owner, part, None)
         function = inspect.getattr_static(owner, name, None)
-        plain = getattr(function, "__func__", function)  # of a static method or a class method
-        if self.found or self._removed or not callable(plain):
+        unbound = getattr(function, "__func__", function)  # the function of a static method or class method
+        if self.found or self._removed or not callable(unbound):
             return
-        kind = type(function) if plain is not function else None
+        kind = type(function) if unbound is not function else None
 
         def make(_: Any) -> Any:
-            return kind(self._following(plain)) if kind else self._following(plain)
+            return kind(self._following(unbound)) if kind else self._following(unbound)
 
         self.found = True
         try:
@@ -142,7 +142,7 @@ class FunctionCalls:
             undo(self._patches)
             raise
         self._stay_removed()
-        code, frame = getattr(inspect.unwrap(plain), "__code__", None), sys._getframe()
+        code, frame = getattr(inspect.unwrap(unbound), "__code__", None), sys._getframe()
         while frame is not None:
             self.running = self.running or frame.f_code is code
             frame = frame.f_back  # type: ignore[assignment]
@@ -182,7 +182,7 @@ class FunctionCalls:
 
     @guard.contained(FEATURE)
     def _previous(self) -> None:
-        """Count the call during which the function was found: it is over when the next one begins."""
+        """Count the call during which the function was found: it has ended when the next call begins."""
         if self.running:
             self.running = False
             self._ended()

@@ -1,4 +1,4 @@
-"""Finds in a recorded trace, of any profiler, where the CPU waited for the GPU."""
+"""`audit_syncs`: finds synchronizations in a trace of any profiler."""
 
 from __future__ import annotations
 
@@ -9,36 +9,32 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ..findings import Finding
 from ..traces.read import read_any
 from ..traces.synchronizations import COPY, EXPLICIT, FREE, Synchronization, direction, find_synchronizations
 from ..traces.trace import Trace
 from .comments import allowed_at
-from .context import Around, Program
-from .finding import Direction, Event, Finding
+from .events import SyncEvent
+from .operations import direction_of, name_in_trace
 from .recorder import Recorder
 from .report import SyncReport
-
-# Live detection names what the program calls, a trace what that comes down to.
-_SAME = {
-    **dict.fromkeys(("bool", "float", "int", "complex", "index", "format", "print"), "item"),
-    **dict.fromkeys(("cpu", "cuda", "copy_", "tolist", "numpy", "tensor", "as_tensor", "new_tensor"), "to"),
-}
+from .trace_context import CallContext, TraceContext
 
 
 def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | None = None) -> SyncReport:
-    """Return every wait of the CPU for the GPU that a trace of torch.profiler, Nsight Systems or rocprof holds.
+    """Return every synchronization in a trace of torch.profiler, Nsight Systems or rocprof.
 
-    All that one operator waited is one wait, under the name of the outermost one: `blocked_ns` is the time in
-    the calls that waited, `idle_ns` how long they left the GPU without work. The synchronizations with which
-    torch.profiler itself begins and ends a recording are left out.
+    Everything that one operator waits for is one synchronization, under the name of the outermost operator:
+    ``blocked_ns`` is the time in the calls that blocked, ``idle_ns`` the time that they left the GPU idle. The
+    synchronizations with which torch.profiler itself begins and ends a recording are left out.
 
     Args:
-        trace: what `instrument.read_trace` returned, or the path of a file that it reads.
-        live: what live detection found in the same run; the coverage then says how much of the trace it does not
-            explain, and `unexplained` lists it.
+        trace: a `Trace` from `instrument.read_trace`, or the path of a file that it reads.
+        live: the report of live detection in the same run; the coverage then lists what the report does not
+            explain, and so does `unexplained`.
 
     Raises:
-        TypeError: ``trace`` is something else, or several traces.
+        TypeError: ``trace`` is neither, or several traces.
         TraceError, OSError: the file cannot be read.
     """
     recorded = read_any(trace) if isinstance(trace, (str, os.PathLike)) else trace
@@ -46,31 +42,38 @@ def audit_syncs(trace: Trace | str | os.PathLike[str], *, live: SyncReport | Non
         raise TypeError(f'"trace" must be one trace, or the path of its file: {trace!r:.200}')
     waits = find_synchronizations(recorded)
     thread = np.array([wait.thread for wait in waits], np.int64)
-    program = Program(recorded, thread, np.array([wait.start_ns for wait in waits], np.int64))
-    around = [program.around(row) for row in range(len(waits))]
-    own = _of_profiler(recorded, waits, around)
-    # A function is less than a line: what it copies in either direction, or waits in which region, stays apart.
+    program = TraceContext(recorded, thread, np.array([wait.start_ns for wait in waits], np.int64))
+    contexts = [program.context(row) for row in range(len(waits))]
+    own = _of_profiler(recorded, waits, contexts)
+    # A function says less than a line: its copies in either direction, and its regions, are findings of their own.
     recorders: dict[object, Recorder] = defaultdict(Recorder)
     unattributed = 0
-    for rows in _together(waits, around, program, own):
-        event = _event(recorded, program, [waits[row] for row in rows], around[rows[0]])
+    for rows in _together(waits, contexts, program, own):
+        event = _event(recorded, program, [waits[row] for row in rows], contexts[rows[0]])
         somewhere = event.site is not None or event.via is not None
         recorders[event.direction, () if somewhere else event.region].add(event)
-        unattributed += around[rows[0]].op is None and not somewhere and not event.region
+        unattributed += contexts[rows[0]].op is None and not somewhere and not event.region
     findings = [found for recorder in recorders.values() for found in recorder.findings]
     dropped = sum(recorder.dropped for recorder in recorders.values())
-    blind = "" if len(recorded.runtime) or len(recorded.syncs) else "the trace has no calls of CUDA or HIP"
+    unavailable_reason = (
+        "" if len(recorded.runtime) or len(recorded.syncs) else "the trace has no calls of CUDA or HIP"
+    )
     report = SyncReport(
-        "trace", findings, steps=len(recorded.steps), dropped=dropped, blind=blind, span_ns=_span(recorded)
+        "trace",
+        findings,
+        steps=len(recorded.steps),
+        dropped=dropped,
+        unavailable_reason=unavailable_reason,
+        span_ns=_span(recorded),
     )
     report.coverage = _coverage(recorded, sum(found.count for found in findings), len(own), unattributed)
     if live is not None:
-        report.coverage.append(_compared(unexplained(report, live)))
+        report.coverage.append(_comparison(unexplained(report, live)))
     return report
 
 
 def _span(trace: Trace) -> int | None:
-    """How long the steps took, or without any, all that was recorded; None where nothing was."""
+    """Return how long the steps took, or the whole recording if there are none; None if it is empty."""
     if trace.steps:
         return int(trace.steps.duration_ns.sum())
     parts = [part for part in (trace.runtime, trace.operators, trace.gpu) if part]
@@ -80,10 +83,11 @@ def _span(trace: Trace) -> int | None:
 
 
 def unexplained(audit: SyncReport, live: SyncReport) -> list[Finding]:
-    """Return what a trace shows and live detection of the same run did not report.
+    """Return the findings in a trace that live detection of the same run did not report.
 
-    Waits are compared by how many there are of an operation, in each step where both number their steps alike.
-    Of a finding that is explained in part, the rest is returned, without times: there is no telling which.
+    Synchronizations are compared by their number for each operation, and for each step if both reports number
+    their steps alike. If only a part of a finding is explained, the rest is returned without times, as it is
+    unknown which part it is.
     """
     steps = [
         {step for found in report.findings for step in found.steps if step is not None} for report in (audit, live)
@@ -92,12 +96,12 @@ def unexplained(audit: SyncReport, live: SyncReport) -> list[Finding]:
     left: Counter[tuple[str, int | None]] = Counter()
     for found in live.findings:
         for step, count in found.steps.items() if found.covered else ():
-            left[_SAME.get(found.op, found.op), step if by_step else None] += count
+            left[name_in_trace(found.op), step if by_step else None] += count
     result = []
     for found in audit.findings:
         remaining: Counter[int | None] = Counter()
         for step, count in found.steps.items():
-            key = _SAME.get(found.op, found.op), step if by_step else None
+            key = name_in_trace(found.op), step if by_step else None
             explained = min(count, left[key])
             left[key] -= explained
             if count > explained:
@@ -105,17 +109,16 @@ def unexplained(audit: SyncReport, live: SyncReport) -> list[Finding]:
         if total := remaining.total():
             rest = dataclasses.replace(found, count=total, steps=remaining)
             if total < found.count:
-                rest.bytes = rest.blocked_ns = rest.idle_ns = None
-                rest.timed = 0
+                rest = dataclasses.replace(rest, bytes=None, blocked_ns=None, idle_ns=None, timed=0)
             result.append(rest)
     return result
 
 
-def _of_profiler(trace: Trace, waits: list[Synchronization], around: list[Around]) -> set[int]:
-    """The synchronisations that the profiler made: its stack says so, or nothing of the program is around them.
+def _of_profiler(trace: Trace, waits: list[Synchronization], contexts: list[CallContext]) -> set[int]:
+    """Return the rows of the profiler's own synchronizations: by their stack, or as nothing is open around them.
 
-    torch.profiler ends with one. What follows the last step is the profiler's too; where no steps are marked,
-    another one before it may be the program's.
+    torch.profiler ends with one. Those after the last step are the profiler's too; without steps only the last
+    one is, as others may be the program's.
     """
     launches = trace.runtime.where(trace.gpu.launch[trace.gpu.launch >= 0])
     parts = [part for part in (trace.operators, trace.regions, trace.steps, launches) if part]
@@ -126,63 +129,62 @@ def _of_profiler(trace: Trace, waits: list[Synchronization], around: list[Around
         [int(part.start_ns.max()) for part in parts]
         + [int(part.end_ns.max()) for part in (trace.operators, trace.steps) if part]
     )
-    told = {row for row, wait in enumerate(waits) if wait.kind == EXPLICIT and around[row].profiler}
-    silent = [
+    by_stack = {row for row, wait in enumerate(waits) if wait.kind == EXPLICIT and contexts[row].profiler}
+    alone = [
         row
-        for row, (wait, here) in enumerate(zip(waits, around, strict=True))
+        for row, (wait, context) in enumerate(zip(waits, contexts, strict=True))
         if wait.kind == EXPLICIT and wait.thread >= 0
-        if here.op is None and here.profiler is None and not here.region
+        if context.op is None and context.profiler is None and not context.region
     ]
-    before = {row for row in silent if waits[row].end_ns <= first}
-    after = [row for row in silent if waits[row].start_ns >= last]
+    before = {row for row in alone if waits[row].end_ns <= first}
+    after = [row for row in alone if waits[row].start_ns >= last]
     if not trace.steps:
-        after = after[-1:] if trace.format == "kineto" and not told else []
-    return told | before | set(after)
+        after = after[-1:] if trace.format == "kineto" and not by_stack else []
+    return by_stack | before | set(after)
 
 
 def _together(
-    waits: list[Synchronization], around: list[Around], program: Program, without: set[int]
+    waits: list[Synchronization], contexts: list[CallContext], program: TraceContext, without: set[int]
 ) -> Iterable[list[int]]:
-    """The rows of each event: all of one operator, or of one copy outside of operators."""
+    """Yield the rows of each event: those of one operator, or of one copy outside of operators."""
     groups: dict[tuple[object, ...], list[int]] = {}
-    for row, (wait, here) in enumerate(zip(waits, around, strict=True)):
+    for row, (wait, context) in enumerate(zip(waits, contexts, strict=True)):
         if row in without:
             continue
         key: tuple[object, ...] = (row,)
-        if here.operator is not None:
-            key = wait.thread, here.operator
+        if context.operator is not None:
+            key = wait.thread, context.operator
         elif _is_copy(wait, program):
             key = wait.thread, "copy", wait.copy
         groups.setdefault(key, []).append(row)
     return groups.values()
 
 
-def _is_copy(wait: Synchronization, program: Program) -> bool:
-    """Whether a wait outside of operators is, or at once follows, a copy outside of operators."""
+def _is_copy(wait: Synchronization, program: TraceContext) -> bool:
+    """Return whether a wait outside of operators is a copy outside of operators, or directly follows one."""
     follows = wait.kind == COPY or "Stream" in wait.call
     return wait.adjacent and wait.copy >= 0 and follows and not program.launched_by_operator(wait.copy)
 
 
-def _event(trace: Trace, program: Program, waits: list[Synchronization], here: Around) -> Event:
-    if here.op is not None:
-        copies = [wait.copy for wait in waits if wait.copy >= 0 and wait.copy_ns >= here.since_ns]
+def _event(trace: Trace, program: TraceContext, waits: list[Synchronization], context: CallContext) -> SyncEvent:
+    if context.op is not None:
+        copies = [wait.copy for wait in waits if wait.copy >= 0 and wait.copy_ns >= context.since_ns]
     else:
         copies = [wait.copy for wait in waits if _is_copy(wait, program)]
     copies = list(dict.fromkeys(copies))
     names = trace.gpu.where(np.array(copies, np.int64)).text("name")
     sizes = [size for size in trace.gpu.bytes[copies].tolist() if size >= 0] if copies else []
     kinds = {wait.kind for wait in waits}
-    op = here.op or ("copy_" if copies or COPY in kinds else "synchronize" if EXPLICIT in kinds else "free")
-    told: Direction | None = "D2H" if op in ("item", "bool") else None
-    towards = next((way for name in names if (way := direction(name))), told)
+    op = context.op or ("copy_" if copies or COPY in kinds else "synchronize" if EXPLICIT in kinds else "free")
+    towards = next((way for name in names if (way := direction(name))), direction_of(op))
     longest = sorted(waits, key=lambda wait: -wait.blocked_ns)
     cause = ", ".join(dict.fromkeys(wait.call for wait in longest))
     cause += f": {names[0]}" if names else " while the GPU worked" if kinds == {FREE} else ""
     idle = [wait.idle_ns for wait in waits if wait.idle_ns is not None]
-    return Event(
-        op, cause, here.site, here.via, towards, sum(sizes) if sizes else None,
-        sum(wait.blocked_ns for wait in waits), sum(idle) if idle else None, here.region, here.step,
-        program.thread(waits[0].thread), here.backward, allowed_at(here.site),
+    return SyncEvent(
+        op, cause, context.site, context.via, towards, sum(sizes) if sizes else None,
+        sum(wait.blocked_ns for wait in waits), sum(idle) if idle else None, context.region, context.step,
+        program.thread(waits[0].thread), context.backward, allowed_at(context.site),
     )  # fmt: skip
 
 
@@ -190,38 +192,40 @@ def _coverage(trace: Trace, count: int, own: int, unattributed: int) -> list[str
     said = []
     if not trace.runtime:
         said.append(
-            "The trace has no calls of the CUDA or HIP runtime, by which waits are found: record with "
+            "The trace has no calls of the CUDA or HIP runtime, which show synchronizations: record with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], or nsys profile --trace=cuda,nvtx."
         )
     if not trace.gpu:
-        said.append("The trace has no work on a GPU: what was copied, and how long it was idle, is not known.")
+        said.append("The trace has no work on a GPU: copies and idle times are unknown.")
     if not trace.frames:
         said.append(
-            "No Python stacks were recorded: no wait has a line. torch.profiler records them with with_stack=True."
+            "No Python stacks were recorded: no synchronization has a line. torch.profiler records them with "
+            "with_stack=True."
         )
     else:
         said.append(
-            "Python stacks in a trace tell the function that waited; its line is known where the source is here "
-            "and has only one such call."
+            "Python stacks in a trace show the function that synchronized; its line is known if the source is on "
+            "this machine and has only one such call."
         )
     if not trace.operators and count:
-        said.append("No operators were recorded: the names of most waits are those of calls to the runtime.")
+        said.append("No operators were recorded: most synchronizations are named after runtime calls.")
     if not trace.steps:
-        said.append("No steps are marked in the trace: numbers per step are of all of it.")
+        said.append("No steps are marked in the trace: numbers per step are for the whole trace.")
     if trace.lost:
         said.append(f"Not all of the file could be read: {'; '.join(trace.lost.reasons)}.")
     if own:
-        said.append(f"Left out: {own} synchronisation{'s' * (own > 1)} of the profiler itself.")
+        said.append(f"Left out: {own} synchronization{'s' * (own > 1)} of the profiler itself.")
     if unattributed:
         said.append(
-            f"Unattributed: {unattributed} of {count} waits are in no operator, region or Python function."
+            f"Unattributed: {unattributed} of {count} synchronizations are outside of operators, regions and "
+            "Python functions."
         )
     return said
 
 
-def _compared(missed: list[Finding]) -> str:
+def _comparison(missed: list[Finding]) -> str:
     if not missed:
-        return "Live detection explains every wait in the trace."
+        return "Live detection explains every synchronization in the trace."
     counts: Counter[str] = Counter()
     for found in missed:
         counts[found.op] += found.count

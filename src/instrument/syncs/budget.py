@@ -1,4 +1,4 @@
-"""How often a step may wait: in all, or in regions of a name."""
+"""`Budget`: how often a step may synchronize, in total or in regions."""
 
 from __future__ import annotations
 
@@ -6,43 +6,44 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from .finding import Event, Site
-from .pattern import times
+from ..findings import Site
+from .events import SyncEvent
+from .report_data import times
 
 EVERYWHERE = ""
 
 
 class Budget:
-    """Waits allowed in each step.
+    """Number of synchronizations allowed in each step.
 
     Args:
-        limits: a number for the whole step, or numbers by regions: "step" is a region of that name wherever it
-            is, "train/step" one inside a region "train". What is nested further in counts as well.
+        limits: a number for the whole step, or numbers by region: "step" is a region of that name anywhere,
+            "train/step" one directly inside a region "train". Regions nested inside count as well.
 
     Raises:
-        TypeError, ValueError: neither.
+        TypeError, ValueError: ``limits`` is neither.
     """
 
     def __init__(self, limits: int | Mapping[str, int]) -> None:
         self._limits = _checked(limits)
         self._spent: Counter[str] = Counter()
-        self._over: dict[str, list[int]] = {}  # what was spent in each step that exceeded a limit
-        self._first: dict[str, Site | None] = {}  # the line of the first wait beyond it
+        self._over: dict[str, list[int]] = {}  # number in each step that exceeded a limit
+        self._first: dict[str, Site | None] = {}  # line of the first synchronization beyond the limit
 
     def next_step(self) -> None:
-        """Begin with nothing spent."""
+        """Begin a step with nothing spent."""
         for name in self._exceeding():
             self._over.setdefault(name, []).append(self._spent[name])
         self._spent.clear()
 
     def clear(self) -> None:
-        """Forget all steps."""
+        """Drop all steps."""
         self._spent.clear()
         self._over.clear()
         self._first.clear()
 
     def exceeded(self, steps: int) -> list[str]:
-        """Return a sentence on each limit that was exceeded, those exceeded in most of ``steps`` steps first."""
+        """Return a sentence on each exceeded limit, the one that most of ``steps`` steps exceeded first."""
         over = {name: list(spent) for name, spent in self._over.items()}
         for name in self._exceeding():
             over.setdefault(name, []).append(self._spent[name])
@@ -62,11 +63,11 @@ class Budget:
         where = f" (the first one too many: {site})" if (site := self._first.get(name)) else ""
         return f"{_named(name)} waits {upto}{times(max(spent))}{often}; its budget is {self._limits[name]}{where}"
 
-    def spend(self, event: Event) -> tuple[bool, str | None]:
-        """Count one wait.
+    def spend(self, event: SyncEvent) -> tuple[bool, str | None]:
+        """Count one synchronization.
 
         Returns:
-            Whether a limit holds for it, and what to say where one is exceeded.
+            Whether a limit applies to it, and a sentence if a limit is exceeded.
         """
         path = "/".join(("", *event.region, ""))
         exceeded = None
@@ -91,7 +92,7 @@ def _checked(limits: Any) -> dict[str, int]:
         if named is limits and not name.strip("/"):
             raise ValueError(f'"budget" must name regions: {name!r}')
         if isinstance(limit, bool) or not isinstance(limit, int):
-            raise TypeError(f'"budget" must be a number of waits, or such numbers by regions: {limit!r}')
+            raise TypeError(f'"budget" must be a number of synchronizations, or such numbers by region: {limit!r}')
         if limit < 0:
             raise ValueError(f'"budget" must be >= 0: {limit!r}')
     return {name.strip("/"): limit for name, limit in named.items()}

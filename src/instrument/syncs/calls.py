@@ -1,4 +1,4 @@
-"""A call that waits, from the moment it begins: who, where, what for."""
+"""`SyncCall`: a call that synchronizes, from the moment it begins, with an event for each listener."""
 
 from __future__ import annotations
 
@@ -8,42 +8,37 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .. import compat, gpu
-from . import instruction, policy, sites
-from .finding import Direction, Event
-from .listener import Listener
+from ..findings import Direction
+from . import instruction, operations, policy, sites
+from .events import SyncEvent
+from .recorder import SyncListener
 
-CAUSES = {
-    "stream": "waits for the work of a stream",
-    "event": "waits for an event, and the work before it",
-    "device": "waits for all work of the device",
-}
-# Values and copies, told by what the line does where no wrapper saw the tensor
-_READS = {"item", "tolist", "bool", "float", "int", "format", "print", "cpu", "numpy"}
-_SENDS = {"tensor", "as_tensor", "new_tensor"}
-# The modules in which a profiler synchronizes for itself, where a recording begins or ends
+CAUSES: dict[Target, str] = {"stream": operations.STREAM, "event": operations.EVENT, "device": operations.DEVICE}
+# Modules in which a profiler itself synchronizes, at the beginning and the end of a recording
 _PROFILERS = ("torch.autograd.profiler", "torch.profiler.", gpu.__name__)
-Copy = Callable[[], tuple[Direction | None, int | None]]
+Copy = Callable[[], tuple[Direction | None, int | None]]  # returns direction and bytes
+Target = Literal["stream", "event", "device"]
 
 
 class Caller(NamedTuple):
-    """The thread that waits in a backward pass, whose nodes run on threads of their own."""
+    """The thread that called a backward pass, whose nodes run on threads of autograd."""
 
     thread: int
     frame: FrameType
     context: contextvars.Context
-    regions: dict[int, tuple[str, ...]]  # by the id of the listener
+    regions: dict[int, tuple[str, ...]]  # by id of the listener
 
 
 @dataclass(eq=False)
-class Wait:
-    """One call that waits, once or more."""
+class SyncCall:
+    """One call that synchronizes, once or several times."""
 
-    events: list[tuple[Listener, Event]]
-    thread: int  # to which a complaint is due
-    where: tuple[int, int]  # frame and instruction
+    events: list[tuple[SyncListener, SyncEvent]]
+    thread: int  # on which a warning or an error is raised
+    position: tuple[int, int]  # id of the frame, and instruction
     since_ns: int
     blocked_ns: int | None = None
 
@@ -53,78 +48,78 @@ class Scope:
     """A wrapped call that runs on a thread.
 
     Attributes:
-        whole: it is a wait in itself, whatever waits inside.
-        gather: all waits inside are one.
-        copy: tells where a copy goes, and how large it is.
-        wait: the one that was gathered.
+        synchronizes: the call counts as one synchronization; those inside of it do not count.
+        counts_once: all synchronizations inside of the call count as one.
+        copy: returns direction and bytes of the copy.
+        call: the synchronization of a call that counts once.
     """
 
-    whole: bool = False
-    gather: bool = False
+    synchronizes: bool = False
+    counts_once: bool = False
     copy: Copy | None = None
-    wait: Wait | None = None
+    call: SyncCall | None = None
 
 
-def begun(
-    listeners: tuple[Listener, ...],
-    what: str,
+def begin_call(
+    listeners: tuple[SyncListener, ...],
+    target: Target,
     frame: FrameType | None,
     caller: Caller | None,
     copy: Copy | None = None,
     op: str | None = None,
     cause: str = "",
-) -> Wait:
-    """Return a wait that this thread begins now, with an event for each listener.
+) -> SyncCall:
+    """Return a synchronization that begins on this thread now, with an event for each listener.
 
     Args:
-        listeners: those to tell.
-        what: is waited for: "stream", "event" or "device".
-        frame: the innermost one; None where there is no Python.
-        caller: who called the backward pass that this is in.
-        copy: tells where a copy goes.
-        op: what is called, where that is known already; so is the ``cause``.
-        cause: why it waits.
+        listeners: the listeners to notify.
+        target: what the CPU waits for.
+        frame: the innermost Python frame; None if there is none.
+        caller: the caller of the backward pass that runs here.
+        copy: returns direction and bytes of the copy.
+        op: the operation, if it is known; else the instruction of the user's line names it.
+        cause: why it synchronizes; by default it follows from ``target``.
     """
-    here = sites.locate(frame)
-    if here.site is None and caller is not None:
+    place = sites.locate(frame)
+    if place.site is None and caller is not None:
         frame = caller.frame
-    stands = here.frame or sites.locate(frame).frame
-    op = op or (instruction.describe(stands).op if stands is not None else None) or "synchronize"
+    innermost = place.frame or sites.locate(frame).frame
+    op = op or (instruction.describe(innermost).op if innermost is not None else None) or "synchronize"
     direction, size = copy() if copy is not None else (None, None)
     if direction is None:
-        direction = "D2H" if op in _READS else "H2D" if op in _SENDS else None
+        direction = operations.direction_of(op)
     events = []
     for listener in listeners:
         note = listener.recorder.note
         more: dict[str, Any] = {"direction": direction, "bytes": size}
-        arguments = (op, cause or CAUSES[what], frame)
+        arguments = (op, cause or CAUSES[target], frame)
         context = context_of(caller)
         event = note(*arguments, **more) if context is None else context.run(note, *arguments, **more)
         if caller is not None:
             event.region = event.region or caller.regions.get(id(listener), ())
-            event.via = here.via if here.site is None and here.via is not None else event.via
+            event.via = place.via if place.site is None and place.via is not None else event.via
         events.append((listener, event))
-    due = threading.get_ident() if caller is None else caller.thread
-    return Wait(events, due, (0, 0), time.perf_counter_ns())
+    thread = threading.get_ident() if caller is None else caller.thread
+    return SyncCall(events, thread, (0, 0), time.perf_counter_ns())
 
 
 def context_of(caller: Caller | None) -> contextvars.Context | None:
-    """Return a copy of the caller's, where nothing is allowed or forbidden on this thread itself."""
-    if caller is None or policy.allowed_here() is not None or policy.forbidden_here():
+    """Return a copy of the caller's context, or None if this thread itself allows or forbids synchronizations."""
+    if caller is None or policy.allow_reason() is not None or policy.syncs_forbidden():
         return None
     return caller.context.copy()
 
 
 def is_profiler_frame(frame: FrameType | None) -> bool:
-    """Tell whether ``frame`` is of torch's profiler or of this library, whose synchronizations are no findings."""
+    """Return whether ``frame`` belongs to a profiler, whose own synchronizations are not reported."""
     return frame is not None and str(frame.f_globals.get("__name__")).startswith(_PROFILERS)
 
 
 def returns_to_python(frame: FrameType | None) -> bool:
-    """Tell whether the call that waits hands warnings to Python when it returns.
+    """Return whether torch raises the warnings of the call in ``frame`` when the call returns.
 
-    Nodes of autograd that are not Python hand them to the end of the backward pass, operators called through
-    `torch.ops` to nobody.
+    For autograd nodes written in C++ torch raises them at the end of the backward pass, and for operators called
+    through `torch.ops` never.
     """
     if frame is None:
         return False

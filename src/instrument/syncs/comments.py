@@ -1,4 +1,4 @@
-"""Comments of a statement: ``# instrument: allow-sync REASON`` on any of its lines, or alone on the line above."""
+"""Comments ``# instrument: allow-sync REASON`` on any line of a statement, or alone on the line above."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import linecache
 import re
 import tokenize
 
-from .finding import Site
+from ..findings import Site
 
 _COMMENT = re.compile(r"#\s*instrument:\s*allow-sync\b[\s:,-]*(.*)")
 _NO_REASON = "a comment at the line"
 
 
 def allowed_at(site: Site | None) -> str | None:
-    """Return the reason that a comment gives for a wait at ``site``; None where there is none."""
+    """Return the reason of the comment that allows synchronizations at ``site``, or None."""
     if site is None or not site.line:
         return None
     lines = linecache.getlines(site.file)
     known = _files.get(site.file)
-    if known is None or known[0] is not lines:  # Python reads a file that changed anew, into another list
+    if known is None or known[0] is not lines:  # linecache reads a changed file into another list
         known = _files[site.file] = (lines, _reasons("".join(lines)))
     return known[1].get(site.line)
 
@@ -29,11 +29,11 @@ _files: dict[str, tuple[list[str], dict[int, str]]] = {}
 
 
 def _reasons(source: str) -> dict[int, str]:
-    """Return the reasons by the lines of the statements that they are for; 30 ms for 1,000 lines, once a file."""
+    """Return the reasons by line of their statements; 30 ms for 1,000 lines, once for each file."""
     if "allow-sync" not in source:
         return {}
     reasons, alone = _comments(source)
-    spans = sorted(_spans(source))  # what is further in comes later
+    spans = sorted(_spans(source))  # inner statements come later
     statement = {line: span for span in spans for line in range(span[0], span[1] + 1)}
     found = {}
     for number in range(1, source.count("\n") + 2):
@@ -46,7 +46,7 @@ def _reasons(source: str) -> dict[int, str]:
 
 
 def _comments(source: str) -> tuple[dict[int, str], set[int]]:
-    """Return the reasons by their lines, and the lines that hold nothing else."""
+    """Return the reasons by line, and the lines that hold only a comment."""
     reasons: dict[int, str] = {}
     alone: set[int] = set()
     try:
@@ -56,7 +56,7 @@ def _comments(source: str) -> tuple[dict[int, str], set[int]]:
                 reasons[token.start[0]] = found.group(1).strip() or _NO_REASON
                 if token.line.lstrip().startswith("#"):
                     alone.add(token.start[0])
-    except (tokenize.TokenError, SyntaxError):  # what came before holds
+    except (tokenize.TokenError, SyntaxError):  # the tokens so far are valid
         pass
     return reasons, alone
 

@@ -1,4 +1,4 @@
-"""`SyncDetector`: from its start to its stop, which lines wait; step by step, at its level, within its budget."""
+"""`SyncDetector`: records synchronizations step by step, and warns or raises by its level and budget."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import threading
 from typing import Any
 
 from .. import log
+from ..findings import Finding, Site
 from ..guard import guard
 from ..regions.dispatch import active
 from ..regions.path import RegionPath
 from . import coverage
 from .budget import Budget
-from .finding import Event, Finding, Site
-from .listener import Listener, described
-from .recorder import Recorder
+from .events import SyncEvent
+from .monitor import monitor
+from .recorder import Recorder, Steps, SyncListener, describe
 from .report import SyncReport
-from .sources import sources
 
-FIRST = 3  # steps that are looked at in any case
+FIRST = 3  # steps that are always checked
 _SHOWN = 20  # findings in the log
 
 
-class SyncDetector(Listener):
-    """Finds waits from `start` to `stop`; made by `detect_syncs`. Each start begins anew."""
+class SyncDetector(SyncListener):
+    """Finds synchronizations from `start` to `stop`; each start drops earlier findings."""
 
     def __init__(self, level: str, budget: Budget | None, every: int) -> None:
         super().__init__()
@@ -30,56 +30,56 @@ class SyncDetector(Listener):
         self._budget = budget
         self._every = every
         self._path = RegionPath()
-        self._follower: Any = None  # counts the steps, until `step` is called
-        self._told = False  # it was
-        self._explanation: str | None = None  # of what a step is
+        self._follower: Any = None  # counts steps until `step` is called
+        self._step_called = False
+        self._explanation: str | None = None  # what counts as a step
         self._starts = 0
         self._running = False
         self._armed = False
-        self._why: str | None = "not started"  # nothing is looked for
+        self._unavailable: str | None = "not started"  # why nothing is checked
         self._traced = self._error_mode = False
-        self._said: set[tuple[Site | None, str]] = set()
+        self._warned: set[tuple[Site | None, str]] = set()
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found so far, worst first."""
+        """The findings so far, worst first."""
         return self.report.findings
 
     @property
     def report(self) -> SyncReport:
-        """What was found so far, and what could not be."""
+        """The report so far."""
         recorder = self.recorder
-        why = self._why or self._unused()
+        reason = self._unavailable or self._unused()
         covered = coverage.sentences(
-            why, traced=self._traced, error_mode=self._error_mode, every=self._every, steps=recorder.steps
+            reason, traced=self._traced, error_mode=self._error_mode, every=self._every, steps=recorder.steps
         )
         explanation = self._explanation if self._follower is None else self._follower.explanation
         covered += [explanation] if explanation else []
         return SyncReport(
-            "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped, blind=why or "",
-            budgeted=self._budget is not None,
+            "live", recorder.findings, recorder.steps, covered, dropped=recorder.dropped,
+            unavailable_reason=reason or "", budgeted=self._budget is not None,
             exceeded=[] if self._budget is None else self._budget.exceeded(recorder.steps),
         )  # fmt: skip
 
     def start(self) -> None:
-        """Begin, with nothing found; inside of itself it goes on, until the outermost `stop`."""
+        """Begin without findings; nested calls have no effect, and the outermost `stop` ends it."""
         self._starts += 1
         if self._starts > 1:
             return
         self._path = RegionPath()
         self.recorder = Recorder(self._path.names)
-        self._said.clear()
-        self.forgive()
-        self._why = coverage.missing()
-        if self._why is not None:
-            if self._why == coverage.NO_GPU:
-                log.warning(self._why)
+        self._warned.clear()
+        self.clear_pending()
+        self._unavailable = coverage.missing()
+        if self._unavailable is not None:
+            if self._unavailable == coverage.NO_GPU:
+                log.warning(self._unavailable)
             return
-        self._running, self._told, self._explanation = True, False, None
+        self._running, self._step_called, self._explanation = True, False, None
         self.recorder.step = 0
         if self._budget is not None:
             self._budget.clear()
-        with guard.contained("following the steps"):
+        with guard.contained("counting the steps"):
             from ..stepping.follower import StepFollower  # which imports torch
 
             self._follower = StepFollower(self._follower_stepped, self._restarted)
@@ -87,22 +87,22 @@ class SyncDetector(Listener):
         self._arm()
 
     def stop(self) -> None:
-        """End, and log what was found at level "log".
+        """End; at level "log", log the findings.
 
         Raises:
-            SyncError: for a wait that could not be raised where it happened, at level "error".
+            SyncError: at level "error", for a synchronization that could not be raised where it happened.
         """
         if self._last() and self._running:
             self._end()
-            self.speak()
+            self.raise_pending()
 
     def step(self) -> None:
-        """Tell that a step ended and the next begins."""
+        """End the current step and begin the next one."""
         if not self._running:
             return
-        if not self._told:
-            self._told = True
-            self._unhook()
+        if not self._step_called:
+            self._step_called = True
+            self._stop_following()
             self._restarted()
         self._next_step(counts=True)
 
@@ -113,84 +113,84 @@ class SyncDetector(Listener):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.stop()
-        elif self._last() and self._running:  # nothing may hide that error
+        elif self._last() and self._running:  # nothing may hide the program's error
             self._end()
 
     def _unused(self) -> str | None:
-        """Return why nothing was found where the program did not initialize CUDA while it was looked for."""
-        return coverage.unused() if self._running and not self.recorder.findings else None
+        """Return why nothing was found, if the program did not initialize CUDA meanwhile."""
+        return coverage.unused() if self._running and self.recorder.empty else None
 
     def _last(self) -> bool:
         self._starts = max(self._starts - 1, 0)
         return not self._starts
 
-    def judge(self, event: Event, thread: int) -> None:
-        """Take note of ``event`` where the level says so, or a budget is exceeded."""
+    def check(self, event: SyncEvent, thread: int) -> None:
+        """Queue a warning or an error for ``event`` by the level, or if it exceeds a budget."""
         if event.allowed is not None:
             return
-        held, exceeded = self._budget.spend(event) if self._budget is not None else (False, None)
-        if (held and exceeded is None) or (exceeded is None and self._level == "log"):
+        limited, exceeded = self._budget.spend(event) if self._budget is not None else (False, None)
+        if (limited and exceeded is None) or (exceeded is None and self._level == "log"):
             return
-        text = described(event) + (f"; {exceeded}" if exceeded else "")
+        text = describe(event) + (f"; {exceeded}" if exceeded else "")
         if self._level == "error":
-            self.complain(text, event, thread, error=True)
+            self.queue(text, event, thread, error=True)
             return
         key = (event.site, event.op)
-        if key in self._said:
+        if key in self._warned:
             return
-        self._said.add(key)
+        self._warned.add(key)
         if self._level == "warn":
-            self.complain(text, event, thread, error=False)
+            self.queue(text, event, thread, error=False)
         else:
             log.warning(text)
 
     def _arm(self) -> None:
-        with guard.contained("looking for waits"):
+        with guard.contained("detecting synchronizations"):
             active.add(self._path)
             self._armed = True
-            sources.add(self)
-            self._traced, self._error_mode = sources.traced, sources.error_mode
+            monitor.add(self)
+            self._traced, self._error_mode = monitor.traced, monitor.error_mode
 
     def _disarm(self) -> None:
         if self._armed:
             self._armed = False
-            sources.remove(self)
+            monitor.remove(self)
             active.remove(self._path)
 
-    def _unhook(self) -> None:
+    def _stop_following(self) -> None:
         if self._follower is not None:
             self._explanation = self._follower.explanation
             self._follower.remove()
             self._follower = None
 
     def _end(self) -> None:
-        self._why = self._unused()
-        if self._why is not None:
-            log.warning(self._why)
+        self._unavailable = self._unused()
+        if self._unavailable is not None:
+            log.warning(self._unavailable)
         self._running = False
-        self._unhook()
+        self._stop_following()
         self._disarm()
         if self.recorder.steps:
-            self._relabel(None, self.recorder.step)  # the rest after the last step is none
+            self._relabel(None, self.recorder.step)  # what follows the last step is outside of steps
         if self._level == "log":
             self._log()
 
     def _restarted(self) -> None:
-        """All that ended so far is a part of the first step."""
+        """Make everything so far a part of the first step."""
         self.recorder.step = self.recorder.steps = 0
         self._relabel(0)
 
     def _follower_stepped(self) -> None:
-        """Go on to the next step; what came before the end of the first one is a part of one only."""
+        """Begin the next step; everything before the end of the first step is outside of steps."""
         first = self.recorder.step == 0
         if first:
-            sources.flush()
+            monitor.flush()
             self._relabel(None, 0)
         self._next_step(counts=not first)
 
     def _next_step(self, *, counts: bool) -> None:
         if self._armed:
-            sources.flush()
+            monitor.flush()
             self.recorder.steps += counts
         self.recorder.step = number = (self.recorder.step or 0) + 1
         if self._budget is not None:
@@ -200,15 +200,19 @@ class SyncDetector(Listener):
             self._arm()
         elif not wanted:
             self._disarm()
-        self.speak(threading.get_ident())
+        self.raise_pending(threading.get_ident())
 
     def _relabel(self, new: int | None, old: int | None = None) -> None:
-        """Count the waits of step ``old``, or of all, to ``new``."""
-        for found in self.recorder.findings:
-            for step in [old] if old is not None else list(found.steps):
-                waits = found.steps.pop(step, 0)
-                if waits:
-                    found.steps[new] += waits
+        """Move the synchronizations of step ``old``, or of all steps, to step ``new``."""
+
+        def assign(steps: Steps) -> Steps:
+            for step in [old] if old is not None else list(steps):
+                calls = steps.pop(step, 0)
+                if calls:
+                    steps[new] += calls
+            return steps
+
+        self.recorder.reassign_steps(assign)
 
     def _log(self) -> None:
         report = self.report

@@ -1,36 +1,103 @@
-"""Which suggestion suits a finding: by the operation, the line of a library that did it, and the cause."""
+"""Chooses the fix of a finding: by operation, by the line of the library that made the call, and by cause."""
 
 from __future__ import annotations
 
 import re
 
-from . import suggestions
-from .finding import Finding
-from .suggestions import BY_OP, Fix
+from ..findings import Finding, Fix
+from .operations import MASKED, OTHER, TO_CPU, TO_GPU, operation
 
-# The line of a library tells more than the operation that it did there
-_BY_VIA = (
-    ("torch/amp/grad_scaler.py", "get_scale", suggestions.SCALE),
-    ("torch/amp/grad_scaler.py", "", suggestions.SCALER),
-    ("torch/nn/utils/clip_grad.py", "", BY_OP["clip_grad_norm_"]),
-    ("torch/nn/utils/rnn.py", "", suggestions.PACK),
-    ("torch/distributions/", "", suggestions.VALIDATE),
-    ("torch/testing/", "", suggestions.TESTING),
-    ("torch/serialization.py", "save", BY_OP["save"]),
-    ("torch/nn/init.py", "", suggestions.INIT),
+PAGEABLE = Fix(
+    "Without pinned memory, a copy with non_blocking=True blocks too. Let the DataLoader pin its batches.",
+    'batch = batch.to("cuda", non_blocking=True)',
+    'batch = batch.pin_memory().to("cuda", non_blocking=True)',
 )
-_SAME = {
-    "is_nonzero": "bool", "str": "print", "repr": "print", "array": "cpu", "numpy": "cpu", "asarray": "tensor",
-    "as_tensor": "tensor", "from_numpy": "tensor", "argwhere": "nonzero", "inverse": "inv", "dumps": "save",
-    "dump": "save", "reduce_ex": "save", "complex": "float", "pickle": "save", "get_total_norm": "clip_grad_norm_",
-}  # fmt: skip
-_BY_DIRECTION = {
-    None: Fix("Move it out of the step; where it must stay, instrument.allow_sync says why."),
-    "H2D": suggestions.TO_GPU,
-    "D2H": BY_OP["cpu"],
-}
+PINNED = Fix(
+    "The memory is pinned: only non_blocking=True is missing.",
+    'x = batch.pin_memory().to("cuda")',
+    'x = batch.pin_memory().to("cuda", non_blocking=True)',
+)
+CREATED = Fix("Create it on the GPU.", 'x = torch.zeros(4).to("cuda")', 'x = torch.zeros(4, device="cuda")')
+COPY_UP = Fix(
+    "Copy from pinned memory, without blocking.",
+    "buffer.copy_(batch)",
+    "buffer.copy_(batch.pin_memory(), non_blocking=True)",
+)
+COPY_DOWN = Fix(
+    "Copy into pinned memory without blocking, and read it once an event shows that the copy has arrived.",
+    "host.copy_(x)",
+    "host = torch.empty(x.shape, pin_memory=True)\nhost.copy_(x, non_blocking=True)",
+)
+CPU_INDEX = Fix(
+    "An index on the CPU is copied to the GPU first. Create it there.",
+    "rows = x[torch.arange(2)]",
+    "rows = x[torch.arange(2, device=x.device)]",
+)
+NUMBER = Fix(
+    "A tensor with one number is copied to the GPU first. Pass a Python number.",
+    "x = torch.where(mask, torch.tensor(0.0), x)",
+    "x = torch.where(mask, 0.0, x)",
+)
+ELEMENT = Fix(
+    "A number that is assigned to a single element is copied to the GPU first. Let the GPU fill the element.",
+    "x[0] = 1.0",
+    "x[0].fill_(1.0)",
+)
+INDEX_FILL = Fix(
+    "The number is copied to the GPU first. Let the GPU fill the elements.",
+    "x[labels] = 1.0",
+    "x.index_fill_(0, labels, 1.0)",
+)
+SLICE = Fix(
+    "A size or an index must be a Python number. Keep the size, and mask the elements beyond it.",
+    "total = x[:n].sum()",
+    "total = torch.where(torch.arange(len(x), device=x.device) < n, x, 0.0).sum()",
+)
+GUARD = Fix(
+    "Collect the flags on the GPU, and read them only every so many steps.",
+    "if torch.isnan(loss): raise ValueError(loss)",
+    "total += torch.isnan(loss)",
+)
+EVENT = Fix(
+    "Let the GPU wait for the event, not the CPU.",
+    "done.synchronize()",
+    "torch.cuda.current_stream().wait_event(done)",
+)
+STREAM = Fix(
+    "Let the other stream wait for this one, not the CPU.",
+    "side.synchronize()",
+    "torch.cuda.current_stream().wait_stream(side)",
+)
+SCALER = Fix(
+    "A GradScaler reads once in a step whether the gradients are finite. A fused optimizer leaves that to the "
+    "GPU, and bfloat16 needs no scaler.",
+    "scaler.step(optimizer)",
+    "optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # once, before the loop\n"
+    "scaler.step(optimizer)",
+)
+VALIDATE = Fix(
+    "The distribution reads whether its arguments are valid. Validate them during development only.",
+    "noise = torch.distributions.Normal(x, scale)",
+    "noise = torch.distributions.Normal(x, scale, validate_args=False)",
+)
+SCALE = Fix("get_scale() reads the scale: log it only every so many steps.")
+INIT = Fix("Initialize the module on the CPU, and move it to the GPU afterwards, once, before the loop.")
+PACK = Fix("Pass the lengths on the CPU, and the sequences sorted by length (enforce_sorted=True).")
+TESTING = Fix("A check for tests: keep it out of the step.")
+LIBRARY = Fix("A line of a library synchronizes: see whether an option, or a newer version, avoids that.")
 
-
+# Path and function of a library's line, which say more than the operation there
+_BY_LIBRARY_LINE = (
+    ("torch/amp/grad_scaler.py", "get_scale", SCALE),
+    ("torch/amp/grad_scaler.py", "", SCALER),
+    ("torch/nn/utils/clip_grad.py", "", "clip_grad_norm_"),
+    ("torch/nn/utils/rnn.py", "", PACK),
+    ("torch/distributions/", "", VALIDATE),
+    ("torch/testing/", "", TESTING),
+    ("torch/serialization.py", "save", "save"),
+    ("torch/nn/init.py", "", INIT),
+)
+_BY_DIRECTION = {None: OTHER, "H2D": TO_GPU, "D2H": TO_CPU}
 _GUARDS = re.compile(r"\bis(nan|inf|finite)\b")
 _CREATES = re.compile(
     r"\btorch\.(?:zeros|ones|full|empty|eye|arange|linspace|rand|randn|randint|randperm)\([^()]*\)\.(?:to|cuda)\("
@@ -38,43 +105,49 @@ _CREATES = re.compile(
 
 
 def fix_of(found: Finding) -> Fix:
-    """Return what to write instead of ``found``."""
+    """Return what to do instead of ``found``."""
     via = f"/{found.via.file}".replace("\\", "/") if found.via else ""
-    for path, function, fix in _BY_VIA:
+    for path, function, fix in _BY_LIBRARY_LINE:
         if f"/{path}" in via and found.via and function in found.via.function:
-            return fix
+            return fix if isinstance(fix, Fix) else _of_operation(fix)
     if "/site-packages/" in via and "/site-packages/torch/" not in via and found.op not in ("to", "cuda"):
-        return suggestions.LIBRARY
-    op = found.op if found.op in BY_OP else found.op.removeprefix("linalg_").strip("_")
-    op = _SAME.get(op, op)
-    return _by_cause(op, found) or BY_OP.get(op) or _BY_DIRECTION[found.direction]
+        return LIBRARY
+    row = operation(found.op)
+    by_cause = _by_cause(row.name if row else found.op, found)
+    if by_cause is not None:
+        return by_cause
+    return _BY_DIRECTION[found.direction] if row is None or row.fix is OTHER else row.fix
+
+
+def _of_operation(name: str) -> Fix:
+    row = operation(name)
+    return OTHER if row is None else row.fix
 
 
 def _by_cause(op: str, found: Finding) -> Fix | None:
-    """Return the fix where the operation alone does not tell what is done."""
+    """Return the fix for what was done, where the operation alone does not say enough."""
     cause, up = found.cause.lower().replace("-", "_"), found.direction == "H2D"
     code = found.site.code if found.site else ""
     if op == "bool" and _GUARDS.search(code):
-        return suggestions.GUARD
+        return GUARD
     if op in ("to", "cuda") and up and _CREATES.search(code):
-        return suggestions.CREATED
+        return CREATED
     if op in ("to", "cuda") and up and "from pinned" in cause:
-        return suggestions.PINNED
+        return PINNED
     if op in ("to", "cuda", "pin_memory") and up:
-        return suggestions.PAGEABLE if "non_blocking" in cause else suggestions.TO_GPU
-    if op == "copy":
-        return suggestions.FILL if up else suggestions.EMPTY
+        return PAGEABLE if "non_blocking" in cause else TO_GPU
+    if op in ("copy_", "copy"):
+        return COPY_UP if up else COPY_DOWN
     if op == "setitem" and found.backward:  # of a mask that chose elements
-        return BY_OP["getitem"]
+        return MASKED
     if op == "getitem":
-        return suggestions.CPU_INDEX if up else suggestions.SLICE if "value" in cause else None
+        return CPU_INDEX if up else SLICE if "value" in cause else None
     if op == "where" and up:
-        return suggestions.NUMBER
+        return NUMBER
     if op == "setitem" and up:
         if "number" in cause:
-            return suggestions.ELEMENT if "one element" in cause else suggestions.INDEX_FILL
-        return suggestions.CPU_INDEX if "index" in cause else suggestions.FILL
+            return ELEMENT if "one element" in cause else INDEX_FILL
+        return CPU_INDEX if "index" in cause else COPY_UP
     if op == "synchronize":
-        kinds = {"event": suggestions.EVENT, "stream": suggestions.STREAM}
-        return next((fix for word, fix in kinds.items() if word in cause), suggestions.DEVICE)
+        return next((fix for word, fix in (("event", EVENT), ("stream", STREAM)) if word in cause), None)
     return None

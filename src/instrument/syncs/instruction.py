@@ -1,4 +1,4 @@
-"""What a line of Python does right now: the instruction that a frame stands at names the operation."""
+"""Names the operation that a frame carries out: reads the bytecode instruction that it executes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from . import operations
+
 
 class Expression(NamedTuple):
-    """The operation ("item", "bool", "getitem"), and its text as far as the source is there."""
+    """An operation ("item", "bool", "getitem"), and its source text, empty if the source is missing."""
 
     op: str | None
     text: str
 
 
-# What an instruction does that is no call; names begin so in one version of Python or another
+# Operations of instructions that are not calls, by the beginnings of their names across Python versions
 _INSTRUCTIONS = (
     (("POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL", "JUMP_BACKWARD_IF"), "bool"),
     (("BINARY_SUBSCR", "BINARY_SLICE"), "getitem"),
@@ -39,27 +41,20 @@ _SPELT = {
     "subtract": "sub", "multiply": "mul", "true_divide": "truediv", "floor_divide": "floordiv", "modulo": "mod",
     "power": "pow", "matrix_multiply": "matmul",
 }  # fmt: skip
-_CALLED = {"str": "format", "repr": "format", "is_nonzero": "bool"}
-# Of several calls on a line, where only the line is known (Python 3.10), the one that is known to wait
-_WAITING = re.compile(
-    "item|tolist|cpu|cuda|to|numpy|nonzero|unique|unique_consecutive|masked_select|synchronize|tensor|as_tensor|"
-    "print|float|int|bool|str|repr|is_nonzero|equal|allclose|repeat_interleave|bincount|copy_|argwhere|"
-    "empty_cache|one_hot|multinomial|new_tensor|backward"
-)
 _POSITIONS = sys.version_info >= (3, 11)
 _MOST = 80  # characters of a text
 
 
 def describe(frame: FrameType) -> Expression:
-    """Return what ``frame`` does, which calls something or is asked right now."""
+    """Return the operation that ``frame`` carries out now."""
     return _describe(frame.f_code, frame.f_lasti, frame.f_lineno or 0)
 
 
 @lru_cache(maxsize=4096)
 def _describe(code: CodeType, last: int, line: int) -> Expression:
-    """Look it up, once for each instruction: a long function takes 1 ms."""
+    """Return the operation of an instruction, cached: disassembling a long function takes 1 ms."""
     instructions = list(dis.get_instructions(code))
-    # What follows an instruction in its caches belongs to it.
+    # Cache entries that follow an instruction belong to it.
     now = max(
         (found for found in instructions if found.offset <= last), key=lambda found: found.offset, default=None
     )
@@ -79,7 +74,7 @@ def _describe(code: CodeType, last: int, line: int) -> Expression:
     for beginnings, op in _INSTRUCTIONS:
         if name.startswith(beginnings):
             return Expression(op, text)
-    if name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10: one for each operator
+    if name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10 has one instruction for each operator
         operator = name.split("_", 1)[1].lower()
         return Expression(_SPELT.get(operator, operator), text)
     return Expression(None, text)
@@ -99,24 +94,25 @@ def _plain(name: object) -> str | None:
         return None
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
-    return _CALLED.get(name, name)
+    return operations.name_of_call(name)
 
 
 def _callee(instructions: list[dis.Instruction], call: dis.Instruction) -> tuple[bool, object]:
-    """Return the name that is called: what is called begins where the call does, and ends before its brackets.
+    """Return whether the callee of a call was found, and its name, None if it has none.
 
-    The first tells whether there is anything, which is not so in code that torch.compile made.
+    The callee begins where the call does, and ends before its brackets. Code that torch.compile made has no
+    positions, so nothing is found there.
     """
-    whole = getattr(call, "positions", None)
-    if whole is None or whole.col_offset is None:
+    span = getattr(call, "positions", None)
+    if span is None or span.col_offset is None:
         return False, None
-    start, end = (whole.lineno, whole.col_offset), (whole.end_lineno, whole.end_col_offset)
+    start, end = (span.lineno, span.col_offset), (span.end_lineno, span.end_col_offset)
     best, name = (0, 0), None
     for found in instructions:
         at = getattr(found, "positions", None)
         if at is None or at.col_offset is None or (at.lineno, at.col_offset) != start:
             continue
-        if found.opname == "LOAD_CONST":  # the names of arguments, from Python 3.13 on
+        if found.opname == "LOAD_CONST":  # names of arguments, from Python 3.13 on
             continue
         until = (at.end_lineno or 0, at.end_col_offset or 0)
         if best < until < end or (until == best and found.opname.startswith("LOAD_")):
@@ -126,14 +122,14 @@ def _callee(instructions: list[dis.Instruction], call: dis.Instruction) -> tuple
 
 
 def callee_in(line: str) -> str | None:
-    """Return the name of the call on ``line``, or a part of one, that waits, as far as the text tells."""
+    """Return the name of the call on ``line`` that most likely synchronizes; None if the text does not show it."""
     names = re.findall(r"(\w+)\s*\(", line)
-    known = [name for name in names if _WAITING.fullmatch(name)]
+    known = [name for name in names if name in operations.TYPICAL_CALLS]
     return known[-1] if known else names[0] if len(set(names)) == 1 else None
 
 
 def _segment(filename: str, instruction: dis.Instruction) -> str:
-    """Return the source of what ``instruction`` is a part of, on one line; columns count bytes."""
+    """Return the source of ``instruction`` on one line; columns count bytes."""
     at = getattr(instruction, "positions", None)
     if at is None or None in (at.lineno, at.end_lineno, at.col_offset, at.end_col_offset):
         return ""

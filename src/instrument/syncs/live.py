@@ -1,4 +1,4 @@
-"""`detect_syncs` and `no_syncs`: the waits of a program for its GPU, while it runs."""
+"""`detect_syncs` and `no_syncs`: synchronizations of a program while it runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..regions import dispatch as regions
 from . import coverage, policy
 from .budget import Budget
 from .detector import SyncDetector
-from .finding import Event
-from .listener import Listener, described
-from .sources import sources
+from .events import SyncEvent
+from .monitor import monitor
+from .recorder import SyncListener, describe
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,21 +29,21 @@ def detect_syncs(
 ) -> SyncDetector:
     """Find the lines that make the CPU wait for the GPU.
 
-    Steps are told by ``.step()`` on what this returns; without it, one lasts from a step of the first optimizer
-    to the next. Of nested detectors each takes what happens inside it, so that the outer one has it all.
-    In its place torch's own warnings of waits are not shown.
+    A step ends where ``.step()`` of the returned detector is called; without such calls, after each step of the
+    first optimizer. Of nested detectors each records what happens inside it, so the outer one has everything.
+    torch's own synchronization warnings are not shown meanwhile.
 
     Args:
-        level: what is done about a wait that is not allowed: "log" logs them all at the end, "warn" warns once
-            for each line and operation, "error" raises `SyncError` when the call that waited returns.
-        budget: waits that a step may make, in all or by regions: ``{"train/step": 1}``. Then only what exceeds
-            it, or is in no region named, is warned of or raised.
-        every: look at the first 3 steps, then at one in so many, by default 10: looking costs each allocation of
-            GPU memory 1.5 us. On other steps nothing is installed. With a budget, or at level "error", each step
-            is looked at.
+        level: what to do about a synchronization that is not allowed: "log" logs all of them at the end, "warn"
+            warns once for each line and operation, "error" raises `SyncError` when the call returns.
+        budget: number of synchronizations that a step may make, in total or by region: ``{"train/step": 1}``.
+            Warnings and errors then concern only what exceeds it, or is in none of the regions.
+        every: check the first 3 steps, then one in ``every``, by default 10: a checked step costs 1.5 us for each
+            allocation of GPU memory. On other steps nothing is installed. With a budget, or at level "error",
+            every step is checked.
 
     Raises:
-        TypeError, ValueError: arguments that are none of these.
+        TypeError, ValueError: an argument is not one of these.
 
     Example:
         >>> with detect_syncs() as syncs:
@@ -61,24 +61,22 @@ def detect_syncs(
         raise ValueError(f'"every" must be >= 1: {every!r}')
     if level == "error" or limits is not None:
         if every not in (None, 1):
-            raise ValueError(
-                f'"every" must be 1 with a budget or level "error", which look at each step: {every!r}'
-            )
+            raise ValueError(f'"every" must be 1 with a budget or level "error", which check each step: {every!r}')
         every = 1
     return SyncDetector(level, limits, every or EVERY)
 
 
-class _Forbidding(Listener):
-    """Raises for what waits inside `no_syncs`."""
+class _NoSyncsListener(SyncListener):
+    """Raises an error for synchronizations inside `no_syncs`."""
 
-    def judge(self, event: Event, thread: int) -> None:
-        """Take note of ``event`` where it is forbidden."""
+    def check(self, event: SyncEvent, thread: int) -> None:
+        """Queue an error if ``event`` is forbidden."""
         if event.forbidden:
-            self.complain(f"{described(event)}, which no_syncs forbids", event, thread, error=True)
+            self.queue(f"{describe(event)}, which no_syncs forbids", event, thread, error=True)
 
 
 class NoSyncs:
-    """Made by `no_syncs`; for `with` and as a decorator."""
+    """The context manager and decorator that `no_syncs` returns."""
 
     def __init__(self) -> None:
         self._blocks: list[contextlib.AbstractContextManager[None]] = []
@@ -96,8 +94,8 @@ class NoSyncs:
             self._blocks.pop().__exit__(kind, error, traceback)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return ``function`` with each call of it in a block of its own."""
-        policy.plain(function, "no_syncs")
+        """Return ``function`` with each of its calls in a block of its own."""
+        policy.check_decorable(function, "no_syncs")
 
         @transparent
         @functools.wraps(function)
@@ -112,28 +110,28 @@ class NoSyncs:
 
 @contextlib.contextmanager
 def _forbidding() -> Iterator[None]:
-    with policy.forbidding():
+    with policy.forbid_syncs():
         if coverage.missing() is not None:
             yield
             return
-        listener = _Forbidding()
-        with guard.contained("looking for waits"):
-            sources.add(listener)
+        listener = _NoSyncsListener()
+        with guard.contained("detecting synchronizations"):
+            monitor.add(listener)
         try:
             yield
         finally:
-            sources.remove(listener)
-        listener.speak()
+            monitor.remove(listener)
+        listener.raise_pending()
 
 
 def no_syncs() -> NoSyncs:
-    """Raise where the CPU waits for the GPU in this block, or function, but for an `allow_sync` further in.
+    """Raise an error if the CPU waits for the GPU in this block or function, except inside `allow_sync`.
 
-    A wait that is asked for is not begun; for another one the error comes when the call that waited returns.
-    Without a GPU nothing is checked, nor are threads that start in the block.
+    An explicit synchronization raises the error before it begins, any other one when its call returns. Without a
+    GPU nothing is checked. Threads that start in the block are not checked.
 
     Raises:
-        SyncError: naming the line.
+        SyncError: names the line.
 
     Example:
         >>> with no_syncs():

@@ -1,4 +1,4 @@
-"""What is allowed to wait, and where nothing may: `allow_sync` and `no_syncs`."""
+"""Where synchronizations are allowed or forbidden: `allow_sync`, and the state behind `no_syncs`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _allowed: ContextVar[str | None] = ContextVar("allowed", default=None)
 _forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
 
 
-def allow_sync(reason: str) -> Allowing:
-    """Allow the CPU to wait for the GPU in this block; what waits there is listed, and counts for nothing.
+def allow_sync(reason: str) -> AllowSync:
+    """Allow the CPU to wait for the GPU in this block; reports list these synchronizations, but do not count them.
 
-    It decorates functions, too.
+    Also decorates functions.
 
     Args:
-        reason: why, for those who read the report.
+        reason: why they are allowed, for readers of the report.
 
     Raises:
-        TypeError, ValueError: no reason given.
+        TypeError, ValueError: no reason is given.
 
     Example:
         >>> with allow_sync("the loss is logged once in 100 steps"):
@@ -34,11 +34,11 @@ def allow_sync(reason: str) -> Allowing:
         raise TypeError(f'"reason" must be a string: {reason!r}')
     if not reason.strip():
         raise ValueError(f'"reason" must say why: {reason!r}')
-    return Allowing(reason)
+    return AllowSync(reason)
 
 
-class Allowing(contextlib.ContextDecorator):
-    """Made by `allow_sync`; for `with` and as a decorator."""
+class AllowSync(contextlib.ContextDecorator):
+    """The context manager and decorator that `allow_sync` returns."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -50,25 +50,25 @@ class Allowing(contextlib.ContextDecorator):
     def __exit__(self, *_: object) -> None:
         _allowed.reset(self._tokens.pop())
 
-    def _recreate_cm(self) -> Allowing:  # of ContextDecorator: each call of a function has its own
-        return Allowing(self._reason)
+    def _recreate_cm(self) -> AllowSync:  # called by ContextDecorator, for each call of a function
+        return AllowSync(self._reason)
 
     def __call__(self, function: F) -> F:
-        """Return ``function`` with each call of it in a block of its own."""
-        plain(function, "allow_sync")
+        """Return ``function`` with each of its calls in a block of its own."""
+        check_decorable(function, "allow_sync")
         return super().__call__(function)
 
 
-def plain(function: object, name: str) -> None:
-    """Raise ``TypeError`` for what a decorator cannot surround: the code of it runs after the call."""
+def check_decorable(function: object, name: str) -> None:
+    """Raise ``TypeError`` for a coroutine or generator function, whose code runs after the call."""
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if not callable(function) or any(is_kind(function) for is_kind in kinds):
-        raise TypeError(f"{name} decorates plain functions; inside others, use it in a with: {function!r}")
+        raise TypeError(f"{name} decorates plain functions; inside other functions use a with block: {function!r}")
 
 
 @contextlib.contextmanager
-def forbidding() -> Iterator[None]:
-    """Mark what waits in this block as forbidden, but for an `allow_sync` further in."""
+def forbid_syncs() -> Iterator[None]:
+    """Forbid synchronizations in this block, except inside `allow_sync`."""
     allowed, forbidden = _allowed.set(None), _forbidden.set(True)
     try:
         yield
@@ -77,11 +77,11 @@ def forbidding() -> Iterator[None]:
         _allowed.reset(allowed)
 
 
-def allowed_here() -> str | None:
-    """Return the reason of the innermost `allow_sync` around the caller; None where there is none."""
+def allow_reason() -> str | None:
+    """Return the reason of the innermost `allow_sync` around the caller, or None."""
     return _allowed.get()
 
 
-def forbidden_here() -> bool:
-    """Tell whether the caller is inside `forbidding` and not allowed again."""
+def syncs_forbidden() -> bool:
+    """Return whether the caller is inside `forbid_syncs`, and not inside `allow_sync` further in."""
     return _forbidden.get() and _allowed.get() is None

@@ -1,4 +1,4 @@
-"""The report of a run: to print, to assert, to keep."""
+"""`SyncReport`: the report of a run, to print, to assert on and to export."""
 
 from __future__ import annotations
 
@@ -8,43 +8,41 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..units import count
-from . import sarif, serialize, text
-from .finding import CHOSEN
-from .pattern import times
-from .results import Results
+from . import sarif, serialize, terminal
+from .events import CHOSEN
+from .report_data import ReportData, times
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
-_WIDTH = 100  # where no terminal tells
+_WIDTH = 100  # columns, without a terminal
 
 
-class SyncReport(Results):
-    """Which lines make the CPU wait for the GPU; ``print`` it, or see `Results` for its parts."""
+class SyncReport(ReportData):
+    """The lines that make the CPU wait for the GPU; print it, or read the attributes of `ReportData`."""
 
     def assert_max(self, most: int | None = None) -> None:
-        """Fail if a step waits more than ``most`` times, but for what is allowed, or exceeds its budget.
+        """Fail if a step synchronizes more than ``most`` times, or exceeds its budget; allowed ones do not count.
 
-        Without ``most`` no step may wait, or only as a budget says that was given.
+        Without ``most`` no step may synchronize, or only within the budget if one was given.
 
-        The step with the most waits counts; what is outside of steps does not, where there are any. Without
-        steps, the whole run counts as one. It also fails where anything inside `no_syncs` waited, where the run
-        ended early, and where nothing could be looked at. What is "not covered" and went on does not
-        make it fail.
+        The step with the most synchronizations counts; those outside of steps do not. Without steps the whole run
+        counts as one step. It also fails if anything inside `no_syncs` synchronized, if the run ended early, and
+        if nothing could be checked. Code that is "not covered" but ran does not make it fail.
 
         Raises:
             AssertionError: with the report as its message.
-            TypeError, ValueError: ``most`` is no number of waits.
+            TypeError, ValueError: ``most`` is not a number of synchronizations.
         """
         reason = self.over(most)
         if reason is not None:
             raise AssertionError(f"{reason}\n\n{self}")
 
     def over(self, most: int | None = None) -> str | None:
-        """Return why `assert_max` would fail, in a sentence; None where it would not.
+        """Return one sentence on why `assert_max` would fail; None if it would not.
 
-        Of several steps with too many waits, the sentence says how many they are, and how often each waits.
+        If several steps synchronize too often, the sentence has their number and how often each does.
         """
         unlimited = most is None and self.budgeted
         most = most or 0
@@ -64,8 +62,8 @@ class SyncReport(Results):
         waits = self.most(*self.syncs) + self.dropped
         if waits > most and not unlimited:
             return self._too_many(waits, most)
-        if self.blind:
-            return f"nothing could be checked: {self.blind}"
+        if self.unavailable_reason:
+            return f"nothing could be checked: {self.unavailable_reason}"
         return None if self.finished else "the run ended early"
 
     def _too_many(self, waits: int, most: int) -> str:
@@ -77,35 +75,35 @@ class SyncReport(Results):
         return f"{who} for the GPU {self._range(over)}; allowed in a step: {most}"
 
     def _range(self, waits: list[int]) -> str:
-        """Say how often steps wait, from the least to the most, and how often most of them do."""
+        """Return how often steps synchronize, from the least to the most, and how often most of them do."""
         least, most = waits[0], waits[-1]
         if least == most:
             return times(most)
         usual, steps = Counter(waits).most_common(1)[0]
-        in_most = f" ({count(usual)} in most)" if 2 * steps > len(waits) else ""
-        return f"{'once' if least == 1 else count(least)} to {times(most)}{in_most}"
+        usually = f" ({count(usual)} in most)" if 2 * steps > len(waits) else ""
+        return f"{'once' if least == 1 else count(least)} to {times(most)}{usually}"
 
     def to_json(self) -> str:
-        """Return everything, exact, as JSON; `instrument.syncs.serialize.as_dict` says what is in it."""
+        """Return the exact report as JSON; `instrument.syncs.serialize.as_dict` describes it."""
         return serialize.to_json(self)
 
     def to_sarif(self) -> str:
-        """Return the findings as SARIF 2.1.0, for code scanning: GitHub shows them on a pull request."""
+        """Return the findings as SARIF 2.1.0 for code scanning, such as GitHub's on pull requests."""
         return sarif.to_sarif([self])
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns
-        return "\n".join(line.head + line.text for line in text.lines(self, width))
+        return "\n".join(line.head + line.text for line in terminal.lines(self, width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         from rich.text import Text
 
-        for line in text.lines(self, options.max_width):
+        for line in terminal.lines(self, options.max_width):
             yield Text.assemble(
                 (line.head, line.head_style), (line.text, line.style), no_wrap=True, overflow="ignore"
             )
 
 
 def render(report: SyncReport, *, console: Console) -> None:
-    """Print ``report``: in colour at a terminal, in plain text through a pipe."""
+    """Print ``report``, in colour if the console is a terminal."""
     console.print(report, soft_wrap=True)

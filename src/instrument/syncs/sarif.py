@@ -1,4 +1,4 @@
-"""The findings as SARIF 2.1.0, the format of code scanning."""
+"""Exports findings as SARIF 2.1.0, the format of code scanning."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .finding import Finding, Site
+from ..findings import Finding, Site
+from ..source_paths import root_of
 from .fixes import fix_of
-from .results import Results
-from .roots import root_of
+from .report_data import ReportData
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"high": "error", "medium": "warning", "low": "note"}
 _BASE = "%SRCROOT%"
 _NOT_COVERED = (
-    "The step did something that could not be looked at, so waits for the GPU may be missing there.",
+    "Code in the step could not be checked, so synchronizations may be missing there.",
     "Run the step with live detection on a GPU to see them.",
 )
 
 
 def _root() -> Path:
     try:
-        here = Path.cwd()
+        current = Path.cwd()
     except FileNotFoundError:  # it was removed
-        here = Path(Path(__file__).anchor)
-    return root_of(here) or here
+        current = Path(Path(__file__).anchor)
+    return root_of(current) or current
 
 
-def to_sarif(several: Sequence[Results]) -> str:
-    """Return the findings of ``several`` runs as one log with one run, as code scanning takes it.
+def to_sarif(several: Sequence[ReportData]) -> str:
+    """Return the findings of ``several`` runs as one log with one run, as code scanning requires.
 
-    Files are relative to the root of the repository of the current folder. Results need a place: what has none,
-    and what ended a run, are notifications of the tool.
+    Files are relative to the root of the repository of the current folder. A finding
+    without a location, and what ended a run, become notifications of the tool.
     """
     root = _root()
     results: list[dict[str, Any]] = []
     rules: dict[str, dict[str, Any]] = {}
-    told: list[dict[str, Any]] = []
+    notifications: list[dict[str, Any]] = []
     for one in several:
         for found in one.findings:
             rule = _rule(found)
             rules.setdefault(rule["id"], rule)
             if found.site is None and found.via is None:
-                told.append(_notification(f"{_message(one, found)} (thread {found.thread or '?'})"))
+                notifications.append(_notification(f"{_message(one, found)} (thread {found.thread or '?'})"))
             else:
                 results.append(_result(one, found, root) | {"ruleIndex": list(rules).index(rule["id"])})
-        told += [_notification(sentence) for sentence in one.coverage]
-        if one.blind:
-            told.append(_notification(f"nothing could be checked: {one.blind}", "error"))
+        notifications += [_notification(sentence) for sentence in one.coverage]
+        if one.unavailable_reason:
+            notifications.append(_notification(f"nothing could be checked: {one.unavailable_reason}", "error"))
         if one.ended is not None:
-            told.append(_notification(f"the run ended early: {one.ended}", "error"))
+            notifications.append(_notification(f"the run ended early: {one.ended}", "error"))
     run = {
         "tool": {"driver": {"name": "instrument", "rules": list(rules.values())}},
         "originalUriBaseIds": {_BASE: {"uri": f"{root.as_uri()}/".replace("////", "///")}},
         "invocations": [
             {
-                "executionSuccessful": all(one.finished and not one.blind for one in several),
-                "toolExecutionNotifications": told,
+                "executionSuccessful": all(one.finished and not one.unavailable_reason for one in several),
+                "toolExecutionNotifications": notifications,
             }
         ],
         "columnKind": "unicodeCodePoints",
@@ -77,7 +77,7 @@ def _rule(found: Finding) -> dict[str, Any]:
             "fullDescription": {"text": _NOT_COVERED[0]},
             "help": {"text": " ".join(_NOT_COVERED)},
         }
-    # The same for all lines of the rule; a library's own line has its fix in the message
+    # One rule for all lines of the operation; the message has the fix for a library's line
     fix, what = fix_of(replace(found, via=None)), f"{found.op} makes the CPU wait for the GPU"
     text, markdown = fix.text, fix.text
     if fix.before:
@@ -93,15 +93,16 @@ def _rule(found: Finding) -> dict[str, Any]:
     }
 
 
-def _message(results: Results, found: Finding) -> str:
+def _message(results: ReportData, found: Finding) -> str:
     if not found.covered:
         return f"Not covered: {found.cause}"
     often = str(results.pattern(found))
     region = f", in region {'/'.join(found.region)}" if found.region else ""
-    return f"{found.op} makes the CPU wait for the GPU: {found.cause} ({often}{region}). {fix_of(found).text}"
+    fix = f" {found.fix.text}" if found.fix else ""
+    return f"{found.op} makes the CPU wait for the GPU: {found.cause} ({often}{region}).{fix}"
 
 
-def _result(results: Results, found: Finding, root: Path) -> dict[str, Any]:
+def _result(results: ReportData, found: Finding, root: Path) -> dict[str, Any]:
     site = found.site or found.via
     assert site is not None
     result: dict[str, Any] = {
@@ -113,7 +114,10 @@ def _result(results: Results, found: Finding, root: Path) -> dict[str, Any]:
         "occurrenceCount": max(found.count, 1),
     }
     if found.site and found.via:
-        via = _location(found.via, root) | {"id": 1, "message": {"text": "the line of the library that waits"}}
+        via = _location(found.via, root) | {
+            "id": 1,
+            "message": {"text": "the line of the library that synchronizes"},
+        }
         result["relatedLocations"] = [via]
     if found.allowed is not None:
         kind = "external" if found.fingerprint in results.listed else "inSource"
@@ -131,7 +135,7 @@ def _location(site: Site, root: Path) -> dict[str, Any]:
 
 
 def _artifact(file: str, root: Path) -> dict[str, str]:
-    """The file from ``root``; as a whole where it is elsewhere."""
+    """Return the location of ``file`` relative to ``root``; its absolute URI if it is elsewhere."""
     path = Path(file)
     if path.is_relative_to(root):
         path = path.relative_to(root)

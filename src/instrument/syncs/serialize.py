@@ -1,40 +1,39 @@
-"""The findings as JSON."""
+"""Exports a report as JSON."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from .finding import Finding, Site
-from .fixes import fix_of
-from .results import Results
+from ..findings import Finding, Site
+from .report_data import ReportData
 
 VERSION = 1
 
 
-def to_json(results: Results) -> str:
-    """Return `as_dict` as text."""
+def to_json(results: ReportData) -> str:
+    """Return the report as JSON text."""
     return json.dumps(as_dict(results), indent=2)
 
 
-def as_dict(results: Results) -> dict[str, Any]:
-    """Return the findings as JSON takes them; names are only added to it while ``version`` is 1.
+def as_dict(results: ReportData) -> dict[str, Any]:
+    """Return the report as a dict of JSON values; while ``version`` is 1, keys are only added.
 
-    ``source`` ("live", "dry run", "trace"), ``steps`` (looked at; 0: "in a step" is of the whole run),
-    ``waits_per_step`` (not allowed, the greatest number in any one step), ``median_waits`` (not allowed, the
-    median of the steps), ``finished``, ``error`` (null, or what ended the run), ``blind`` (empty, or why nothing
-    could be seen), ``dropped`` (waits at lines that are not listed), ``exceeded`` (sentences on the budget),
-    ``coverage`` (sentences), and ``findings``, worst first, each with
+    ``source`` ("live", "dry run", "trace"), ``steps`` (number checked; 0: the whole run counts as one step),
+    ``waits_per_step`` (synchronizations that are not allowed, the greatest number in any step), ``median_waits``
+    (their median), ``finished``, ``error`` (null, or what ended the run), ``blind`` (empty, or why nothing could
+    be checked), ``dropped`` (synchronizations at lines that are not listed), ``exceeded`` (sentences on the
+    budget), ``coverage`` (sentences), and ``findings``, worst first, each with
 
     - ``status`` ("sync", "allowed", "not covered"), ``severity`` ("high", "medium", "low"), ``op``, ``cause``;
     - ``site`` and ``via`` (null, or file, line, function, code), ``vias`` (line and count of each), ``thread``,
-      ``backward``, ``region`` (the names from the outermost, where most of the waits are), ``regions`` (path and
+      ``backward``, ``region`` (the names from the outermost, of the region with most calls), ``regions`` (path and
       count of each);
-    - ``count``, ``pattern`` ("in 1 of 7 steps, 61 times"), ``in_steps`` (how many steps wait there), ``outside``
-      (waits outside of the steps), ``per_step`` (mean), ``step`` (the first), ``steps`` (number and count of each;
-      number null outside of them);
-    - ``direction`` ("H2D", "D2H", null), ``bytes``, ``blocked_ns``, ``timed`` (how many waits that is the sum
-      of), ``untimed`` (why it is null), ``idle_ns``: integers, null where unknown;
+    - ``count``, ``pattern`` ("in 1 of 7 steps, 61 times"), ``in_steps`` (number of steps that synchronize there),
+      ``outside`` (calls outside of the steps), ``per_step`` (mean), ``step`` (the first), ``steps`` (number and
+      count of each; number null outside of steps);
+    - ``direction`` ("H2D", "D2H", null), ``bytes``, ``blocked_ns``, ``timed`` (number of calls in
+      that sum), ``untimed`` (why it is null), ``idle_ns``: integers, null where unknown;
     - ``allowed`` (the reason, or null), ``forbidden`` (inside `no_syncs`), ``fingerprint``, and ``fix`` (text,
       before, after; null for what is not covered).
     """
@@ -46,7 +45,7 @@ def as_dict(results: Results) -> dict[str, Any]:
         "median_waits": results.typical(*results.syncs),
         "finished": results.finished,
         "error": results.ended,
-        "blind": results.blind,
+        "blind": results.unavailable_reason,
         "dropped": results.dropped,
         "exceeded": results.exceeded,
         "coverage": results.coverage,
@@ -54,7 +53,7 @@ def as_dict(results: Results) -> dict[str, Any]:
     }
 
 
-def _finding(results: Results, found: Finding) -> dict[str, Any]:
+def _finding(results: ReportData, found: Finding) -> dict[str, Any]:
     pattern = results.pattern(found)
     status = "not covered" if not found.covered else "sync" if found.allowed is None else "allowed"
     return {
@@ -85,7 +84,7 @@ def _finding(results: Results, found: Finding) -> dict[str, Any]:
         "allowed": found.allowed,
         "forbidden": found.forbidden,
         "fingerprint": found.fingerprint,
-        "fix": vars(fix_of(found)) if found.covered else None,
+        "fix": None if found.fix is None else vars(found.fix),
     }
 
 

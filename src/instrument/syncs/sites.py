@@ -1,4 +1,4 @@
-"""Where in the user's code: walks frames outward, past torch and the libraries in between.
+"""Finds the user's line: walks frames outward, past torch and the libraries in between.
 
 A walk costs 1-3 us; `traceback.extract_stack` would cost 18.
 """
@@ -14,14 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from ..findings import Site
 from ..patch import TRANSPARENT
-from .finding import Site
-from .roots import INSTALLED
+from ..source_paths import INSTALLED
 
-_OURS = str(Path(__file__).resolve().parent.parent) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _PATHS = sysconfig.get_paths()
 _STANDARD = tuple({_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep})
-# Files of torch through which everything goes: they are no line that did something
+# Files of torch that every call passes through: none of their lines did anything
 _PLUMBING = (
     "/_tensor.py", "/_tensor_str.py", "/functional.py", "/overrides.py", "/_ops.py", "/_compile.py", "/storage.py",
     "/utils/_contextlib.py", "/utils/_python_dispatch.py", "/utils/_device.py", "/_dynamo/", "/autograd/",
@@ -29,13 +29,13 @@ _PLUMBING = (
     "/_linalg_utils.py", "/_jit_internal.py", "/nn/functional.py", "/utils/_pytree.py", "/_prims_common/",
 )  # fmt: skip
 
-_PASSED_THROUGH = ("__torch_function__", "__torch_dispatch__")  # also where they are the user's
+_PASSED_THROUGH = ("__torch_function__", "__torch_dispatch__")  # also where the user defines them
 
 USER, LIBRARY, SKIPPED = range(3)
 
 
-class Place(NamedTuple):
-    """The user's line and the library's, with the frame of the innermost of the two."""
+class Location(NamedTuple):
+    """The user's line and the library's line of a call, with the frame of the inner one."""
 
     site: Site | None
     via: Site | None
@@ -43,11 +43,11 @@ class Place(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def kind(filename: str) -> int:
-    """Tell whose code a file is: USER, LIBRARY, or SKIPPED where it is no line to show."""
-    if filename.startswith((_OURS, TRANSPARENT, "<frozen", "<eval_with_key>", contextlib.__file__)):
+def owner(filename: str) -> int:
+    """Return whose code a file is: USER, LIBRARY, or SKIPPED for lines that are never shown."""
+    if filename.startswith((_PACKAGE, TRANSPARENT, "<frozen", "<eval_with_key>", contextlib.__file__)):
         return SKIPPED
-    rest = _in_torch(filename)
+    rest = _path_in_torch(filename)
     if rest is not None:
         return SKIPPED if rest.replace(os.sep, "/").startswith(_PLUMBING) else LIBRARY
     if any(part in filename for part in INSTALLED):
@@ -55,8 +55,8 @@ def kind(filename: str) -> int:
     return LIBRARY if filename.startswith(_STANDARD) else USER
 
 
-def _in_torch(filename: str) -> str | None:
-    """Return the rest of the path of a file of torch, which need not be imported; None for other files."""
+def _path_in_torch(filename: str) -> str | None:
+    """Return the path of a file inside torch, which need not be imported; None for other files."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     home = None if torch is None else str(Path(torch).parent)
     if home is not None and filename.startswith(home + os.sep):
@@ -69,33 +69,33 @@ def _in_torch(filename: str) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def _site(filename: str, line: int, function: str) -> Site:  # equal code of two files is one key: not by code
+def _site(filename: str, line: int, function: str) -> Site:  # equal code of two files is one key
     return Site(filename, line, function)
 
 
-def locate(frame: FrameType | None) -> Place:
-    """Return where ``frame``, or the first one around it that counts, is in the user's code.
+def locate(frame: FrameType | None) -> Location:
+    """Return the location of ``frame``, or of the first frame around it that is not skipped.
 
-    Where no frame is the user's, as on threads of libraries, `site` is None and `via` the innermost line.
+    Without a user's frame, as on threads of libraries, `site` is None and `via` the innermost line.
     """
     via: FrameType | None = None
     while frame is not None:
         code = frame.f_code
-        whose = SKIPPED if code.co_name in _PASSED_THROUGH else kind(code.co_filename)
-        if whose == USER:
+        owned_by = SKIPPED if code.co_name in _PASSED_THROUGH else owner(code.co_filename)
+        if owned_by == USER:
             inner = via or frame
-            return Place(_at(frame), _at(via), inner)
-        if whose == LIBRARY and via is None:
+            return Location(_site_of(frame), _site_of(via), inner)
+        if owned_by == LIBRARY and via is None:
             via = frame
         frame = frame.f_back
-    return Place(None, _at(via), via)
+    return Location(None, _site_of(via), via)
 
 
-def _at(frame: FrameType | None) -> Site | None:
+def _site_of(frame: FrameType | None) -> Site | None:
     if frame is None:
         return None
     code = frame.f_code
     filename = code.co_filename
-    if not filename.startswith(os.sep) and Path(filename).exists():  # of the folder that is the current one now
+    if not filename.startswith(os.sep) and Path(filename).exists():  # relative to what is now the current folder
         filename = str(Path(filename).absolute())
     return _site(filename, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name))

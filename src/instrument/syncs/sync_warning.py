@@ -1,8 +1,8 @@
-"""torch's warning that a call waited for the GPU: it comes when the call is over, and may be turned into an error.
+"""`SyncWarning`: torch's warning that a call synchronized, given once the call has returned.
 
-Python drops warnings by filters, which belong to the process and which many libraries replace for a while. The
-list of filters is one of ours in the meantime: it and its copies keep the filter that lets this warning through
-at their front.
+Programs change, copy and inspect ``warnings.filters`` at any time, also between the start of a call and its
+warning. An entry in the program's own list would be visible and could be displaced, so a list that hides its first
+entries and keeps them in front, in itself and in copies, takes its place meanwhile.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from .. import compat, gpu
 from ..guard import guard
 from ..patch import Patch
 
-WAITED = re.compile(r"\s*called a synchronizing \w+ operation")  # CUDA, HIP, NPU
+SYNCHRONIZED = re.compile(r"\s*called a synchronizing \w+ operation")  # CUDA, HIP, NPU
 OFF, WARN, ERROR = range(3)
-_ALWAYS = ("always", WAITED, Warning, None, 0)
-# What torch says of the mode itself when it is first set
+_ALWAYS = ("always", SYNCHRONIZED, Warning, None, 0)
+# torch's warning about the mode itself when it is first set
 _PROTOTYPE = ("ignore", re.compile("Synchronization debug mode is a prototype"), Warning, None, 0)
-_OURS = (_ALWAYS, _PROTOTYPE)
+_FIRST = (_ALWAYS, _PROTOTYPE)
 
 
 class _Filters(list[Any]):
-    """Filters of warnings with ours in front, whatever is put before them, until `release`."""
+    """Warning filters that keep `_FIRST` in front, and hidden from indexes, until `release`."""
 
     def __init__(self, filters: Iterable[Any], copies: weakref.WeakValueDictionary[int, _Filters]) -> None:
         super().__init__(filters)
-        self._ours: tuple[Any, ...] = _OURS
+        self._first: tuple[Any, ...] = _FIRST
         self._copies = copies
         copies[id(self)] = self
         self._order()
 
     def _order(self) -> None:
-        others = [entry for entry in self if not any(entry is ours for ours in _OURS)]
-        list.__setitem__(self, slice(None), [*self._ours, *others])
+        others = [entry for entry in self if not any(entry is first for first in _FIRST)]
+        list.__setitem__(self, slice(None), [*self._first, *others])
 
     def release(self) -> list[Any]:
-        """Be a list like any other from now on; return what is left."""
-        self._ours = ()
+        """Become an ordinary list; return its entries."""
+        self._first = ()
         self._order()
         return list(self)
 
-    def _theirs(self, index: SupportsIndex | slice) -> SupportsIndex | slice:
-        """Return where what others take for ``index`` is: ours do not count for them."""
+    def _shifted(self, index: SupportsIndex | slice) -> SupportsIndex | slice:
+        """Return the real index for one that does not count `_FIRST`."""
         if isinstance(index, slice):
             return index
         number = operator.index(index)
-        return number + len(self._ours) if number >= 0 else number
+        return number + len(self._first) if number >= 0 else number
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(self._theirs(index))
-        return _Filters(found, self._copies) if isinstance(index, slice) and self._ours else found
+        found = super().__getitem__(self._shifted(index))
+        return _Filters(found, self._copies) if isinstance(index, slice) and self._first else found
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(self._theirs(index), value)
+        super().__setitem__(self._shifted(index), value)
         self._order()
 
     def __delitem__(self, index: SupportsIndex | slice) -> None:
-        super().__delitem__(self._theirs(index))
+        super().__delitem__(self._shifted(index))
         self._order()
 
     def pop(self, index: SupportsIndex = -1) -> Any:
-        found = super().pop(self._theirs(index))  # type: ignore[arg-type]
+        found = super().pop(self._shifted(index))  # type: ignore[arg-type]
         self._order()
         return found
 
@@ -81,7 +81,7 @@ class _Filters(list[Any]):
         self._order()
 
     def insert(self, index: SupportsIndex, value: Any) -> None:
-        super().insert(self._theirs(index), value)  # type: ignore[arg-type]
+        super().insert(self._shifted(index), value)  # type: ignore[arg-type]
         self._order()
 
     def clear(self) -> None:
@@ -93,35 +93,35 @@ class _Filters(list[Any]):
 
 
 class SyncWarning:
-    """Calls ``closed(frame)`` when a call that waited is over, from `install` to `remove`.
+    """Calls ``ended(frame)`` when a call that synchronized has returned, from `install` to `remove`.
 
-    ``frame`` is that of the call. What ``closed`` raises comes out of the call that waited.
+    ``frame`` is the frame of the call. What ``ended`` raises propagates out of the call.
     """
 
-    def __init__(self, closed: Callable[[FrameType | None], None]) -> None:
-        self._closed = closed
+    def __init__(self, ended: Callable[[FrameType | None], None]) -> None:
+        self._ended = ended
         self._copies: weakref.WeakValueDictionary[int, _Filters] = weakref.WeakValueDictionary()
-        self._replaced: list[tuple[list[Any], _Filters]] = []  # by others' filters, ours in their place
+        self._replaced: list[tuple[list[Any], _Filters]] = []  # the program's list, and the list in its place
         self._shown: Patch | None = None
-        self._before: int | None = None  # the mode of the program; not known before CUDA is initialized
-        self._forget: Callable[[], None] | None = None  # that CUDA is waited for
+        self._before: int | None = None  # the program's mode; unknown before CUDA is initialized
+        self._cancel: Callable[[], None] | None = None  # cancels the call at the initialization of CUDA
 
     @property
     def error_mode(self) -> bool:
-        """Whether torch raises before waits, because the program asked for that."""
+        """Whether torch raises an error before synchronizations, as the program requested."""
         return self._before == ERROR
 
     def install(self) -> None:
-        """Hear of torch's warnings, which it is told to give once the program has initialized CUDA."""
+        """Intercept torch's warnings, and turn them on once the program has initialized CUDA."""
         name = "_showwarnmsg" if hasattr(warnings, "_showwarnmsg") else "showwarning"
         shown = self._shown = Patch(warnings, name, self._hook)
         shown.apply()
         self._let_through()
-        self._forget = compat.when_initialized(self._warn)
+        self._cancel = compat.when_initialized(self._turn_on)
 
-    @guard.contained("having torch warn of waits")
-    def _warn(self) -> None:
-        """Let torch warn."""
+    @guard.contained("turning on torch's synchronization warnings")
+    def _turn_on(self) -> None:
+        """Set torch's mode to warnings."""
         import torch
 
         if self._shown is None or self._before is not None:
@@ -131,26 +131,26 @@ class SyncWarning:
         if self._before == OFF:
             torch.cuda.set_sync_debug_mode(WARN)
         elif self._before == WARN:
-            compat.forget_warnings()  # shown once before, Python would not show them again
+            compat.forget_warnings()  # Python shows a warning once only
 
     def remove(self) -> None:
-        """Put everything back, but for what others changed since."""
+        """Restore everything except what others have changed since."""
         import torch
 
         shown, self._shown = self._shown, None
         try:
-            if self._forget is not None:
-                self._forget()
-            usable = gpu.initialized("cuda") is not None  # not in a child that was forked since
+            if self._cancel is not None:
+                self._cancel()
+            usable = gpu.initialized("cuda") is not None  # not in a child process forked since
             if usable and self._before == OFF and torch.cuda.get_sync_debug_mode() == WARN:
                 torch.cuda.set_sync_debug_mode(OFF)
         finally:
-            self._before = self._forget = None
+            self._before = self._cancel = None
             if shown is not None:
                 shown.undo()
-            for original, ours in self._replaced:
-                left = ours.release()
-                if warnings.filters is ours:
+            for original, replacement in self._replaced:
+                left = replacement.release()
+                if warnings.filters is replacement:
                     if left != original:
                         original[:] = left
                     warnings.filters = original
@@ -159,11 +159,11 @@ class SyncWarning:
             self._replaced = []
 
     def expected(self) -> bool:
-        """Tell whether a wait that begins now will be told of at its end, and see to it."""
+        """Return whether torch will warn at the end of a synchronization that begins now, and let it through."""
         import torch
 
         if self._before is None and gpu.initialized("cuda") is not None:
-            self._warn()  # of the waits to come
+            self._turn_on()  # from the next one on
             return False
         if self._before is None or torch.cuda.get_sync_debug_mode() != WARN:
             return False
@@ -172,19 +172,19 @@ class SyncWarning:
 
     def _let_through(self) -> None:
         filters: Any = warnings.filters
-        if not isinstance(filters, _Filters) or not filters._ours:
-            ours = _Filters(filters, self._copies)
-            self._replaced.append((filters, ours))
-            warnings.filters = ours
+        if not isinstance(filters, _Filters) or not filters._first:
+            replacement = _Filters(filters, self._copies)
+            self._replaced.append((filters, replacement))
+            warnings.filters = replacement
 
     def _hook(self, original: Callable[..., None]) -> Callable[..., None]:
         def show(message: Any, *rest: Any, **named: Any) -> None:
             text = str(getattr(message, "message", message))
-            if self._before is not None and WAITED.match(text):
+            if self._before is not None and SYNCHRONIZED.match(text):
                 frame: FrameType | None = sys._getframe(1)
                 while frame is not None and frame.f_globals.get("__name__") == "warnings":
                     frame = frame.f_back
-                self._closed(frame)
+                self._ended(frame)
             else:
                 original(message, *rest, **named)
 

@@ -1,21 +1,21 @@
-"""The arguments of `Tensor.to` and `Tensor.cuda`, read as torch reads them."""
+"""Reads the arguments of `Tensor.to`, `Tensor.cuda` and `Tensor.copy_` as torch reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import compat
 
 
 class Transfer(NamedTuple):
-    """What a call asks for; the fields are the parameters of `Tensor.to`.
+    """The arguments of a call, as the parameters of `Tensor.to`.
 
     Attributes:
-        device: None where the tensor stays on its device.
-        dtype: None where the tensor keeps its type.
-        non_blocking: return before the copy is done, where that is possible.
-        copy: copy also where nothing changes.
+        device: the device of the result; None if the tensor stays on its device.
+        dtype: the type of the result; None if the tensor keeps its type.
+        non_blocking: whether to return before the copy is done, if possible.
+        copy: whether to copy even if nothing changes.
         memory_format: None keeps the format.
     """
 
@@ -27,7 +27,7 @@ class Transfer(NamedTuple):
 
 
 def parse_to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Transfer:
-    """Return what ``tensor.to(*args, **kwargs)`` asks for.
+    """Return the transfer that ``tensor.to(*args, **kwargs)`` makes.
 
     Raises:
         TypeError, RuntimeError: torch does not accept these arguments.
@@ -36,7 +36,7 @@ def parse_to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Transfer:
 
     positional, named = list(args), dict(kwargs)
     copy = named.pop("copy", False)
-    # The parser is that of `Module.to`, which refuses `copy`: the last parameter of each of the three signatures
+    # torch's parser is that of `Module.to`, which refuses `copy`: the last parameter of each of three signatures
     most = 2 if positional and isinstance(positional[0], (torch.dtype, torch.Tensor, type)) else 3
     if len(positional) > most:
         copy = positional.pop(most)
@@ -45,8 +45,45 @@ def parse_to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Transfer:
 
 
 def parse_cuda(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Transfer:
-    """Return what ``tensor.cuda(*args, **kwargs)`` asks for; ``device`` is None for the current GPU."""
+    """Return the transfer that ``tensor.cuda(*args, **kwargs)`` makes; ``device`` is None for the current GPU."""
     given = dict(zip(("device", "non_blocking"), args, strict=False)) | dict(kwargs)
     return Transfer(
         given.get("device"), None, given.get("non_blocking", False), memory_format=given.get("memory_format")
     )
+
+
+def parse_copy(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, bool]:
+    """Return the source of ``tensor.copy_(*args, **kwargs)``, None if there is none, and ``non_blocking``."""
+    given = dict(zip(("src", "non_blocking"), args, strict=False)) | dict(kwargs)
+    return given.get("src"), given.get("non_blocking", False)
+
+
+def resolve_devices(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device_of: Callable[[Any], Any],
+    device_numbered: Callable[[int], Any],
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return arguments of `Tensor.to` with devices in place of tensors and device numbers.
+
+    torch would look both up itself, on the GPU.
+
+    Args:
+        args: positional arguments.
+        kwargs: named arguments.
+        device_of: returns the device of a tensor.
+        device_numbered: returns the device of a number.
+    """
+    import torch
+
+    positional, named = list(args), dict(kwargs)
+    first = positional[0] if positional else None
+    if isinstance(first, torch.Tensor):
+        positional[:1] = [device_of(first), first.dtype]
+    elif type(first) is int:
+        positional[0] = device_numbered(first)
+    if isinstance(other := named.pop("tensor", None), torch.Tensor):
+        named |= {"device": device_of(other), "dtype": other.dtype}
+    if type(named.get("device")) is int:
+        named["device"] = device_numbered(named["device"])
+    return positional, named

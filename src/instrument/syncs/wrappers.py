@@ -1,8 +1,8 @@
-"""Wrappers around calls that wait and of which torch does not tell: those asked to, and copies of pageable memory.
+"""Wraps synchronizing calls that torch gives no hook for: explicit synchronization and copies of pageable memory.
 
-Also around those that wait often to do one thing, and around copies, for their size and direction. Under
-torch.compile they do nothing. While they are there, `torch.Tensor.to` and its like are not what a
-`__torch_function__` is handed.
+Calls that synchronize several times for one purpose are wrapped as well, to count once, and copies, for their
+size and direction. Under torch.compile the wrappers do nothing. While they are installed, a `__torch_function__`
+receives the wrappers in place of `torch.Tensor.to` and the like.
 """
 
 from __future__ import annotations
@@ -15,144 +15,144 @@ from types import FrameType
 from typing import Any, Protocol
 
 from .. import compat, gpu
+from ..findings import Direction
 from ..guard import guard
 from ..patch import Patch
 from ..regions import dispatch
+from . import operations
 from .calls import Copy
-from .finding import Direction
-from .transfer import parse_cuda, parse_to
+from .transfer import parse_copy, parse_cuda, parse_to
 
 Function = Callable[..., Any]
-_DEVICE = "waits for all work of the device"
-_FREES = "frees memory, for which the device must have nothing to do"
-_PAGEABLE = "a non-blocking copy of pageable memory waits all the same"
+PAGEABLE = "a non_blocking copy of pageable memory blocks"
 
 
-class Sources(Protocol):
-    """What is told of wrapped calls, by a context around each."""
+class SyncCallContexts(Protocol):
+    """Context managers for wrapped calls; each is entered around one call."""
 
-    def whole(
+    def synchronizing(
         self, op: str, cause: str, frame: FrameType, copy: Copy | None = None
     ) -> AbstractContextManager[None]:
-        """The call is a wait as a whole."""
+        """The call synchronizes, and counts once."""
 
-    def gathered(self) -> AbstractContextManager[None]:
-        """All waits in the call are one."""
+    def counted_once(self) -> AbstractContextManager[None]:
+        """All synchronizations in the call count once."""
 
     def copying(self, copy: Copy) -> AbstractContextManager[None]:
-        """A wait in the call is for a copy."""
+        """A synchronization in the call is due to a copy."""
 
     def calling_backward(self, frame: FrameType) -> AbstractContextManager[None]:
         """The call is a backward pass."""
 
 
-def patches(sources: Sources) -> Iterator[Patch]:
-    """Wrap everything, one after the other."""
+def patches(contexts: SyncCallContexts) -> Iterator[Patch]:
+    """Yield a patch for each call to wrap."""
     import torch
 
-    waits = [
-        (torch.cuda, "synchronize", _DEVICE),
-        (torch.cuda.Event, "synchronize", "waits for an event, and the work before it"),
-        (torch.cuda.Stream, "synchronize", "waits for the work of a stream"),
-        (torch.cuda, "empty_cache", _FREES),
-        (getattr(torch, "accelerator", None), "synchronize", _DEVICE),
-        (getattr(torch, "accelerator", None), "empty_cache", _FREES),
+    synchronizing = [
+        (torch.cuda, "synchronize", operations.DEVICE),
+        (torch.cuda.Event, "synchronize", operations.EVENT),
+        (torch.cuda.Stream, "synchronize", operations.STREAM),
+        (torch.cuda, "empty_cache", operations.FREES),
+        (getattr(torch, "accelerator", None), "synchronize", operations.DEVICE),
+        (getattr(torch, "accelerator", None), "empty_cache", operations.FREES),
     ]
-    for owner, name, cause in waits:
+    for owner, name, cause in synchronizing:
         if hasattr(owner, name):
-            yield Patch(owner, name, functools.partial(_whole, sources, name, cause))
+            yield Patch(owner, name, functools.partial(_wrap_synchronizing, contexts, name, cause))
     for name in ("to", "cuda", "cpu", "copy_"):
-        yield Patch(torch.Tensor, name, functools.partial(_copy, sources, name))
-    for make, private in ((_gather, compat.tensor_text()), (_backward, compat.backward_runner())):
+        yield Patch(torch.Tensor, name, functools.partial(_wrap_copy, contexts, name))
+    for wrap, private in ((_wrap_text, compat.tensor_text()), (_wrap_backward, compat.backward_runner())):
         if private is not None:
-            yield Patch(*private, functools.partial(make, sources))
+            yield Patch(*private, functools.partial(wrap, contexts))
 
 
-def _whole(sources: Sources, op: str, cause: str, original: Function) -> Function:
+def _wrap_synchronizing(contexts: SyncCallContexts, op: str, cause: str, original: Function) -> Function:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(*args, **kwargs)
-        with sources.whole(op, cause, sys._getframe(1)):
+        with contexts.synchronizing(op, cause, sys._getframe(1)):
             return original(*args, **kwargs)
 
     return wrapper
 
 
-def _gather(sources: Sources, original: Function) -> Function:
+def _wrap_text(contexts: SyncCallContexts, original: Function) -> Function:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(*args, **kwargs)
-        with sources.gathered():
+        with contexts.counted_once():
             return original(*args, **kwargs)
 
     return wrapper
 
 
-def _copy(sources: Sources, op: str, original: Function) -> Function:
+def _wrap_copy(contexts: SyncCallContexts, op: str, original: Function) -> Function:
     @functools.wraps(original)
     def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(tensor, *args, **kwargs)
-        moved = _pageable(op, tensor, args, kwargs)
-        if moved is not None:
-            with sources.whole(op, _PAGEABLE, sys._getframe(1), moved):
+        copy = _pageable_copy(op, tensor, args, kwargs)
+        if copy is not None:
+            with contexts.synchronizing(op, PAGEABLE, sys._getframe(1), copy):
                 return original(tensor, *args, **kwargs)
-        with sources.copying(lambda: _size(args[0] if op == "copy_" and args else tensor)):
+        with contexts.copying(lambda: _direction_and_bytes(args[0] if op == "copy_" and args else tensor)):
             return original(tensor, *args, **kwargs)
 
     return wrapper
 
 
-def _backward(sources: Sources, original: Function) -> Function:
+def _wrap_backward(contexts: SyncCallContexts, original: Function) -> Function:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if dispatch.tracing():
             return original(*args, **kwargs)
-        with sources.calling_backward(sys._getframe(1)):
+        with contexts.calling_backward(sys._getframe(1)):
             return original(*args, **kwargs)
 
     return wrapper
 
 
-def _size(source: Any) -> tuple[Direction | None, int | None]:
-    """Return where a copy between CPU and GPU from ``source`` goes, and its bytes."""
+def _direction_and_bytes(source: Any) -> tuple[Direction | None, int | None]:
+    """Return the direction and the bytes of a copy between CPU and GPU from ``source``."""
     device = getattr(getattr(source, "device", None), "type", None)
     if device is None:
         return None, None
     return ("H2D" if device == "cpu" else "D2H"), source.numel() * source.element_size()
 
 
-def _pageable(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
-    """Return the direction and size of a copy that is to be non-blocking and cannot be; None for any other."""
+def _pageable_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
+    """Return what describes a non_blocking copy that blocks, as its memory is not pinned; None for other calls."""
     if kwargs.get("non_blocking") is not True and not any(value is True for value in args):
         return None
-    with guard.contained("looking at a copy"):
+    with guard.contained("checking a copy"):
         route = _route(op, tensor, args, kwargs)
         if route is None:
             return None
         source, target, host = route
         if {source.device.type, target} != {"cpu", "cuda"} or compat.is_fake(tensor) or not source.numel():
             return None
-        # To ask for pinned memory makes a context on the current device, if the program has none yet.
+        # is_pinned() creates a context on the current device if the program has none yet
         if host is not None and gpu.in_use() is not None and not host.is_pinned():
-            return lambda: _size(source)
+            return lambda: _direction_and_bytes(source)
     return None
 
 
 def _route(
     op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, str | None, Any] | None:
-    """Return what a non-blocking call copies, the kind of device it goes to, and what holds it on the CPU.
+    """Return the source of a copy, the type of the target device, and the tensor on the CPU that must be pinned.
 
-    The last is None where torch sees to it, as for a copy to the CPU, or where the call does not mean to be
-    non-blocking. All is None where torch refuses the arguments: the call itself raises the error.
+    The last is None if torch pins memory itself, as for a copy to the CPU, or if the copy is blocking. The result
+    is None if torch refuses the arguments: the call itself raises the error.
     """
     if op == "copy_":
-        source: Any = kwargs.get("src", args[0] if args else tensor)
-        asked = kwargs.get("non_blocking", args[1] if len(args) > 1 else False)
-        return source, tensor.device.type, (source if source.device.type == "cpu" else tensor) if asked else None
+        source, non_blocking = parse_copy(args, kwargs)
+        source = tensor if source is None else source
+        host = source if source.device.type == "cpu" else tensor
+        return source, tensor.device.type, host if non_blocking else None
     try:
         transfer = parse_to(args, kwargs) if op == "to" else parse_cuda(args, kwargs)
     except (TypeError, RuntimeError):

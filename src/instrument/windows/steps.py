@@ -80,7 +80,7 @@ class Count:
         self._most, self._updates = max(self._most, self._updates), 0
         near = self.profile.window_near or (self._late and self._follower is None)
         if near and self._follower is None and "torch" in sys.modules:
-            from ..stepping.optimizers import OptimizerSteps  # which imports torch
+            from ..stepping.optimizer_steps import OptimizerSteps  # which imports torch
 
             self._follower = OptimizerSteps(self._updated, every=True)
             self._follower.follow()

@@ -12,7 +12,7 @@ import torch
 
 from ...guard import guard
 from ...patch import Change, apply
-from ...stepping.optimizers import OptimizerSteps
+from ...stepping.optimizer_steps import OptimizerSteps
 from ..adapter import Adapter, Removal
 from ..loop import Loop
 from .range_stack import RangeStack

@@ -1,4 +1,4 @@
-"""The findings for a person at a terminal: worst first, each at its line of code, with what to write instead."""
+"""Renders a report for a terminal: worst first, each finding with its line of code and its fix."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
+from ..findings import Finding, Site
 from ..printable import printable
+from ..source_paths import portable
 from ..units import count, duration
-from .finding import Finding, Site
-from .fixes import fix_of
-from .pattern import times
-from .results import Results
-from .roots import portable
+from .report_data import ReportData, times
 
-_BLOCKS = 20  # shown in full; of the others a line each
+_BLOCKS = 20  # findings shown in full; the others take a line each
 _AROUND = 2  # lines of code before and after
 _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 _INDENT = " " * 4
-_APART = "Outside of the steps, where a wait costs little"
+_OUTSIDE = "Outside of the steps, where a synchronization costs little"
 _PER = {0: "", 1: " in the step"}
 
 
 class Line(NamedTuple):
-    """A line of the report, with styles of rich; that is not imported, as a program may have a module `rich`."""
+    """A line of the report, with styles of rich, which is not imported: a program may have a module `rich`."""
 
     text: str = ""
     style: str = ""
@@ -35,53 +33,52 @@ class Line(NamedTuple):
     head_style: str = ""
 
 
-def lines(results: Results, width: int) -> Iterator[Line]:
+def lines(results: ReportData, width: int) -> Iterator[Line]:
     """Yield the lines of the report.
 
-    Prose and code fit ``width``; a path stays in one piece, so that it can be copied. Names are literal.
+    Prose and code fit ``width``; a path is never broken, so that it can be copied.
     """
     for line in textwrap.wrap(headline(results), max(width, 30), break_long_words=False):
         yield Line(line, style="bold")
     if results.ended is not None:
         yield from _prose(f"The run ended early, so the report covers a part of it: {results.ended}", width)
-    apart = [found for found in results.syncs if _is_apart(results, found)]
-    syncs = [found for found in results.syncs if not _is_apart(results, found)]
+    outside = [found for found in results.syncs if _is_outside(results, found)]
+    syncs = [found for found in results.syncs if not _is_outside(results, found)]
     for found in syncs[:_BLOCKS]:
         yield Line()
         yield from _block(results, found, width)
     yield from _list("More", [_short(results, found) for found in syncs[_BLOCKS:]], width)
-    outside = [f"{_where(found)}: {found.op}, {times(found.count)}" for found in apart]
-    yield from _list(_APART, outside, width)
+    listed = [f"{_where(found)}: {found.op}, {times(found.count)}" for found in outside]
+    yield from _list(_OUTSIDE, listed, width)
     if results.dropped:
-        yield from _prose(f"Lines that are not listed waited {times(results.dropped)}.", width)
+        yield from _prose(f"Lines that are not listed synchronized {times(results.dropped)}.", width)
     allowed = [f"{_short(results, found)}: {found.allowed}" for found in results.allowed]
     yield from _list("Allowed", allowed, width)
-    unseen = [f"{_where(found)}: {found.cause} ({results.pattern(found)})" for found in results.not_covered]
-    yield from _list("Not covered", unseen, width)
+    not_covered = [f"{_where(found)}: {found.cause} ({results.pattern(found)})" for found in results.not_covered]
+    yield from _list("Not covered", not_covered, width)
     yield from _list("Coverage", results.coverage, width)
 
 
-def headline(results: Results) -> str:
-    """Return what was found, and where it was looked for."""
-    looked = {"live": "live", "dry run": "dry run without a GPU, no timings", "trace": "trace"}[results.source]
+def headline(results: ReportData) -> str:
+    """Return the first line: the result, and how it was found."""
+    how = {"live": "live", "dry run": "dry run without a GPU, no timings", "trace": "trace"}[results.source]
     if results.steps:
-        looked += "; " if results.source == "dry run" else ", "
-        looked += f"{count(results.steps)} step{'s' * (results.steps > 1)}"
+        how += "; " if results.source == "dry run" else ", "
+        how += f"{count(results.steps)} step{'s' * (results.steps > 1)}"
     syncs = results.syncs
-    if not syncs and results.blind:
-        return f"Nothing could be checked ({looked}): {printable(results.blind)}"
+    if not syncs and results.unavailable_reason:
+        return f"Nothing could be checked ({how}): {printable(results.unavailable_reason)}"
     if not syncs:
-        return f"No line makes the CPU wait for the GPU ({looked})"
+        return f"No line makes the CPU wait for the GPU ({how})"
     usual, most = results.typical(*syncs), results.most(*syncs)
-    waits = (
-        f"{count(usual) if usual else 'no'} wait{'s' * (usual != 1)}{_PER.get(results.steps, ' in most steps')}"
-    )
-    waits += f", up to {count(most)} in others" if most != usual else ""
+    where = _PER.get(results.steps, " in most steps")
+    found = f"{count(usual) if usual else 'no'} synchronization{'s' * (usual != 1)}{where}"
+    found += f", up to {count(most)} in others" if most != usual else ""
     lines = f"{len(syncs)} lines make" if len(syncs) > 1 else "1 line makes"
-    return f"{lines} the CPU wait for the GPU: {waits} ({looked})"
+    return f"{lines} the CPU wait for the GPU: {found} ({how})"
 
 
-def _block(results: Results, found: Finding, width: int) -> Iterator[Line]:
+def _block(results: ReportData, found: Finding, width: int) -> Iterator[Line]:
     severity = results.severity(found)
     yield Line(printable(_where(found)), "bold", f"{severity:<8}", _COLOURS[severity])
     size = f", {count(found.bytes)} bytes{' in all' * (found.count > 1)}" if found.bytes is not None else ""
@@ -101,9 +98,10 @@ def _block(results: Results, found: Finding, width: int) -> Iterator[Line]:
     site = found.site or found.via
     if site is not None:
         yield from _excerpt(site, width)
-    fix = fix_of(found)
-    yield from _prose(f"Fix: {fix.text}", width)
-    for sign, code, style in (("-", fix.before, "red"), ("+", fix.after, "green")):
+    if found.fix is None:
+        return
+    yield from _prose(f"Fix: {found.fix.text}", width)
+    for sign, code, style in (("-", found.fix.before, "red"), ("+", found.fix.after, "green")):
         for line in code.splitlines():
             yield Line(f"{_INDENT}  {sign} {line}", style=style)
 
@@ -112,38 +110,38 @@ def _where(found: Finding) -> str:
     if found.site is not None:
         return f"{found.site} in {found.site.function}"
     if found.via is not None:
-        return f"{found.via} in {found.via.function}, called by no line of yours"
+        return f"{found.via} in {found.via.function}, not called by your code"
     return f"no line of Python, {_thread(found)}"
 
 
 def _thread(found: Finding) -> str:
     name = found.thread or "?"
-    return name if name.startswith("thread ") else f"thread {name}"  # some profilers call them so
+    return name if name.startswith("thread ") else f"thread {name}"  # the name that some profilers write
 
 
-def _short(results: Results, found: Finding) -> str:
+def _short(results: ReportData, found: Finding) -> str:
     return f"{_where(found)}: {found.op}, {results.pattern(found)}"
 
 
-def _is_apart(results: Results, found: Finding) -> bool:
-    """Whether all waits of ``found`` were outside of the steps, and may be."""
+def _is_outside(results: ReportData, found: Finding) -> bool:
+    """Return whether ``found`` synchronizes outside of the steps only, and is not forbidden there."""
     return bool(results.steps) and not results.pattern(found).counts and not found.forbidden
 
 
-def _blocked(results: Results, found: Finding) -> str:
+def _blocked(results: ReportData, found: Finding) -> str:
     if results.source == "dry run":
         return ""
     if found.blocked_ns is None:
         return f"; how long is unknown: {results.why_untimed(found)}"
     each = f" in all, {duration(found.blocked_ns / found.timed)} each time" if found.timed > 1 else ""
-    timed = f" ({count(found.timed)} of {count(found.count)} waits are timed)" if found.timed < found.count else ""
+    timed = f" ({count(found.timed)} of {count(found.count)} calls are timed)" if found.timed < found.count else ""
     idle = f", which left the GPU without work for {duration(found.idle_ns)}" if found.idle_ns else ""
     little = "; less than 0.1 % of the time" if results.negligible(found) else ""
     return f"; the CPU waited {duration(found.blocked_ns)}{each}{timed}{idle}{little}"
 
 
 def _excerpt(site: Site, width: int) -> Iterator[Line]:
-    """The line of code between its neighbours, with an arrow; nothing where the file cannot be read."""
+    """Yield the line of code and its neighbours, with an arrow; nothing if the file cannot be read."""
     code = linecache.getlines(site.file)
     if not 0 < site.line <= len(code):
         return
@@ -152,9 +150,9 @@ def _excerpt(site: Site, width: int) -> Iterator[Line]:
     digits = len(str(first + len(shown) - 1))
     margin = min((len(line) - len(line.lstrip()) for line in shown if line), default=0)
     for number, line in enumerate((line[margin:] for line in shown), first):
-        here = number == site.line
-        text = f"{_INDENT}{'>' if here else ' '} {number:>{digits}} | {line}"
-        yield Line(_cut(text.rstrip(), width), style="bold" if here else "dim")
+        current = number == site.line
+        text = f"{_INDENT}{'>' if current else ' '} {number:>{digits}} | {line}"
+        yield Line(_cut(text.rstrip(), width), style="bold" if current else "dim")
 
 
 def _list(title: str, items: list[str], width: int) -> Iterator[Line]:
@@ -166,7 +164,7 @@ def _list(title: str, items: list[str], width: int) -> Iterator[Line]:
 
 
 def _prose(text: str, width: int, indent: str = _INDENT, hanging: int = 0) -> Iterator[Line]:
-    """``text`` in lines of ``width``, broken between words only."""
+    """Yield ``text`` in lines of ``width``, broken between words only."""
     wrapped = textwrap.wrap(
         printable(text), max(width, 30), initial_indent=indent, subsequent_indent=indent + " " * hanging,
         break_long_words=False, break_on_hyphens=False,
@@ -175,7 +173,7 @@ def _prose(text: str, width: int, indent: str = _INDENT, hanging: int = 0) -> It
 
 
 def _cut(text: str, width: int) -> str:
-    """The text without its end, where it takes more columns of a terminal than there are."""
+    """Return the text, cut off if it takes more columns of a terminal than ``width``."""
     columns = list(accumulate(map(_columns, text)))
     if not columns or columns[-1] <= width:
         return text

@@ -1,4 +1,4 @@
-"""`torch.cuda.make_graphed_callables`: it calls what it is given a few times, to warm up and to capture."""
+"""`GraphedCallables`: detects the warm-up and capture calls of `torch.cuda.make_graphed_callables`."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from .. import compat
 from ..patch import Patch, apply, leave_no_frame, undo
 
 
-class _Here(threading.local):
-    """On this thread: whether graphs are made now."""
+class _ThreadState(threading.local):
+    """Whether the thread is inside `make_graphed_callables`."""
 
     making = False
 
 
-class GraphMaking:
-    """Knows whether this thread is inside `make_graphed_callables`, whose warm-up calls are not steps.
+class GraphedCallables:
+    """Tracks from `follow` to `remove` whether a thread is inside `make_graphed_callables`.
 
-    It does so from `follow` to `remove`, for those who look the function up in between.
+    Its warm-up calls are not steps. Code that got the function before `follow` is not tracked.
     """
 
     def __init__(self) -> None:
-        self._here = _Here()
+        self._thread = _ThreadState()
         self._patches: list[Patch] = []
 
     def follow(self) -> None:
-        """Begin."""
+        """Start tracking."""
         apply((Patch(owner, name, self._following) for owner, name in compat.graph_makers()), self._patches)
 
     @property
-    def here(self) -> bool:
-        """Whether this thread makes graphs now."""
-        return self._here.making
+    def active(self) -> bool:
+        """Whether this thread is inside `make_graphed_callables`."""
+        return self._thread.making
 
     def remove(self) -> None:
-        """Put the functions back."""
+        """Stop tracking, and restore the functions."""
         undo(self._patches)
 
     def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
-            before = self._here.making
+            before = self._thread.making
             try:
-                self._here.making = True
+                self._thread.making = True
                 return original(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
             finally:
-                self._here.making = before
+                self._thread.making = before
 
         return make_graphed_callables

@@ -1,4 +1,4 @@
-"""What the program was doing when a call in a trace was made: operator, backward node, regions, step, stack."""
+"""The context of a call in a trace: operator, backward node, regions, step and Python stack around it."""
 
 from __future__ import annotations
 
@@ -7,45 +7,31 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..findings import Site
 from ..traces.autograd import engine_node_name
 from ..traces.links import main_thread
 from ..traces.nest import NestedRanges
 from ..traces.table import Array, Interner, Table
 from ..traces.trace import Trace
-from .finding import Site
-from .stacks import Functions
+from .operations import public_name
+from .trace_stacks import StackSites
 
 _OPERATOR = re.compile(r"^(?!autograd::|torch::autograd::)[A-Za-z_]\w*::(\w+)")
-# What operators are called by those who use them, where that is not their name without a leading "_"
-_PUBLIC = {
-    "_local_scalar_dense": "item",
-    "is_nonzero": "bool",
-    "_to_copy": "to",
-    "index": "getitem",
-    "index_put": "setitem",
-    "index_put_": "setitem",
-    "_index_put_impl_": "setitem",
-    "_copy_from": "copy_",
-    "_unique2": "unique",
-    "nonzero_numpy": "nonzero",
-    "_use_cudnn_ctc_loss": "ctc_loss",
-}
-_MODULES = re.compile(r"^(?:linalg|fft|special)_(?=[a-z])")
 
 
-class Around(NamedTuple):
+class CallContext(NamedTuple):
     """What was open around a call on its thread.
 
     Attributes:
-        op: the public name of the outermost operator; None outside of operators.
-        operator: which one it is; None outside of operators.
-        since_ns: when that began.
+        op: public name of the outermost operator; None outside of operators.
+        operator: table and row of that operator; None outside of operators.
+        since_ns: when that operator began.
         backward: the autograd node that ran.
-        region: the names of the regions, outermost first.
-        step: its number; None outside of steps.
-        site: the user's function; None where no stack was recorded.
+        region: names of the regions, outermost first.
+        step: number of the step; None outside of steps.
+        site: the user's function; None if no stack was recorded.
         via: the innermost function of a library.
-        profiler: the profiler itself made the call; None where no stack tells.
+        profiler: whether the profiler itself made the call; None if no stack was recorded.
     """
 
     op: str | None
@@ -59,13 +45,13 @@ class Around(NamedTuple):
     profiler: bool | None
 
 
-class Program:
-    """The CPU's side of a trace, at certain times.
+class TraceContext:
+    """What was open on threads of a trace at given times.
 
     Args:
-        trace: what was recorded.
-        thread: numbers of its threads; -1 for none.
-        at_ns: times, as many.
+        trace: the trace.
+        thread: the number of a thread for each time; -1 for none.
+        at_ns: the times.
     """
 
     def __init__(self, trace: Trace, thread: Array, at_ns: Array) -> None:
@@ -74,56 +60,54 @@ class Program:
         self._regions = _open(trace.regions, thread, at_ns)
         self._frames = _open(trace.frames, thread, at_ns)
         self._steps = _steps(trace, thread, at_ns)
-        self._functions = Functions(trace)
+        self._functions = StackSites(trace)
         main = main_thread(trace)
-        here = np.isin(thread, _of_process(trace, main)) if main >= 0 else np.zeros(len(thread), bool)
-        self._main_regions = _open(trace.regions, np.where(here, main, -1), at_ns)
+        in_main = np.isin(thread, _threads_of_process(trace, main)) if main >= 0 else np.zeros(len(thread), bool)
+        self._main_regions = _open(trace.regions, np.where(in_main, main, -1), at_ns)
 
-    def around(self, row: int) -> Around:
-        """Return what was open at one of the times."""
+    def context(self, row: int) -> CallContext:
+        """Return what was open at the time in ``row``."""
         operators = _chain(self._trace.operators, self._operators[row])
         regions = _chain(self._trace.regions, self._regions[row])
-        # Nsight Systems has operators, where torch marks them for it, among the ranges that somebody named.
+        # Nsight Systems records the operators that torch marks as named ranges, among the regions.
         ranges = [("operators", each, name) for each, name in operators]
         ranges += [("regions", each, name) for each, name in regions]
         public = [(kind, each, found[1]) for kind, each, name in ranges if (found := _OPERATOR.match(name))]
         nodes = (node for _, _, name in ranges if (node := engine_node_name(name)))
         backward = next(nodes, None)
-        if backward is not None and not regions:  # the thread of the steps waits for autograd's own thread
+        if backward is not None and not regions:  # autograd's own thread runs for the main thread
             regions = _chain(self._trace.regions, self._main_regions[row])
         op, operator, since = None, None, 0
         if public:
             kind, each, name = public[-1]
-            op, operator = _public(name), (kind, each)
+            op, operator = public_name(name), (kind, each)
             since = int(getattr(self._trace, kind).start_ns[each])
         step = self._steps[row]
         named = tuple(
             name for _, name in reversed(regions) if not _OPERATOR.match(name) and not engine_node_name(name)
         )
         stack = [name for _, name in _chain(self._trace.frames, self._frames[row])]
-        site, via, profiler = self._functions.place(stack)
-        return Around(op, operator, since, backward, named, None if step < 0 else int(step), site, via, profiler)
+        site, via, profiler = self._functions.locate(stack)
+        return CallContext(
+            op, operator, since, backward, named, None if step < 0 else int(step), site, via, profiler
+        )
 
     def launched_by_operator(self, work: int) -> bool:
-        """Tell whether a row of `Trace.gpu` was launched inside of an operator."""
+        """Return whether a row of `Trace.gpu` was launched inside an operator."""
         gpu = self._trace.gpu
         regions = _chain(self._trace.regions, gpu.region[work])
         return bool(gpu.operator[work] >= 0 or any(_OPERATOR.match(name) for _, name in regions))
 
     def thread(self, number: int) -> str:
-        """Return the name of a thread."""
+        """Return the name of the thread, or its number."""
         if number < 0:
             return ""
         thread = self._trace.threads[number]
         return thread.name.strip() or str(thread.thread)
 
 
-def _public(name: str) -> str:
-    return _PUBLIC.get(name) or _MODULES.sub("", name.strip("_") if name.startswith("__") else name.lstrip("_"))
-
-
 def _chain(table: Table, row: int) -> list[tuple[int, str]]:
-    """The row and those around it, innermost first, each with its name."""
+    """Return a row and the rows around it, innermost first, each with its name."""
     found, row = [], int(row)
     while row >= 0:
         found.append((row, table.strings[table.name[row]]))
@@ -132,13 +116,13 @@ def _chain(table: Table, row: int) -> list[tuple[int, str]]:
 
 
 def _open(table: Table, thread: Array, at_ns: Array) -> Array:
-    """The innermost row that is open on each thread at each time, or -1."""
+    """Return the innermost row open on each thread at each time, or -1."""
     found = NestedRanges(table.start_ns, table.end_ns, table.thread).innermost_at(at_ns, thread)
     return np.where(thread >= 0, found, -1)
 
 
 def _steps(trace: Trace, thread: Array, at_ns: Array) -> Array:
-    """The number of the step of the thread's process at each time, or -1."""
+    """Return the number of the step of each thread's process at each time, or -1."""
     numbers: Interner[object] = Interner()
     process = np.array([*(numbers[thread.process] for thread in trace.threads), -1])
     steps = trace.steps
@@ -149,7 +133,7 @@ def _steps(trace: Trace, thread: Array, at_ns: Array) -> Array:
     return result
 
 
-def _of_process(trace: Trace, thread: int) -> list[int]:
-    """The numbers of all threads of a thread's process."""
+def _threads_of_process(trace: Trace, thread: int) -> list[int]:
+    """Return the numbers of all threads in the process of ``thread``."""
     process = trace.threads[thread].process
     return [number for number, each in enumerate(trace.threads) if each.process == process]

@@ -1,8 +1,7 @@
-"""Files of known waits: a baseline for "no new syncs" in CI, and an allowlist with reasons.
+"""`Baseline`: a file of known synchronizations, for "no new syncs" in CI and as an allowlist with reasons.
 
-Both are text with a line for each wait: fingerprint, the most times in a step (or ``*``), why, and after `` # ``
-where that was when the line was written. Such a file takes comments, needs no library, changes by one line
-for one wait, and so merges well.
+It is text with a line for each: fingerprint, maximum in a step (or ``*``), reason, and after `` # `` the place at
+the time of writing. Such a file may have comments, needs no library to read, and merges well.
 """
 
 from __future__ import annotations
@@ -12,26 +11,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .finding import Finding
-from .results import Results
-from .roots import portable
+from ..findings import Finding
+from ..source_paths import portable
+from .report_data import ReportData
 
 _HEAD = """\
-# Known waits of the CPU for the GPU, for `instrument syncs --baseline` and `--allowlist`. A line for each:
-# fingerprint, most times in a step (or *), why  # where
+# Known synchronizations, for `instrument syncs --baseline` and `--allowlist`. One line for each:
+# fingerprint, maximum in a step (or *), reason  # place
 """
 _LINE = re.compile(r"([0-9a-f]{16})\s+(\d{1,9}|\*)(?:\s+(.*))?")
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A known wait.
+class BaselineEntry:
+    """A known synchronization.
 
     Attributes:
-        fingerprint: of the finding.
-        most: how many times in a step it may be; None for any number.
-        reason: why it may be; may be empty in a baseline.
-        where: for people; it is not compared.
+        fingerprint: fingerprint of the finding.
+        most: maximum number in a step; None for any number.
+        reason: why it is allowed; may be empty in a baseline.
+        where: the place, for people; it is not compared.
     """
 
     fingerprint: str
@@ -45,21 +44,21 @@ class Entry:
 
 
 @dataclass
-class Known:
-    """The known waits of one file, by fingerprint."""
+class Baseline:
+    """The known synchronizations of one file, by fingerprint."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, BaselineEntry] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: str | Path, *, reasons: bool = False) -> Known:
+    def read(cls, path: str | Path, *, reasons: bool = False) -> Baseline:
         """Read a file.
 
         Args:
             path: the file.
-            reasons: refuse a line that does not say why.
+            reasons: whether each line must have a reason.
 
         Raises:
-            ValueError: a line that is not understood; the message names it.
+            ValueError: a line is malformed; the message names it.
             OSError: the file cannot be read.
         """
         known = cls()
@@ -76,27 +75,27 @@ class Known:
                 raise ValueError(f"cannot read {path}, line {number}: no fingerprint, number and reason: {line!r}")
             fingerprint, most, reason = match.group(1), match.group(2), (match.group(3) or "").strip()
             if reasons and not reason:
-                raise ValueError(f"cannot read {path}, line {number}: it must say why: {line!r}")
+                raise ValueError(f"cannot read {path}, line {number}: it must have a reason: {line!r}")
             if fingerprint in known.entries:
-                raise ValueError(f"cannot read {path}, line {number}: {fingerprint} is there twice")
+                raise ValueError(f"cannot read {path}, line {number}: {fingerprint} is listed twice")
             limit = None if most == "*" else int(most)
-            known.entries[fingerprint] = Entry(fingerprint, limit, reason, where.strip())
+            known.entries[fingerprint] = BaselineEntry(fingerprint, limit, reason, where.strip())
         return known
 
     @classmethod
-    def of(cls, several: Iterable[Results], before: Known | None = None) -> Known:
-        """Return what ``several`` runs found and nobody allowed, with the reasons that ``before`` has for it."""
+    def of(cls, several: Iterable[ReportData], before: Baseline | None = None) -> Baseline:
+        """Return the synchronizations of ``several`` runs that are not allowed, with the reasons in ``before``."""
         known, reasons = cls(), before.entries if before is not None else {}
         for one in several:
             for fingerprint, found in _groups(one):
                 old = known.entries.get(fingerprint)
                 most = max(one.most(*found), (old.most or 0) if old else 0)
                 reason = reasons[fingerprint].reason if fingerprint in reasons else ""
-                known.entries[fingerprint] = Entry(fingerprint, most, reason, _where(found[0]))
+                known.entries[fingerprint] = BaselineEntry(fingerprint, most, reason, _where(found[0]))
         return known
 
     def write(self, path: str | Path) -> None:
-        """Write the file, its lines in the order of places."""
+        """Write the file, its lines ordered by place."""
         entries = sorted(self.entries.values(), key=lambda entry: (entry.where, entry.fingerprint))
         lines = [
             f"{entry.fingerprint} {'*' if entry.most is None else entry.most} {entry.reason}".rstrip()
@@ -104,19 +103,19 @@ class Known:
             for entry in entries
         ]
         path = Path(path)
-        partial = path.with_name(f"{path.name}.partial")  # an interrupt leaves the old file whole
+        partial = path.with_name(f"{path.name}.partial")  # an interrupt leaves the old file intact
         partial.write_text(_HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
         partial.replace(path)
 
-    def allow(self, results: Results, name: str) -> list[tuple[str, int, int]]:
-        """Allow, in ``results``, what is known and no more often in a step than it says, but inside `no_syncs`.
+    def allow(self, results: ReportData, name: str) -> list[tuple[str, int, int]]:
+        """Allow the known synchronizations in ``results``, up to their maximum in a step; not inside `no_syncs`.
 
         Args:
-            results: changed in place.
-            name: of the file; the reason where an entry has none.
+            results: the report, changed in place.
+            name: name of the file, the reason for entries that have none.
 
         Returns:
-            what is more often than it says: where, how often in a step, and how often it may be.
+            Place, number in a step and maximum of the synchronizations that exceed their maximum.
         """
         reasons: dict[int, str] = {}
         more: list[tuple[str, int, int]] = []
@@ -136,14 +135,14 @@ class Known:
         results.sort()
         return more
 
-    def stale(self, several: Sequence[Results]) -> list[Entry]:
-        """Return the entries that none of ``several`` runs has any more."""
+    def stale(self, several: Sequence[ReportData]) -> list[BaselineEntry]:
+        """Return the entries that none of ``several`` runs has."""
         seen = {found.fingerprint for one in several for found in one.findings if found.covered}
         return [entry for entry in self.entries.values() if entry.fingerprint not in seen]
 
 
-def _groups(results: Results) -> Iterable[tuple[str, list[Finding]]]:
-    """The findings that nobody allowed, by fingerprint: equal lines of a function have the same."""
+def _groups(results: ReportData) -> Iterable[tuple[str, list[Finding]]]:
+    """Return the findings that are not allowed by fingerprint, which equal lines of a function share."""
     groups: dict[str, list[Finding]] = {}
     for found in results.syncs:
         groups.setdefault(found.fingerprint, []).append(found)

@@ -1,4 +1,4 @@
-"""Where a step ends: where the program says so, else where its first optimizer has stepped."""
+"""`OptimizerSteps`: counts the steps of the first optimizer of a program."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..patch import Patch, apply, leave_no_frame, undo
 from ..regions import dispatch
 
 FEATURE = "following optimizers"
-_RANGE = "Optimizer.step#"  # torch's own, around a step
-_PHASE = 6  # steps of the first optimizer in a row, as in a phase of its own; the critic of a GAN makes 5
-_ALONE = 50  # steps of another optimizer, none of the first in between
+_RANGE = "Optimizer.step#"  # beginning of the range that torch opens around a step
+_PHASE = 6  # steps of the first optimizer in a row that make a training phase; the critic of a GAN makes 5
+_ALONE = 50  # steps of another optimizer without a step of the first
 
 
-class _Here(threading.local):
-    """On this thread: open ranges of optimizers' steps, whether a step is due after them, and updates so far."""
+class _ThreadState(threading.local):
+    """Open ranges of optimizer steps on the thread, whether a step is due after them, and updates so far."""
 
     ranges = 0
     due = False
@@ -35,21 +35,20 @@ class _Here(threading.local):
 class OptimizerSteps:
     """Calls ``stepped()`` after each step of the first optimizer that steps, from `follow` to `remove`.
 
-    With ``every``, it does so after the steps of all optimizers, as far as the thread that makes this calls them.
+    With ``every`` it is called after the steps of all optimizers that the creating thread calls.
 
-    Another one takes its place when it steps twice in a row, if it updates some of the same parameters, as where
-    each epoch makes one anew, or follows a phase of the first alone, as where layers are trained one after the
-    other; else once it goes on alone. One on another thread does so only after the thread of the first has ended.
-    A step that a `torch.amp.GradScaler` skips counts. One that an optimizer makes in the backward pass, as where
-    each parameter has its own, ends with that pass, and is a step of the thread that called the pass. An optimizer
-    that wraps another counts as one step. One in the capture of a CUDA graph, which runs nothing, is a step of
-    each replay.
+    Another optimizer takes the place of the first when it steps twice in a row and either updates some of the same
+    parameters, as if each epoch creates an optimizer, or follows a phase of the first alone, as if layers are
+    trained one after the other; else once it goes on alone. An optimizer on another thread takes its place only
+    after the thread of the first has ended. A step that a `torch.amp.GradScaler` skips counts. A step during the
+    backward pass, as with one optimizer for each parameter, ends with that pass and belongs to the thread that
+    called the pass. The steps of an optimizer that wraps another count once. A step in the capture of a CUDA
+    graph, which runs nothing, counts at each replay.
 
-    A step that torch.compile made is not seen, as a hook would be a part of it; ``compiled`` says whether there
-    was one.
+    A step compiled by torch.compile is not seen, as a hook would become a part of it; ``compiled`` is true then.
 
-    The call comes after torch closed the range that it draws around the step, and after the whole backward: a
-    recording that stops inside of these and another that starts there crash torch.
+    ``stepped`` is called after torch has closed its range around the step, and after the whole backward pass: if a
+    recording stops inside of these and another one starts there, torch crashes.
     """
 
     def __init__(self, stepped: Callable[[], None], *, every: bool = False) -> None:
@@ -57,23 +56,23 @@ class OptimizerSteps:
         self._stepped = stepped
         self._every = every
         self._first: weakref.ref[Any] | None = None
-        self._apart = IdentitySet()  # optimizers that share no parameter with it
-        self._rival: weakref.ref[Any] | None = None  # the first other one since its last step
+        self._apart = IdentitySet()  # optimizers that share no parameter with the first
+        self._rival: weakref.ref[Any] | None = None  # the first other optimizer since the last step of the first
         self._rival_steps = 0
-        self._in_a_row = 0  # steps of the first one since another one stepped
-        self._uncounted = False  # a step that was not told
+        self._in_a_row = 0  # steps of the first since another optimizer stepped
+        self._uncounted = False  # a step that was not reported
         self._before = len(_compiled)
-        self._here = _Here()
+        self._state = _ThreadState()
         self._thread = get_ident() if every else None  # whose steps count; None before the first
-        self._passes: set[int] = set()  # the threads that called a backward pass which runs
-        self._due: set[int] = set()  # those of them in whose pass a step was made
+        self._passes: set[int] = set()  # threads whose backward pass is running
+        self._due: set[int] = set()  # threads in whose backward pass an optimizer stepped
         self._handle: Any = None
         self._patches: list[Patch] = []
 
     def follow(self) -> None:
-        """Begin; whoever holds this can `remove` it, wherever an interrupt comes.
+        """Start counting; after an interrupt at any point, `remove` undoes it.
 
-        An interrupt in torch's registration itself leaves a hook that does nothing.
+        An interrupt inside torch's registration leaves a hook that does nothing.
         """
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -89,17 +88,17 @@ class OptimizerSteps:
 
     @property
     def compiled(self) -> bool:
-        """Whether some optimizer's step was compiled since this was made."""
+        """Whether the step of an optimizer was compiled since this object was created."""
         return len(_compiled) > self._before
 
     @property
     def parameters(self) -> list[Any]:
-        """What the first optimizer updates; empty where none has stepped so far."""
+        """The parameters that the first optimizer updates; empty if none has stepped."""
         first = self._first() if self._first is not None else None
         return parameters(first) if first else []
 
     def remove(self) -> None:
-        """End."""
+        """Stop counting."""
         self._stepped = _nothing
         try:
             if self._handle is not None:
@@ -120,20 +119,20 @@ class OptimizerSteps:
     def _range(self, context: Any) -> dispatch.Token | None:
         if not context.name.startswith(_RANGE):
             return None
-        self._here.ranges += 1
-        return self._out_of_range, None
+        self._state.ranges += 1
+        return self._range_closed, None
 
     @guard.contained(FEATURE)
-    def _out_of_range(self, _: None) -> None:
-        here = self._here
-        here.ranges -= 1
-        if here.due and not here.ranges:
-            here.due = False
-            self._tell()
+    def _range_closed(self, _: None) -> None:
+        state = self._state
+        state.ranges -= 1
+        if state.due and not state.ranges:
+            state.due = False
+            self._report()
 
-    def _tell(self) -> None:
-        if self._here.ranges:
-            self._here.due = True
+    def _report(self) -> None:
+        if self._state.ranges:
+            self._state.due = True
             return
         if self._uncounted:
             self._uncounted = False
@@ -153,8 +152,8 @@ class OptimizerSteps:
             if compat.in_backward():
                 self._due.add(thread)
             else:
-                self._here.count += 1
-                self._tell()
+                self._state.count += 1
+                self._report()
         except Exception as error:
             try:
                 guard.failed(FEATURE, error)
@@ -163,12 +162,12 @@ class OptimizerSteps:
                     raise
 
     def _replayed(self, reference: weakref.ref[Any]) -> None:
-        """Count an update in a graph; one of an optimizer that is gone where it is that which counts."""
+        """Count the replay of an update; that of a deleted optimizer if it was the first one."""
         optimizer = reference()
         if optimizer is not None:
             self._after(optimizer)
         elif reference is self._first:
-            self._tell()
+            self._report()
 
     def _pass_begins(self) -> int | None:
         if compat.in_backward():
@@ -180,20 +179,20 @@ class OptimizerSteps:
     def _passed(self) -> None:
         if get_ident() in self._due:
             self._due.discard(get_ident())
-            self._tell()
+            self._report()
 
     def _calling_thread(self) -> int | None:
-        """Return the thread that called the update which runs here; None where torch does not show it.
+        """Return the thread whose update this is; None if torch does not show it.
 
-        In a backward pass that may be a thread of autograd, which serves the passes of all.
+        In a backward pass the update may run on a thread of autograd, which serves the passes of all threads.
         """
-        here = get_ident()
-        if here in self._passes or not compat.in_backward():
-            return here
+        current = get_ident()
+        if current in self._passes or not compat.in_backward():
+            return current
         passes = list(self._passes)
         if len(passes) == 1:
             return passes[0]
-        return self._thread if self._thread in passes else None if passes else here
+        return self._thread if self._thread in passes else None if passes else current
 
     def _counts(self, optimizer: Any, thread: int) -> bool:
         if not self._every:
@@ -229,13 +228,13 @@ class OptimizerSteps:
             return False
         self._rival_steps += 1
         follows = optimizer not in self._apart or self._in_a_row >= _PHASE
-        self._uncounted = follows and self._rival_steps > 1  # its step before
+        self._uncounted = follows and self._rival_steps > 1  # its previous step
         return self._uncounted or self._rival_steps > _ALONE
 
     def _scaled(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self._here.count
+            before = self._state.count
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
             except BaseException as error:
@@ -248,15 +247,15 @@ class OptimizerSteps:
 
     @guard.contained(FEATURE)
     def _scaler_stepped(self, optimizer: Any, before: int) -> None:
-        if self._here.count > before or cuda_graphs.graph is not None:
+        if self._state.count > before or cuda_graphs.graph is not None:
             return
         if self._counts(optimizer, get_ident()):
-            self._here.count += 1
-            self._tell()
+            self._state.count += 1
+            self._report()
 
 
 def running(thread: int | None) -> bool:
-    """Tell whether ``thread`` is the number of a thread that runs."""
+    """Return whether ``thread`` is the number of a running thread."""
     return any(found.ident == thread for found in threading.enumerate()) if thread is not None else False
 
 
@@ -268,7 +267,7 @@ _compiled: list[bool] = []
 
 
 def _note_compiled() -> None:
-    """Note that torch.compile traces an optimizer's step; like `dispatch.hide` it leaves no trace in the graph."""
+    """Note that torch.compile traces the step of an optimizer, without adding anything to the graph."""
     _compiled.append(True)
 
 

@@ -1,4 +1,4 @@
-"""Where a file is, said so that it is the same in another folder and on another machine."""
+"""Paths of source files that are the same in another folder and on another machine."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from functools import lru_cache
 from pathlib import Path
 
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_MARKS = (".git", "pyproject.toml")
+_ROOT_MARKERS = (".git", "pyproject.toml")
 
 
 @lru_cache(maxsize=1024)
 def root_of(folder: Path) -> Path | None:
     """Return the nearest folder from ``folder`` upward with ``.git``, else with ``pyproject.toml``, or None."""
-    for mark in _MARKS:
+    for marker in _ROOT_MARKERS:
         for candidate in (folder, *folder.parents):
-            if os.path.lexists(candidate / mark):  # raises nothing where a folder may not be read
+            if os.path.lexists(candidate / marker):  # raises nothing if a folder may not be read
                 return candidate
     return None
 
 
 @lru_cache(maxsize=4096)
 def portable(file: str) -> str:
-    """Return ``file`` from the root of its repository, or of the packages it is installed with.
+    """Return ``file`` relative to the root of its repository, or to the folder of installed packages.
 
-    Outside of both only its name is left; what is no absolute path (``<stdin>``) stays as it is.
+    A file in neither is reduced to its name; a path that is not absolute (``<stdin>``) stays the same.
     """
     for packages in INSTALLED:
         if packages in file:

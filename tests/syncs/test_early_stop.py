@@ -1,4 +1,4 @@
-"""A script that ends before its end: what was found so far is reported, and the exit code says how it ended."""
+"""A run that ends early: the findings so far are reported, and the exit code says how it ended."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from instrument.cli import app
 from instrument.dryrun.run import dry_run_file
+from instrument.syncs.early_stop import EarlyStop
 from instrument.syncs.report import SyncReport
-from instrument.syncs.stopped import Stopped
 
 from .reports import script
 
@@ -60,13 +60,13 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def seen(report: SyncReport) -> dict[int, dict[int | None, int]]:
-    """The waits by line and step."""
+    """Return the synchronizations by line and step."""
     return {found.site.line: dict(found.steps) for found in report.syncs if found.site}
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_steps(train: Path, capsys: pytest.CaptureFixture[str], steps: int) -> None:
-    """After so many updates the script ends as by itself; what follows the last one belongs to it."""
+    """After the limit of updates the script ends as by itself; what follows the last update belongs to it."""
     report = dry_run_file(train, None, args=["100", "0"], steps=steps)
     out = capsys.readouterr().out
     assert steps == out.count("update")
@@ -96,7 +96,7 @@ def test_steps_of_a_function(tmp_path: Path) -> None:
 
 
 def test_swallowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A script that catches whatever is raised is ended at its next step again; no further update is made."""
+    """A script that catches every exception is ended again at its next step, before another update."""
     code = TRAIN.replace("    loss = model(batch)", "    try:\n            loss = model(batch)").replace(
         ".mean()\n", ".mean()\n        except BaseException:\n            print('caught')\n"
     )
@@ -107,7 +107,7 @@ def test_swallowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hooks_are_gone(train: Path) -> None:
-    """Nothing that ends a script is left behind, and models and optimizers work as before."""
+    """Nothing of the limit is left behind, and models and optimizers work as before."""
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM)
     dry_run_file(train, None, args=["9", "0"], steps=1, time_limit=60)
     assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM))
@@ -120,7 +120,7 @@ def test_hooks_are_gone(train: Path) -> None:
 
 
 def test_time_limit(train: Path) -> None:
-    """After so many seconds a script ends in the same way, also where it sleeps."""
+    """After the time limit a script ends in the same way, also while it sleeps."""
     result = CliRunner().invoke(app, ["syncs", "train.py", "--time-limit", "1", "--", "5", "99"])
     assert 1 == result.exit_code
     assert "finally" in result.stdout
@@ -130,7 +130,7 @@ def test_time_limit(train: Path) -> None:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_signals(train: Path, name: str) -> None:
-    """After a signal the report is printed, JSON and SARIF are whole, and the exit code is that of the signal."""
+    """After a signal the report is printed, JSON and SARIF are complete, and the exit code is the signal's."""
     command = [sys.executable, "-m", "instrument", "syncs", "--json", "--sarif", "out.sarif", "train.py"]
     process = subprocess.Popen(
         [*command, "--", "9999", "0.02", "exit"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -159,9 +159,9 @@ def test_own_handler(tmp_path: Path) -> None:
 def test_nothing_on_a_gpu(tmp_path: Path) -> None:
     """The advice is for a script; one that was stopped may have come to its GPU later."""
     path = script(tmp_path, "cpu.py", "import time\nimport torch\n\ntorch.ones(2).sum().item()\ntime.sleep(2)\n")
-    assert "an option such as --device cuda?" in dry_run_file(path, None).blind
+    assert "an option such as --device cuda?" in dry_run_file(path, None).unavailable_reason
     stopped = dry_run_file(path, None, time_limit=0.5)
-    assert "the run ended before anything was moved to the GPU" == stopped.blind
+    assert "the run ended before anything was moved to the GPU" == stopped.unavailable_reason
 
 
 def test_stopped_targets() -> None:
@@ -241,4 +241,4 @@ def test_what_runs_because_it_ends(tmp_path: Path) -> None:
 
 def test_text() -> None:
     """What ended the run is one line."""
-    assert ("why", 3) == (str(Stopped("why", 3)), Stopped("why", 3).code)
+    assert ("why", 3) == (str(EarlyStop("why", 3)), EarlyStop("why", 3).code)

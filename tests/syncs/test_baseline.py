@@ -1,4 +1,4 @@
-"""Files of known waits: what they say, what stays the same, what is new and what is gone."""
+"""`Baseline` files: format, fingerprints, and which synchronizations are known, new or stale."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from instrument.syncs.allowlist import Entry, Known
-from instrument.syncs.finding import NOT_COVERED, Site
-from instrument.syncs.roots import portable
+from instrument.findings import NOT_COVERED, Site
+from instrument.source_paths import portable
+from instrument.syncs.baseline import Baseline, BaselineEntry
 
 from .reports import CODE, finding, report, script
 
@@ -21,7 +21,7 @@ def fingerprint(path: Path, line: int = 3, **more: object) -> str:
 
 
 def test_fingerprint_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays the same when lines move, in another folder, from another folder, and under Python 3.10."""
+    """A fingerprint stays the same if lines move, in and from another folder, and under Python 3.10."""
     path = script(tmp_path / "one" / "repository", "src/train.py")
     first = fingerprint(path)
     monkeypatch.chdir(path.parent)
@@ -36,7 +36,7 @@ def test_fingerprint_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_fingerprint_tells_apart(tmp_path: Path) -> None:
-    """Another file, function, operation or code has another one."""
+    """Another file, function, operation or code has another fingerprint."""
     path = script(tmp_path, "src/train.py")
     others = [
         fingerprint(path),
@@ -53,7 +53,7 @@ def test_fingerprint_tells_apart(tmp_path: Path) -> None:
 
 
 def test_portable(tmp_path: Path) -> None:
-    """A path is from the root of its repository, or of the packages; else only the name is left."""
+    """Paths are relative to the repository or the folder of packages; otherwise only the name is left."""
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
     (tmp_path / "a" / "pyproject.toml").touch()
     assert "b/c/x.py" == portable(str(tmp_path / "a" / "b" / "c" / "x.py"))
@@ -68,12 +68,12 @@ def test_portable(tmp_path: Path) -> None:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    """What is written is read again, and says for people where it was."""
+    """A written file can be read, and has the place as a comment."""
     path = script(tmp_path)
     found = report(finding("item", 3, path, (0, 0)), finding("bool", 4, path, (1,)), steps=2)
-    known = Known.of([found])
+    known = Baseline.of([found])
     known.write(tmp_path / "known")
-    assert known == Known.read(tmp_path / "known")
+    assert known == Baseline.read(tmp_path / "known")
     text = (tmp_path / "known").read_text()
     assert text.startswith("# ")
     assert f"{found.findings[0].fingerprint} 2  # train.py in step, item: total = loss.item()\n" in text
@@ -81,33 +81,36 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_reasons_are_kept(tmp_path: Path) -> None:
-    """Writing again keeps why; what is gone goes, what is new comes."""
+    """Rewriting keeps reasons, drops stale entries and adds new ones."""
     path = script(tmp_path)
     first, second = finding("item", 3, path), finding("bool", 4, path)
-    before = Known(
-        {first.fingerprint: Entry(first.fingerprint, 1, "see bug #12"), "0" * 16: Entry("0" * 16, 1, "gone")}
+    before = Baseline(
+        {
+            first.fingerprint: BaselineEntry(first.fingerprint, 1, "see bug #12"),
+            "0" * 16: BaselineEntry("0" * 16, 1, "gone"),
+        }
     )
-    Known.of([report(first, second)], before).write(tmp_path / "known")
-    entries = Known.read(tmp_path / "known").entries
+    Baseline.of([report(first, second)], before).write(tmp_path / "known")
+    entries = Baseline.read(tmp_path / "known").entries
     assert {first.fingerprint: "see bug #12", second.fingerprint: ""} == {
         name: entry.reason for name, entry in entries.items()
     }
 
 
 def test_only_what_counts_is_written(tmp_path: Path) -> None:
-    """What is allowed, or not covered, is no known wait; of several runs the greatest number counts."""
+    """Allowed and not covered findings are left out; of several runs the greatest number counts."""
     path = script(tmp_path)
     item = finding("item", 3, path)
     one = report(item, finding("bool", 4, path, allowed="why"), finding(NOT_COVERED, 5, path))
     two = report(finding("item", 3, path, (0, 0, 1)), steps=2)
     for several in ([one, two], [two, one]):
-        assert {item.fingerprint: 2} == {name: entry.most for name, entry in Known.of(several).entries.items()}
+        assert {item.fingerprint: 2} == {name: entry.most for name, entry in Baseline.of(several).entries.items()}
 
 
 def test_new(tmp_path: Path) -> None:
-    """Known waits are allowed; a new line, or one that waits more often, is not."""
+    """Known synchronizations are allowed; new ones, and those above their maximum, are not."""
     path = script(tmp_path)
-    known = Known.of([report(finding("item", 3, path, (0, 1)), steps=2)])
+    known = Baseline.of([report(finding("item", 3, path, (0, 1)), steps=2)])
     same = report(finding("item", 3, path, (0,)))
     assert [] == known.allow(same, "the baseline")
     assert ["known, in the baseline"] == [found.allowed for found in same.findings]
@@ -123,9 +126,9 @@ def test_new(tmp_path: Path) -> None:
 
 
 def test_equal_lines(tmp_path: Path) -> None:
-    """Two equal lines of one function are told apart by their number only."""
+    """Two equal lines of one function share a fingerprint, and count together."""
     path = script(tmp_path, code="def step(a):\n    a.item()\n    a.item()\n    a.item()\n")
-    known = Known.of([report(finding("item", 2, path), finding("item", 3, path))])
+    known = Baseline.of([report(finding("item", 2, path), finding("item", 3, path))])
     assert [2] == [entry.most for entry in known.entries.values()]
     moved = report(finding("item", 3, path), finding("item", 4, path))
     known.allow(moved, "x")
@@ -136,10 +139,10 @@ def test_equal_lines(tmp_path: Path) -> None:
 
 
 def test_any_number(tmp_path: Path) -> None:
-    """A star allows any number; nothing allows what is forbidden."""
+    """A star allows any number; forbidden synchronizations are never allowed."""
     path = script(tmp_path)
     item = finding("item", 3, path, (0,) * 50)
-    known = Known({item.fingerprint: Entry(item.fingerprint, None, "why")})
+    known = Baseline({item.fingerprint: BaselineEntry(item.fingerprint, None, "why")})
     often = report(item)
     known.allow(often, "x")
     assert ["why"] == [found.allowed for found in often.findings]
@@ -149,9 +152,9 @@ def test_any_number(tmp_path: Path) -> None:
 
 
 def test_stale(tmp_path: Path) -> None:
-    """What no run finds any more is told, also where it is allowed in the code by now."""
+    """Entries that no run finds are stale, unless the code itself allows them."""
     path = script(tmp_path)
-    known = Known.of([report(finding("item", 3, path), finding("bool", 4, path))])
+    known = Baseline.of([report(finding("item", 3, path), finding("bool", 4, path))])
     gone = known.stale([report(finding("item", 3, path, allowed="a comment")), report()])
     assert ["train.py in step, bool: rows = batch[batch > 0]"] == [entry.where for entry in gone]
     assert "bool" in str(gone[0])
@@ -164,68 +167,69 @@ def test_stale(tmp_path: Path) -> None:
         ("0123456789abcdef", "line 3: no fingerprint"),
         ("0123456789abcdef -1 why", "line 3: no fingerprint"),
         ("0123456789abcde 1 why", "line 3: no fingerprint"),
-        ("0123456789abcdef 1", "line 3: it must say why"),
-        ("0123456789abcdef 1   # why", "line 3: it must say why"),
-        ("aaaaaaaaaaaaaaaa 1 why", "line 3: aaaaaaaaaaaaaaaa is there twice"),
+        ("0123456789abcdef 1", "line 3: it must have a reason"),
+        ("0123456789abcdef 1   # why", "line 3: it must have a reason"),
+        ("aaaaaaaaaaaaaaaa 1 why", "line 3: aaaaaaaaaaaaaaaa is listed twice"),
     ],
 )
 def test_wrong_lines(tmp_path: Path, line: str, message: str) -> None:
-    """The error names the file, the line and what is wrong."""
+    """The error names the file, the line and the problem."""
     path = tmp_path / "known"
     path.write_text(f"# a comment\naaaaaaaaaaaaaaaa * why # where\n{line}\n")
     with pytest.raises(ValueError, match=f"cannot read {path}, {message}"):
-        Known.read(path, reasons=True)
+        Baseline.read(path, reasons=True)
 
 
 def test_no_text(tmp_path: Path) -> None:
-    """A file that is none of ours is refused in a sentence."""
+    """A file in another format is refused with one sentence."""
     path = tmp_path / "known"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="it is not a text file"):
-        Known.read(path)
+        Baseline.read(path)
     with pytest.raises(FileNotFoundError):
-        Known.read(tmp_path / "missing")
+        Baseline.read(tmp_path / "missing")
 
 
 def test_edited_by_hand(tmp_path: Path) -> None:
-    """Blank lines, comments, spaces and the line ends of Windows are fine."""
+    """Blank lines, comments, spaces and Windows line ends are accepted."""
     path = tmp_path / "known"
     path.write_bytes(b"\r\n  # note\r\n  0123456789abcdef\t3   see bug #12 # then\r\nfedcba9876543210 *\r\n")
-    assert [Entry("0123456789abcdef", 3, "see bug #12", "then"), Entry("fedcba9876543210", None)] == list(
-        Known.read(path).entries.values()
-    )
+    assert [
+        BaselineEntry("0123456789abcdef", 3, "see bug #12", "then"),
+        BaselineEntry("fedcba9876543210", None),
+    ] == list(Baseline.read(path).entries.values())
 
 
 def test_from_windows(tmp_path: Path) -> None:
-    """The mark that editors there put in front of a file is no part of its first line."""
+    """A byte order mark is not part of the first line."""
     path = tmp_path / "known"
     path.write_bytes(b"\xef\xbb\xbf0123456789abcdef 1 why\r\n")
-    assert ["why"] == [entry.reason for entry in Known.read(path, reasons=True).entries.values()]
+    assert ["why"] == [entry.reason for entry in Baseline.read(path, reasons=True).entries.values()]
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\x0b", "\x0c", "\x85", "\x1c"])
 def test_reasons_of_one_line(tmp_path: Path, mark: str) -> None:
-    """Only the end of a line ends one, so that a reason stays whole."""
+    """Only a newline ends a line, so that a reason is not split."""
     path = tmp_path / "known"
     path.write_text(f"0123456789abcdef 1 one{mark}two\n", encoding="utf-8")
-    known = Known.read(path)
+    known = Baseline.read(path)
     known.write(path)
-    assert [f"one{mark}two"] == [entry.reason for entry in Known.read(path).entries.values()]
+    assert [f"one{mark}two"] == [entry.reason for entry in Baseline.read(path).entries.values()]
 
 
 @pytest.mark.parametrize("line", [f"{'a' * 16} {'9' * 5000} why", f"{'a' * 16}\t1\t# where"])
 def test_lines_that_say_too_much_or_little(tmp_path: Path, line: str) -> None:
-    """A number that nobody counts to is refused with its line; where it was is no reason."""
+    """A number that is too large is refused with its line; the place is not a reason."""
     path = tmp_path / "known"
     path.write_text(f"{line}\n")
     with pytest.raises(ValueError, match=f"cannot read {path}, line 1: "):
-        Known.read(path, reasons=True)
+        Baseline.read(path, reasons=True)
 
 
 def test_interrupted_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old file stays whole until the new one is."""
+    """The old file is replaced only once the new one is complete."""
     path = tmp_path / "known"
-    Known({"a" * 16: Entry("a" * 16, 1, "why")}).write(path)
+    Baseline({"a" * 16: BaselineEntry("a" * 16, 1, "why")}).write(path)
     before = path.read_text()
     written = Path.write_text
 
@@ -235,13 +239,13 @@ def test_interrupted_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Path, "write_text", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Known({"b" * 16: Entry("b" * 16, 2, "another")}).write(path)
+        Baseline({"b" * 16: BaselineEntry("b" * 16, 2, "another")}).write(path)
     assert before == path.read_text()
 
 
 def test_a_reason_is_more_than_the_sign(tmp_path: Path) -> None:
-    """A line that ends with the sign of what follows has no reason."""
+    """A line that ends with "#" has no reason."""
     path = tmp_path / "known"
     path.write_text("0123456789abcdef 1 #\n")
-    with pytest.raises(ValueError, match="line 1: it must say why"):
-        Known.read(path, reasons=True)
+    with pytest.raises(ValueError, match="line 1: it must have a reason"):
+        Baseline.read(path, reasons=True)

@@ -1,4 +1,4 @@
-"""Where steps end: after those of the first optimizer, however it is called."""
+"""`OptimizerSteps` counts the steps of the first optimizer, however it is called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from instrument.modules import parts
 from instrument.stepping.follower import StepFollower
-from instrument.stepping.optimizers import OptimizerSteps
+from instrument.stepping.optimizer_steps import OptimizerSteps
 
 RANGES = torch.autograd.profiler.record_function
 BEFORE = {
@@ -24,7 +24,7 @@ BEFORE = {
 
 
 class Counter:
-    """Counts steps, and how many of torch's ranges of optimizers are open when they are told."""
+    """Counts steps, and torch's optimizer ranges that are open when each step is reported."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -64,7 +64,7 @@ def test_plain(counter: Counter) -> None:
 
 
 def test_two_optimizers(counter: Counter) -> None:
-    """Of several the one counts that steps first, until it is gone."""
+    """Of several optimizers the one that steps first counts, until it is deleted."""
     parameters = weights()
     first, second = (torch.optim.SGD([parameter]) for parameter in parameters)
     for _ in range(3):
@@ -78,7 +78,7 @@ def test_two_optimizers(counter: Counter) -> None:
 
 
 def test_one_for_each_epoch(counter: Counter) -> None:
-    """A new optimizer for the same model goes on with the steps, though a scheduler keeps the old one."""
+    """A new optimizer of the same model takes over, although a scheduler keeps the old one alive."""
     parameters = weights()
     kept = []
     for _ in range(3):
@@ -92,7 +92,7 @@ def test_one_for_each_epoch(counter: Counter) -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_one_that_shares_some_parameters(counter: Counter, order: int) -> None:
-    """So does one that has parameters of its own beside, wherever among them the shared ones are."""
+    """An optimizer that shares only some parameters takes over, wherever they are in its list."""
     head, other_head, body = weights(3)
     optimizers = [torch.optim.SGD([head, body]), torch.optim.SGD([body, other_head])]
     for optimizer in optimizers[::order]:
@@ -102,7 +102,7 @@ def test_one_that_shares_some_parameters(counter: Counter, order: int) -> None:
 
 
 def test_another_training(counter: Counter) -> None:
-    """One that goes on alone takes over, a critic that takes several steps at a time does not."""
+    """An optimizer that goes on alone takes over; a critic that takes several steps at a time does not."""
     first, second = (torch.optim.SGD([parameter]) for parameter in weights())
     for _ in range(3):
         first.step()
@@ -116,7 +116,7 @@ def test_another_training(counter: Counter) -> None:
 
 @pytest.mark.parametrize("phases", [(6, 6), (80, 80, 80, 80), (6, 40, 7, 2)])
 def test_phases(counter: Counter, phases: tuple[int, ...]) -> None:
-    """Where optimizers are trained one after the other, or by turns of many steps, each update is a step."""
+    """If optimizers step one after the other, or by turns of many steps, each update is a step."""
     optimizers = [torch.optim.SGD([parameter]) for parameter in weights()]
     for number, steps in enumerate(phases):
         for _ in range(steps):
@@ -129,7 +129,7 @@ def test_phases(counter: Counter, phases: tuple[int, ...]) -> None:
     [(0, 1, 1), (0, 2, 1), (0, 2, 2), (0, 5, 1), (0, 5, 2), (100, 1, 1), (100, 2, 1), (0, 100, 1)],
 )
 def test_turns(counter: Counter, warmup: int, critic: int, actor: int) -> None:
-    """Where two take turns, also after a warm-up of the first, the first one counts."""
+    """If two optimizers take turns, also after a warm-up of the first, the first one counts."""
     first, second = (torch.optim.SGD([parameter]) for parameter in weights())
     for _ in range(warmup):
         first.step()
@@ -142,7 +142,7 @@ def test_turns(counter: Counter, warmup: int, critic: int, actor: int) -> None:
 
 
 def test_skipped_by_a_scaler(counter: Counter) -> None:
-    """A step that is skipped for infinite gradients counts, the very first too."""
+    """A step that is skipped for infinite gradients counts, even the first."""
     parameters = weights(1)
     optimizer = torch.optim.SGD(parameters)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -155,7 +155,7 @@ def test_skipped_by_a_scaler(counter: Counter) -> None:
 
 
 def test_in_the_backward(counter: Counter) -> None:
-    """Where each parameter has an optimizer that steps in the backward, a step ends with the pass."""
+    """If each parameter has an optimizer that steps in the backward pass, a step ends with the pass."""
     parameters = weights(60)
     optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in parameters}
     for parameter in parameters:
@@ -167,7 +167,7 @@ def test_in_the_backward(counter: Counter) -> None:
 
 
 class Wrapper(torch.optim.Optimizer):
-    """An optimizer around another, as for sharding or averaging."""
+    """An optimizer that wraps another, as for sharding or averaging."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner
@@ -188,7 +188,7 @@ def test_wrapped(counter: Counter) -> None:
 
 
 def test_closure(counter: Counter) -> None:
-    """One that calls the model again and again within a step makes one."""
+    """An optimizer that calls a closure several times in a step makes one step."""
     parameters = weights()
     optimizer = torch.optim.LBFGS(parameters, max_iter=3)
 
@@ -203,7 +203,7 @@ def test_closure(counter: Counter) -> None:
 
 
 def test_compiled() -> None:
-    """A compiled step is not seen, which is told; it compiles to the same graphs as without us."""
+    """A compiled step is not seen, `compiled` is true, and the graphs are those without the library."""
 
     def graphs() -> int:
         torch.compiler.reset()
@@ -227,7 +227,7 @@ def test_compiled() -> None:
 
 
 def test_failing_step(counter: Counter) -> None:
-    """A step that raises is none, and the next one counts."""
+    """A step that raises does not count; the next one does."""
     parameters = weights()
     optimizer = torch.optim.LBFGS(parameters)
 
@@ -266,7 +266,7 @@ def test_a_recording_between_two_steps() -> None:
 
 @pytest.mark.parametrize("failing_call", [1, 2])
 def test_one_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch, failing_call: int) -> None:
-    """Where the last patches cannot be made, those before are undone."""
+    """If the last patch fails, the earlier ones are undone."""
     watched = [*BEFORE, (torch.autograd, "backward"), (torch.optim.Optimizer, "__init__"), (nn.Module, "__call__")]
     before = {place: vars(place[0]).get(place[1]) for place in watched}
     hooks = len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks)
@@ -295,7 +295,7 @@ def in_a_thread(call: Callable[[], object]) -> None:
 
 
 def updates(count: int) -> Callable[[], None]:
-    """Return a training of so many updates, by an optimizer of its own."""
+    """Return a function that trains for a number of updates with its own optimizer."""
     parameters = weights()
     optimizer = torch.optim.SGD(parameters)
 
@@ -324,7 +324,7 @@ def test_a_training_after_that_of_another_thread(counter: Counter) -> None:
 
 
 def test_every_update_of_one_thread() -> None:
-    """Those in a backward pass too, which belong to the thread that called it."""
+    """Steps in a backward pass belong to the thread that called the pass."""
     count = 0
 
     def step() -> None:

@@ -1,0 +1,141 @@
+"""`Finding`: what a rule saw at one line of the program, how often, what it costs and what to do instead."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .source_paths import portable
+
+Direction = Literal["H2D", "D2H"]
+Severity = Literal["high", "medium", "low"]
+NOT_COVERED = "not covered"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A line of Python code.
+
+    Attributes:
+        file: absolute path of the file, or Python's name for it ("<stdin>").
+        line: line number from 1; 0 where only the function is known.
+        function: qualified name of the function, as far as Python knows it.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.shown}:{self.line}" if self.line else self.shown
+
+    @property
+    def shown(self) -> str:
+        """The path relative to the current folder if the file is below it, else the absolute path."""
+        try:
+            inside = os.path.relpath(self.file)
+        except (OSError, ValueError):  # the folder is gone, or on another drive
+            return self.file
+        return self.file if inside.startswith("..") or not self.file.startswith(os.sep) else inside
+
+    @property
+    def code(self) -> str:
+        """The source line without its indentation; empty if it cannot be read."""
+        return linecache.getline(self.file, self.line).strip() if self.line else ""
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A suggestion for a finding.
+
+    Attributes:
+        text: what to do, in one or two sentences.
+        before: example code with the problem; empty where the text says enough.
+        after: the same code without the problem.
+    """
+
+    text: str
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Everything that one rule saw at one line of the program.
+
+    A rule is a synchronizing operation: ``op`` names it and ``cause`` is the evidence. Cost is how often it
+    happened (``count``, ``steps``) and what that took (``blocked_ns``, ``idle_ns``, ``bytes``).
+
+    Attributes:
+        op: the operation, by the name of the outermost public call ("item", "to", "unique") or of what the line
+            does ("bool", "getitem", "print"); `NOT_COVERED` for code that could not be checked.
+        cause: why it synchronizes, in a few words.
+        site: the user's line; None if no Python frame is known.
+        via: the line of the library that made most of the calls; None if the user's line made them itself.
+        direction: direction of the copy; None if it is not a copy.
+        thread: name of the thread of the first call.
+        backward: the autograd node that ran during the first call.
+        allowed: the reason why it is allowed; None if it is not.
+        forbidden: it happened inside `no_syncs`, or code that is not covered would fail on a GPU.
+        count: number of calls.
+        bytes: bytes of all copies; None if unknown.
+        blocked_ns: time that the CPU was blocked in all timed calls; None if none was timed.
+        timed: number of timed calls.
+        idle_ns: time that the calls left the GPU idle; None if unknown.
+        regions: number of calls by region path, outermost name first.
+        steps: number of calls by step; the key None counts calls outside of steps.
+        vias: number of calls by line of a library.
+        fix: what to do instead; None for code that is not covered.
+    """
+
+    op: str
+    cause: str
+    site: Site | None
+    via: Site | None
+    direction: Direction | None
+    thread: str
+    backward: str | None
+    allowed: str | None
+    forbidden: bool = False
+    count: int = 0
+    bytes: int | None = None
+    blocked_ns: int | None = None
+    timed: int = 0
+    idle_ns: int | None = None
+    regions: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    steps: Counter[int | None] = field(default_factory=Counter)
+    vias: Counter[Site] = field(default_factory=Counter)
+    fix: Fix | None = None
+
+    @property
+    def covered(self) -> bool:
+        """Whether this is a finding about the program, not about code that could not be checked."""
+        return self.op != NOT_COVERED
+
+    @property
+    def region(self) -> tuple[str, ...]:
+        """The path of the region with most of the calls, outermost name first."""
+        return self.regions.most_common(1)[0][0] if self.regions else ()
+
+    @property
+    def step(self) -> int | None:
+        """The first step with a call; None if all calls were outside of steps."""
+        return min((step for step in self.steps if step is not None), default=None)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of file, function, operation and source line.
+
+        It stays the same if lines are added above, in another folder and on another machine. Equal lines of one
+        function share it.
+        """
+        site = self.site or self.via
+        if site:  # Python 3.10 knows functions by their last name only
+            parts = (portable(site.file), site.function.rpartition(".")[2], site.code)
+        else:
+            parts = (self.thread, self.backward or "", "")
+        return hashlib.sha256("\0".join((*parts, self.op)).encode()).hexdigest()[:16]

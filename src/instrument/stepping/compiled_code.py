@@ -1,0 +1,133 @@
+"""Keeps the library out of compiled code: torch.compile skips it, and calls are deferred to the end of such code.
+
+torch compiles any Python function that is called between two of its graphs. Functions that inspect frames must run
+uncompiled, and compiling the others would cost seconds. A function that is inlined into a graph works as before.
+
+torch opens a range around compiled code, in C++: if a recording stops inside of it and another one starts there,
+torch crashes. So the end of a step is reported once the compiled function has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+from .. import compat
+from ..guard import guard
+from ..patch import Patch, apply, renamed, undo
+
+F = TypeVar("F", bound=Callable[..., Any])
+FEATURE = "following compiled functions"
+_PACKAGE = __package__.partition(".")[0]
+
+
+def without_compiler(function: F) -> F:
+    """Return ``function`` with torch.compile off during its calls; it must not become a part of a graph."""
+    set_eval_frame = compat.frame_evaluation()
+    if set_eval_frame is None:
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_eval_frame(before)
+
+    return cast(F, call)
+
+
+def skip_package() -> None:
+    """Make torch.compile skip the functions of this package imported so far, which takes 10 ms.
+
+    Wrappers around functions of the program stay a part of the compiled code.
+    """
+    skip = compat.skip_code()
+    if skip is not None:
+        around = [f"{_PACKAGE}.regions.annotation", f"{_PACKAGE}.regions.wrap"]
+        names = [name for name in sys.modules if name.split(".")[0] == _PACKAGE and name not in around]
+        for name in names:
+            for value in list(vars(sys.modules[name]).values()):
+                if getattr(value, "__module__", None) == name:
+                    for code in _codes(value):
+                        skip(code)
+                        if code.co_flags & inspect.CO_NESTED:
+                            skip(renamed(code))  # the name it has in a patch
+
+
+def _codes(value: Any) -> Iterator[types.CodeType]:
+    """Yield the code objects of a function or class, also those defined inside."""
+    if isinstance(value, types.CodeType):
+        yield value
+        for inner in value.co_consts:
+            if isinstance(inner, types.CodeType):
+                yield from _codes(inner)
+    elif isinstance(value, type):
+        for part in vars(value).values():
+            yield from _codes(part)
+    elif isinstance(value, property):
+        yield from _codes(value.fget)
+    elif hasattr(value, "__wrapped__"):
+        yield from _codes(value.__wrapped__)
+    elif isinstance(value, types.FunctionType):
+        yield from _codes(value.__code__)
+
+
+class _ThreadState(threading.local):
+    """The calls due on the thread at the end of the outermost compiled function."""
+
+    due: tuple[Callable[[], None], ...] = ()
+
+
+class DeferredCalls:
+    """Defers calls to the end of the compiled function that runs on the thread, from `follow` to `remove`."""
+
+    def __init__(self) -> None:
+        self._thread = _ThreadState()
+        self._patches: list[Patch] = []
+        self._removed = False
+        self._compiled = False  # whether any graph exists: before that no frames are inspected
+
+    def follow(self) -> None:
+        """Start; nothing is patched before the first deferred call."""
+
+    def remove(self) -> None:
+        """Stop, and drop the calls that are due."""
+        self._removed = True
+        undo(self._patches)
+
+    def after(self, call: Callable[[], None]) -> None:
+        """Call ``call()`` now, or inside a compiled function, once the outermost one has ended."""
+        self._compiled = self._compiled or compat.graphs_compiled()
+        end = compat.compiled_call_end() if self._compiled else None
+        if end is None or not compat.in_compiled_call(sys._getframe(1)):  # 3 us for 20 frames
+            call()
+            return
+        self._thread.due += (call,)
+        if not self._patches and not self._removed:
+            apply([Patch(*end, self._around)], self._patches)
+
+    def _around(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def set_eval_frame(callback: Any) -> Any:
+            try:
+                if self._thread.due and not compat.in_compiled_call(sys._getframe(1).f_back):
+                    self._ended()
+            except BaseException:
+                original(callback)
+                raise
+            return original(callback)
+
+        return set_eval_frame
+
+    @guard.contained(FEATURE)
+    def _ended(self) -> None:
+        due, self._thread.due = self._thread.due, ()
+        for call in due:
+            if not self._removed:
+                call()

@@ -1,0 +1,82 @@
+"""Every operation that a detector can report has a row in the table, and every row can be reported."""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+from collections import Counter
+
+import numpy
+import pytest
+import torch
+
+from instrument.dryrun import checks, rules
+from instrument.syncs import instruction, operations
+from instrument.syncs.operations import KERNELS, OPERATIONS, operation, public_name
+from instrument.syncs.wrappers import patches
+
+PUBLIC = (
+    torch, torch.Tensor, torch.cuda, torch.linalg, torch.nn.functional, torch.nn.utils, torch.distributed,
+    torch.nested, builtins, numpy, pickle,
+)  # fmt: skip
+# Operators of the dry run that report another operation, or the function that calls them
+INNER = {"ones", "max", "_unsafe_index", "_unsafe_index_put", "_foreach_copy_"}
+
+
+def test_names_are_unique() -> None:
+    """No name, spelling or operator stands for two operations."""
+    names = Counter(name for row in OPERATIONS for name in (row.name, *row.spellings))
+    assert [] == [name for name, rows in names.items() if rows > 1]
+    for column in ("operators", "kernels"):
+        names = Counter(name for row in OPERATIONS for name in getattr(row, column))
+        assert [] == [name for name, rows in names.items() if rows > 1]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_have_rows(kernel: str) -> None:
+    """The name under which the dry run or a trace reports a kernel leads to the row that lists it."""
+    for name in (operations.name_of_operator(kernel), public_name(kernel)):
+        row = operation(name)
+        assert row is not None, name
+        assert kernel in row.kernels
+
+
+def test_checked_operators_have_rows() -> None:
+    """Operators that the dry run checks have a row, but for those that are only called by others."""
+    assert INNER == {name for name in checks.CHECKS if operation(operations.name_of_operator(name)) is None}
+    assert not set(KERNELS) & set(checks.CHECKS)
+    assert rules.KERNELS is KERNELS
+
+
+def test_wrapped_calls_have_rows() -> None:
+    """Each call that live detection wraps, except torch's internal ones, has a row."""
+    named = {patch._name for patch in patches(None) if not patch._name.startswith("_")}  # type: ignore[arg-type]
+    assert {"synchronize", "empty_cache", "to", "cuda", "cpu", "copy_"} <= named
+    assert [] == [name for name in named if operation(name) is None]
+
+
+def test_instructions_have_rows() -> None:
+    """What a line can do to one tensor and read its value has a row; the other instructions are operators."""
+    reported = {op for _, op in instruction._INSTRUCTIONS}
+    assert {"delitem", "iter", "neg", "invert"} == {op for op in reported if operation(op) is None}
+
+
+def test_columns() -> None:
+    """Each row has a cause and a fix; a trace shows values as `item` and copies as `to`."""
+    for row in OPERATIONS:
+        assert row.traced_as in ("", "item", "to"), row
+        assert row.cause, row
+        assert row.fix.text, row
+
+
+@pytest.mark.parametrize("row", OPERATIONS, ids=lambda row: row.name)
+def test_rows_are_reachable(row: operations.Operation) -> None:
+    """Each row is that of a public function or method, of an instruction, of an operator or of a kernel."""
+    assert operation(row.name) is row
+    public = any(hasattr(owner, name) for owner in PUBLIC for name in (row.name, f"__{row.name}__"))
+    done = row.name in {op for _, op in instruction._INSTRUCTIONS} | set(instruction._OPERATORS.values())
+    assert public or done or row.typical or row.operators or row.kernels or row.name in ("free", "pickle"), row
+    for name in row.spellings:
+        assert operation(name) is row
+    for name in row.operators:
+        assert operations.name_of_operator(name) == row.name
