@@ -171,8 +171,8 @@ def under_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_exporter_is_that_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Auto goes by what the tool put into the environment; by name, each is to be had anywhere."""
     monkeypatch.setitem(sys.modules, "ittapi", SimpleNamespace())
-    monkeypatch.setattr("instrument.exporters.rocprof.RoctxEmitter", SimpleNamespace)
-    monkeypatch.setattr("instrument.exporters.rocprof.load", lambda: None)
+    monkeypatch.setattr("instrument.exporters.vendor_tools.RoctxEmitter", SimpleNamespace)
+    monkeypatch.setattr("instrument.exporters.vendor_tools.load", lambda: None)
     assert {"torch_profiler", *VARIABLES} == set(EXPORTERS)
     assert "torch_profiler" == choose("auto", {}).name
     for name, variable in VARIABLES.items():

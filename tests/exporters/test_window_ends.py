@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity
 
 import instrument
 from instrument.exporters.nsight_systems import NsightSystemsCapture
-from instrument.exporters.rocprof import RocprofCapture
 from instrument.exporters.torch_profiler import TorchProfilerExporter
+from instrument.exporters.vendor_tools import RocprofCapture
 
 from ..windows.training import recorded
 

@@ -58,15 +58,15 @@ def _made(name: str, options: Mapping[str, Any]) -> Exporter:
 
         return NsightSystemsExporter()
     if name == "nsight_compute":
-        from .nsight_compute import NsightComputeExporter
+        from .vendor_tools import NsightComputeExporter
 
         return NsightComputeExporter()
     if name == "rocprof":
-        from .rocprof import RocprofExporter
+        from .vendor_tools import RocprofExporter
 
         return RocprofExporter()
     if name == "vtune":
-        from .vtune import VtuneExporter
+        from .vendor_tools import VtuneExporter
 
         return VtuneExporter()
     from .torch_profiler import TorchProfilerExporter
