@@ -7,7 +7,7 @@ PUBLIC := build/public-scripts/venv
 
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 
-.PHONY: demo test fuzz check bench gpu-check public-scripts format clean
+.PHONY: demo test fuzz check bench gpu-check public-scripts test-fast traces format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
@@ -37,6 +37,11 @@ bench: $(VENV)/.installed-bench
 # python -m scripts.gpu_check.
 gpu-check: $(VENV)/.installed-test
 	$(BIN)/python -m scripts.gpu_check $(CHECKS) $(if $(REHEARSE),--rehearse)
+
+# The real traces that tests and benchmarks read, from GitHub into build/traces; without them these tests skip.
+# TRACE_REPOSITORIES=FOLDER takes them from clones there, INSTRUMENT_TRACES=FOLDER names a folder that holds them.
+traces:
+	$(PYTHON) -m scripts.traces
 
 # Public training scripts under instrument. PUBLIC_SCRIPTS=FOLDER takes clones from there instead of from GitHub,
 # SCRIPTS="mnist vae" runs some; only all of them write the page.
