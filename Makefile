@@ -7,13 +7,18 @@ PUBLIC := build/public-scripts/venv
 
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 
-.PHONY: demo test fuzz check bench docs gpu-check public-scripts format clean
+.PHONY: demo test test-fast fuzz check bench docs gpu-check public-scripts traces format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0
+
+# The tests to run while working: all but frameworks, vendors' tools and corpora, whose files tests/conftest.py lists.
+test-fast: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --quiet \
+		-m "not (framework or vendor or corpus or nsys or native or fuzz or gpu)"
 
 fuzz: export INSTRUMENT_FUZZ := all
 fuzz: export INSTRUMENT_FUZZ_SECONDS ?= 1800
@@ -41,6 +46,11 @@ docs: $(VENV)/.installed-docs
 # python -m scripts.gpu_check.
 gpu-check: $(VENV)/.installed-test
 	$(BIN)/python -m scripts.gpu_check $(CHECKS) $(if $(REHEARSE),--rehearse)
+
+# The real traces that tests and benchmarks read, from GitHub into build/traces; without them these tests skip.
+# TRACE_REPOSITORIES=FOLDER takes them from clones there, INSTRUMENT_TRACES=FOLDER names a folder that holds them.
+traces:
+	$(PYTHON) -m scripts.traces
 
 # Public training scripts under instrument. PUBLIC_SCRIPTS=FOLDER takes clones from there instead of from GitHub,
 # SCRIPTS="mnist vae" runs some; only all of them write the page.

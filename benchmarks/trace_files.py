@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-BESIDE = Path(__file__).resolve().parents[2] / "shared" / "traces"
-REAL = Path(os.environ.get("INSTRUMENT_TRACES", BESIDE)) / "tl_h100_owlv2.json.gz"
+REPOSITORY = Path(__file__).resolve().parents[1]
+REAL = REPOSITORY / os.environ.get("INSTRUMENT_TRACES", "build/traces") / "tl_h100_owlv2.json.gz"
 Json = dict[str, Any]
 
 ID_KEYS = ("correlation", "External id", "id", "Python id", "Python parent id", "Ev Idx", "Sequence number")
@@ -77,7 +77,7 @@ def build(folder: Path, tiles: tuple[int, ...], ranks: int) -> TraceFiles:
         with gzip.open(REAL) as packed, path.open("wb") as file:
             shutil.copyfileobj(packed, file)
     else:
-        origin = f"made up, as {REAL.name} is not in {REAL.parent} (set INSTRUMENT_TRACES)"
+        origin = f"made up, as {REAL.name} is not in {REAL.parent} (make traces)"
         path.write_bytes(msgspec.json.format(msgspec.json.encode(invented()), indent=2))
     writer = Tiles(path)
     tiled = {count: writer.write(folder / f"tiled{count}.json", count) for count in tiles}

@@ -26,6 +26,8 @@ from instrument.windows.profile import Profile
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
+HERE = Path(__file__).parent
+
 # A job in the background ignores these, and programs inherit that; tests send them.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
@@ -43,12 +45,29 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+# Folders and files that `make test-fast` leaves out whole; single tests carry the marker nsys, native or fuzz.
+SLOW = {
+    "framework": ("integrations", "windows/test_foreign_profilers.py", "modules/test_models.py"),
+    "vendor": ("launch", "exporters/test_vendors.py", "test_install_nsys.py", "test_gpu_check.py"),
+    "corpus": (
+        "faults", "test_public_scripts.py", "modules/test_survives.py", "dryrun/test_idioms.py",
+        "dryrun/test_cases.py", "dryrun/test_models.py", "diagnosis/test_reference.py",
+    ),
+}  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="no GPU that torch can use"))
+    """Mark what is slow, and skip what needs a GPU if there is none."""
+    places = {HERE / name: marker for marker, names in SLOW.items() for name in names}
+    absent = [str(place) for place in places if not place.exists()]
+    if absent:
+        raise pytest.UsageError(f"SLOW in tests/conftest.py names what does not exist: {', '.join(absent)}")
+    for item in items:
+        for place in (item.path, *item.path.parents):
+            if place in places:
+                item.add_marker(places[place])
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no GPU that torch can use"))
 
 
 @pytest.fixture(autouse=True)

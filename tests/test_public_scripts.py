@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts.public_scripts import compare, sources, ways
-from scripts.public_scripts.__main__ import examine, main
+from scripts import repositories
+from scripts.public_scripts import compare, ways
+from scripts.public_scripts.__main__ import VARIABLE, examine, main
 from scripts.public_scripts.manifest import SCRIPTS
 from scripts.public_scripts.script import Edit, Script
 from scripts.public_scripts.table import Result, page
@@ -90,6 +91,11 @@ def test_entry(script: Script) -> None:
 # Where clones are found.
 
 
+def check_out(script: Script, target: Path, cache: Path) -> None:
+    place = repositories.locate(VARIABLE, script.repository, script.commit, cache)
+    repositories.check_out(place, script.commit, script.parts, target)
+
+
 LAYOUTS = {
     "OWNER/NAME": "owner/small",
     "OWNER+NAME": "owner+small",
@@ -105,18 +111,18 @@ def test_layouts(
 ) -> None:
     place = tmp_path / "clones" / LAYOUTS[layout]
     git("clone", "--quiet", *(["--bare"] if bare else []), clone, place)
-    assert sources.find(tmp_path / "clones", "owner/small") == (place if bare else place / ".git")
-    monkeypatch.setenv(sources.VARIABLE, str(tmp_path / "clones"))
+    assert repositories.find(VARIABLE, tmp_path / "clones", "owner/small") == (place if bare else place / ".git")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "clones"))
     target = tmp_path / "target"
     target.mkdir()
-    sources.check_out(script.repository, script.commit, script.parts, target, tmp_path / "cache")
+    check_out(script, target, tmp_path / "cache")
     assert [path.relative_to(target).as_posix() for path in target.rglob("*.py")] == ["part/train.py"]
     assert not (tmp_path / "cache").exists()
 
 
 def network(monkeypatch: pytest.MonkeyPatch, instead: Path) -> None:
     """Let git find ``instead/OWNER/NAME`` where it is asked for GitHub's."""
-    monkeypatch.delenv(sources.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.file://{instead}/.insteadOf")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://github.com/")
@@ -129,7 +135,7 @@ def test_network(clone: Path, script: Script, tmp_path: Path, monkeypatch: pytes
         network(monkeypatch, instead)
         target = tmp_path / f"target of {instead.name}"
         target.mkdir()
-        sources.check_out(script.repository, script.commit, script.parts, target, tmp_path / "cache")
+        check_out(script, target, tmp_path / "cache")
         assert (target / "part" / "train.py").exists()
 
 
@@ -144,10 +150,10 @@ def test_missing(
     said = []
     network(monkeypatch, tmp_path / "nothing")
     said.append(examine(script, tmp_path / "1", print).missing)
-    monkeypatch.setenv(sources.VARIABLE, str(tmp_path / "empty"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "empty"))
     said.append(examine(script, tmp_path / "2", print).missing)
     git("clone", "--quiet", clone, tmp_path / "clones" / "owner" / "small")
-    monkeypatch.setenv(sources.VARIABLE, str(tmp_path / "clones"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "clones"))
     said.append(examine(dataclasses.replace(script, commit="0" * 40), tmp_path / "3", print).missing)
     said.append(examine(dataclasses.replace(script, needs=("no_such_package",)), tmp_path / "4", print).missing)
     with monkeypatch.context() as without:
@@ -327,7 +333,7 @@ def test_no_process_stays(script: Script, tmp_path: Path, monkeypatch: pytest.Mo
 def test_script_is_run(clone: Path, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The edited script is run plain and under `instrument run`, and its windows and regions are read."""
     git("clone", "--quiet", clone, tmp_path / "clones" / "owner" / "small")
-    monkeypatch.setenv(sources.VARIABLE, str(tmp_path / "clones"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "clones"))
     every = ways.commands(script)
     assert list(every) == ["plain", "plain again", "run", "run --steps A-B", "run --steps all", "syncs"]
     monkeypatch.setattr(ways, "commands", lambda script: {way: every[way] for way in ("plain", "run --steps all")})

@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import compare, sources, ways
+from .. import repositories
+from . import compare, ways
 from .manifest import SCRIPTS
 from .script import Script
 from .table import Result, page
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "public-scripts"
+VARIABLE = "PUBLIC_SCRIPTS"
 
 
 def prepare(script: Script, checkout: Path) -> None:
@@ -27,8 +29,9 @@ def prepare(script: Script, checkout: Path) -> None:
     """
     for package in script.needs:
         if importlib.util.find_spec(package) is None:
-            raise sources.MissingError(f"the package {package} is not installed: pip install {package}")
-    sources.check_out(script.repository, script.commit, script.parts, checkout, CACHE)
+            raise repositories.MissingError(f"the package {package} is not installed: pip install {package}")
+    clone = repositories.locate(VARIABLE, script.repository, script.commit, CACHE)
+    repositories.check_out(clone, script.commit, script.parts, checkout)
     for edit in script.edits:
         path = checkout / edit.file
         text = path.read_text(encoding="utf-8")
@@ -44,7 +47,7 @@ def examine(script: Script, base: Path, say: Callable[[str], None]) -> Result:
     checkout.mkdir(parents=True)
     try:
         prepare(script, checkout)
-    except sources.MissingError as error:
+    except repositories.MissingError as error:
         say(f"  {error}")
         return Result(script, {}, {}, missing=str(error))
     outcomes = {}
@@ -71,7 +74,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.public_scripts",
         description="Run public training scripts plain and under instrument, and compare.",
-        epilog=f"Clones come from GitHub, or from the folder that {sources.VARIABLE} names.",
+        epilog=f"Clones come from GitHub, or from the folder that {VARIABLE} names.",
     )
     names = [script.name for script in SCRIPTS]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of these only: {', '.join(names)}")

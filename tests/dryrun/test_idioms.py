@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import io
-import os
 import pickle
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,14 +17,13 @@ import torch.nn.functional as F
 from instrument.dryrun.run import dry_run
 from instrument.findings import Finding
 from instrument.syncs.report import SyncReport
-from tests.dryrun import unseen_idioms, unseen_idioms_2
+from tests.dryrun import short_idioms, unseen_idioms, unseen_idioms_2
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one"),
     pytest.mark.filterwarnings("ignore"),  # torch's own, of the idioms
 ]
 FILE = "/nowhere/idiom.py"
-PROTOTYPES = Path(__file__).parents[2] / os.environ.get("INSTRUMENT_IDIOMS", "../shared/prototypes/idioms.py")
 SETS: list[tuple[str, ModuleType]] = [("first", unseen_idioms), ("second", unseen_idioms_2)]
 CASES = [
     pytest.param(idiom.source, waits, id=f"{which}-{name}")
@@ -92,27 +88,11 @@ def test_idioms_that_depend_on_data(source: str, waits: bool) -> None:
     assert waits == any(found.covered for found in here)
 
 
-def listed() -> list[Any]:
-    """The idioms of a list that is kept beside the repository."""
-    if not PROTOTYPES.is_file():
-        reason = f"needs {PROTOTYPES.resolve()}: INSTRUMENT_IDIOMS names the file of listed idioms"
-        return [pytest.param("", True, marks=pytest.mark.skip(reason=reason), id="missing")]
-    groups = {
-        node.targets[0].id: {word.arg: ast.literal_eval(word.value) for word in node.value.keywords}
-        for node in ast.parse(PROTOTYPES.read_text("utf-8")).body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and isinstance(node.value, ast.Call)
-        if node.targets[0].id in ("SYNC", "NOSYNC")
-    }
-    return [
-        pytest.param(source, kind == "SYNC", id=f"{kind}-{name}")
-        for kind, group in groups.items()
-        for name, source in group.items()
-    ]
-
-
-LISTED = listed()
+LISTED = [
+    pytest.param(source, waits, id=f"{kind}-{name}")
+    for kind, waits, group in (("SYNC", True, short_idioms.SYNCHRONISING), ("NOSYNC", False, short_idioms.CLEAN))
+    for name, source in group.items()
+]
 
 
 @pytest.mark.parametrize(("source", "waits"), [case for case in CASES if case.id in UNSEEN])

@@ -1,4 +1,4 @@
-"""Real traces outside of the repository; tests that need a missing trace are skipped."""
+"""Real traces of public repositories, which ``make traces`` fetches; a test that needs one skips without it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 _REPOSITORY = Path(__file__).parents[2]
+FOLDER = _REPOSITORY / os.environ.get("INSTRUMENT_TRACES", "build/traces")
 
 
 def shared(name: str) -> Path:
-    """Return the path of a trace; skip the test if the file is missing."""
-    path = (_REPOSITORY / os.environ.get("INSTRUMENT_TRACES", "../shared/traces") / name).resolve()
+    """Return the path of a trace, or skip the test if it is missing."""
+    path = FOLDER / name
     if not path.exists():
-        pytest.skip(f"needs {path}: INSTRUMENT_TRACES names the folder of the real traces")
+        pytest.skip("needs real traces: make traces")
     return path

@@ -1,0 +1,1 @@
+"""Fetches the real traces that tests and benchmarks read."""
