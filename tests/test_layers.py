@@ -42,7 +42,7 @@ ORDER = [
 # What adapters may import from other rooms, beside the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {
     "compat", "config", "errors", "guard", "identity", "interrupts", "log", "patch",
-    "modules.service", "regions.dispatch", "regions.region", "stepping.optimizers",
+    "modules.service", "regions.dispatch", "regions.region", "stepping.optimizer_steps",
     "windows.profile", "windows.schedule", "windows.steps",
 }  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
