@@ -1,4 +1,4 @@
-"""What annotated modules cost, off-window and in a window beside the hooks of Lightning: ``make bench``."""
+"""The overhead of annotated modules outside and inside windows, against Lightning's hooks: ``make bench``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ STEPS = 10  # timed in a round
 
 
 class Block(nn.Module):
-    """Five modules, with nothing between them but a residual."""
+    """Five modules with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.up, self.act, self.down = nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Do little, so that what hooks cost is seen."""
+        """Do little work, so that the cost of hooks is visible."""
         return x + self.down(self.act(self.up(self.norm(x))))
 
 
@@ -50,7 +50,7 @@ def step() -> float:
 
 
 def hooks() -> int:
-    """Count the hooks on all modules."""
+    """Return the number of hooks on all modules."""
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
@@ -58,7 +58,7 @@ def in_turn(
     candidates: dict[str, Callable[[], AbstractContextManager[object]]],
     around: Callable[[], AbstractContextManager[object]],
 ) -> dict[str, float]:
-    """Return the median time of a step under each candidate, in turn, each round inside ``around()``."""
+    """Return the median time of a step under each candidate in turn, each round inside ``around()``."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(max(5, ROUNDS // 4)):  # each of many steps, and a profile of them takes long to stop
         for name, candidate in candidates.items():
@@ -69,7 +69,7 @@ def in_turn(
 
 
 def off_window() -> None:
-    """Between windows: no hook is there, so that the code is the same."""
+    """Measure between windows, when modules have no hooks and run the same code."""
     handle = instrument.annotate_modules(model)
     with profile(activities=[ProfilerActivity.CPU]):
         during = hooks()
@@ -84,7 +84,7 @@ def off_window() -> None:
 
 
 def in_window() -> None:
-    """Under torch.profiler, forward and backward, beside hooks that show the forward alone."""
+    """Measure under torch.profiler, forward and backward, against hooks that show only the forward."""
     candidates = {
         "plain": nullcontext,
         "Lightning's hooks, forward": lambda: RegisterRecordFunction(model),
@@ -102,7 +102,7 @@ def in_window() -> None:
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Somebody hears every region, and does nothing."""
+    """An emitter that receives every region and does nothing."""
     emitter = dispatch.NullEmitter()
     dispatch.active.add(emitter)
     try:
@@ -112,7 +112,7 @@ def listening() -> Iterator[None]:
 
 
 def recomputed() -> None:
-    """The backward of checkpointed blocks on the thread of the forward, and on another one, as on a GPU."""
+    """Measure the backward of checkpointed blocks on the forward's thread and on another one, as on a GPU."""
     blocks = nn.ModuleList(Block() for _ in range(CHECKPOINTED))
     candidates: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "off": nullcontext,

@@ -1,4 +1,4 @@
-"""What instrument costs, as ratios against its peers: ``make bench``.
+"""The overhead of instrument, as ratios against comparable libraries: ``make bench``.
 
 All candidates are timed in turn, round after round in one process, and the medians are compared: the machine's
 speed drifts less between neighbours than between runs.
@@ -28,11 +28,11 @@ RecordFunctionFast = torch._C._profiler._RecordFunctionFast
 
 
 def body(a: int, b: int) -> None:
-    """Do nothing, so that only the way here is measured."""
+    """Do nothing, so that only the call is measured."""
 
 
 def passed_on(function: Callable[..., object]) -> Callable[..., object]:
-    """Wrap with functools.wraps, as decorators usually are written."""
+    """Wrap with functools.wraps, as decorators are usually written."""
 
     @functools.wraps(function)
     def wrapper(*args: object, **kwargs: object) -> object:
@@ -50,7 +50,7 @@ def through_wrapt(
 
 
 def calls() -> Candidates:
-    """Return a call of `body`, each time annotated in another way."""
+    """Return calls of `body`, each annotated in a different way."""
     by_wraps, by_wrapt, by_instrument = passed_on(body), through_wrapt(body), instrument.annotate("body")(body)
     fast = RecordFunctionFast("body")
     whole = nvtx.annotate("body")
@@ -84,7 +84,7 @@ def calls() -> Candidates:
 
 
 def idle() -> None:
-    """No profiler: what every step of a job pays."""
+    """Measure without a profiler: the cost of every step of a job."""
     times = medians(calls(), 2000)
     show("An annotated call, idle", times, "functools.wraps")
     plain, ours, torchs = times["plain call"], times["@instrument.annotate"], times["with record_function"]
@@ -93,7 +93,7 @@ def idle() -> None:
 
 
 def recording() -> None:
-    """Under torch.profiler."""
+    """Measure under torch.profiler."""
     candidates = calls()
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(ROUNDS):  # a profiler a round: its memory would grow, and time with it
@@ -109,7 +109,7 @@ def recording() -> None:
 
 
 def interleaved(tasks: int = 1000) -> None:
-    """Tasks that take turns, in a recording as of a GPU and in one of the CPU alone."""
+    """Measure interleaved tasks, in a recording ordered as for a GPU and in one of the CPU alone."""
 
     async def task() -> None:
         async with instrument.annotate("request"):
@@ -141,7 +141,7 @@ def interleaved(tasks: int = 1000) -> None:
 
 
 def compiled() -> None:
-    """Inside torch.compile."""
+    """Measure inside torch.compile."""
     x = torch.ones(4)
 
     def plain(x: torch.Tensor) -> torch.Tensor:
@@ -156,7 +156,7 @@ def compiled() -> None:
 
 
 def stepping() -> None:
-    """What a loop pays off-window."""
+    """Measure the cost for a loop outside windows."""
     plan = {"wait": 10**9, "warmup": 1, "active": 1}
     with tempfile.TemporaryDirectory() as folder:
         ours = instrument.profile(folder, schedule=instrument.schedule(**plan))
@@ -170,7 +170,7 @@ def stepping() -> None:
 
 
 def iterating() -> None:
-    """What `steps` adds to an iteration."""
+    """Measure the cost that `steps` adds to an iteration."""
     items = range(20_000)
 
     def bare() -> None:
@@ -179,7 +179,7 @@ def iterating() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         loop = instrument.steps(items, folder, wait=10**12, active=1)
-        loop.profile.stop = lambda: None  # type: ignore[method-assign]  # its end is no part of an iteration
+        loop.profile.stop = lambda: None  # type: ignore[method-assign]  # its end is not part of an iteration
 
         def stepped() -> None:
             for _ in loop:
@@ -193,7 +193,7 @@ def iterating() -> None:
 
 
 def importing() -> None:
-    """`import instrument`, in fresh processes."""
+    """Measure `import instrument` in fresh processes."""
     code = "import time; t = time.perf_counter(); import {}; print((time.perf_counter() - t) * 1e9)"
     times = {}
     for name, runs in (("instrument", 11), ("torch", 3)):

@@ -1,4 +1,4 @@
-"""What only a GPU can show; traces recorded here are kept with ``INSTRUMENT_KEEP_TRACES=tests/data``."""
+"""Tests that need a GPU; ``INSTRUMENT_KEEP_TRACES=tests/data`` keeps the traces they record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gpu_ns(events: list[dict[str, Any]]) -> int:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """The trace of three steps of a small network that is trained on the GPU."""
+    """Record the trace of three training steps of a small network on the GPU."""
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = [torch.randn(64, 256) for _ in range(6)]
@@ -59,7 +59,7 @@ def gpu_by_region(summary: Summary) -> dict[str, int]:
 
 @pytest.mark.gpu
 def test_region_on_the_gpu_lane(trained: Path) -> None:
-    """Regions that launch GPU work themselves are on the GPU's lane as well, whenever they ran.
+    """Regions that launch GPU work themselves also show on the GPU's lane.
 
     The first kernels and copies of a recording may be missing.
     """
@@ -69,7 +69,7 @@ def test_region_on_the_gpu_lane(trained: Path) -> None:
 
 @pytest.mark.gpu
 def test_gpu_time_of_the_summary(trained: Path) -> None:
-    """The summary's GPU time is that of the trace's kernels, copies and fills; backward has its share."""
+    """The summary's GPU time equals the trace's kernels, memcpys and memsets; backward has its share."""
     summary = summarize(read_kineto(trained))
     assert (summary.gpu_total_ns or 0) + summary.outside_gpu_ns == gpu_ns(events_of(trained))
     outermost = sum(region.gpu_ns or 0 for region in summary.regions if len(region.path) == 1)
@@ -79,7 +79,7 @@ def test_gpu_time_of_the_summary(trained: Path) -> None:
 
 
 def trained_on(device: str, folder: Path) -> Path:
-    """The trace of two steps of modules with regions, and a region around forward and backward."""
+    """Record two steps of annotated modules, with a region around forward and backward."""
     torch.manual_seed(0)
     block = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU())
     model = torch.nn.Sequential(block, torch.nn.Linear(256, 8)).to(device)
@@ -98,7 +98,7 @@ def trained_on(device: str, folder: Path) -> Path:
 
 
 def launched_in(events: list[dict[str, Any]], region: str) -> Iterator[dict[str, Any]]:
-    """The GPU work whose call lies in a region of that name, on whatever thread."""
+    """Return the GPU work whose launch lies in a region of that name, on any thread."""
     ranges = [
         (event["ts"], event["ts"] + event["dur"])
         for event in events
@@ -117,7 +117,7 @@ def launched_in(events: list[dict[str, Any]], region: str) -> Iterator[dict[str,
 
 @pytest.mark.gpu
 def test_backward_is_one_tree(tmp_path: Path) -> None:
-    """Regions of the backward pass, which has a thread of its own here, are where they are on a CPU."""
+    """Regions of the backward pass, which runs on its own thread on a GPU, nest as on a CPU."""
     path = trained_on("cuda", tmp_path / "gpu")
     if keep := os.environ.get("INSTRUMENT_KEEP_TRACES"):
         shutil.copy(path, Path(keep) / "gpu_modules.json.gz")
@@ -148,13 +148,13 @@ def test_backward_is_one_tree(tmp_path: Path) -> None:
 
 
 def gpu_paths(summary: Summary) -> set[tuple[str, ...]]:
-    """The paths of regions that GPU work was launched in."""
+    """Return the paths of the regions in which GPU work was launched."""
     return {region.path for region in summary.regions if region.gpu_ns}
 
 
 @pytest.mark.gpu
 def test_regions_on_the_thread_that_launches_backward(tmp_path: Path) -> None:
-    """In a window the backward of each module is on autograd's device thread, around the kernels it launches."""
+    """In a window, the backward of each module is on autograd's device thread, around the kernels it launches."""
     model = Net(64).cuda()
     with instrument.annotate_modules(model):
         for _ in instrument.steps(range(5), tmp_path, wait=1, warmup=1, active=2, repeat=1):
@@ -178,7 +178,7 @@ def test_regions_on_the_thread_that_launches_backward(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("gpu_*.json.gz")), ids=lambda path: path.name)
 def test_kept_traces(path: Path) -> None:
-    """Traces that were recorded on a GPU give the same sums on a machine without one."""
+    """Traces recorded on a GPU give the same sums on a machine without one."""
     summary = summarize(read_kineto(path))
     assert (summary.gpu_total_ns or 0) + summary.outside_gpu_ns == gpu_ns(events_of(path))
     assert gpu_by_region(summary)["backward"] > 0

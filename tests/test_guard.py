@@ -1,4 +1,4 @@
-"""The containment itself: what it lets through, what it keeps, and what happens where it fails."""
+"""`guard`: the errors it contains, those it passes on, and failures of the containment itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 def test_an_error_is_logged_once_and_counted(guard: Guard, caplog: Log) -> None:
-    """As a decorator and as a block."""
+    """Errors are contained by the decorator and by the context manager."""
     call = guard.contained("looking")(raising(RuntimeError("gone")))
     assert call() is None
     with guard.contained("looking"):
@@ -50,7 +50,7 @@ def test_an_error_is_logged_once_and_counted(guard: Guard, caplog: Log) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), SyncError("a wait")], ids=repr)
 def test_what_is_no_failure_passes(guard: Guard, error: BaseException) -> None:
-    """Interrupts, exits, and the error that was asked for."""
+    """Interrupts, exits and requested errors pass through."""
     original = guard.around("following", raising(error), lambda original: original())
     contained = guard.contained("following")(raising(error))
     prepared = guard.prepared("following", otherwise=lambda: None)(raising(error))
@@ -77,7 +77,7 @@ def test_wrong_arguments_raise_and_other_errors_do_not(guard: Guard) -> None:
 
 
 class Original:
-    """Somebody else's function."""
+    """A function of the program or of torch."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.calls: list[Any] = []
@@ -106,7 +106,7 @@ def fails_after(original: Callable[..., Any], *args: Any) -> Any:
 def test_what_stands_for_a_function_calls_it_once(
     guard: Guard, around: Callable[..., Any], error: BaseException | None
 ) -> None:
-    """Its result and its error, the same object, come through whatever fails around it."""
+    """The result or the same error object of the wrapped function passes through any failure around it."""
     original = Original(error)
     call = guard.around("following", original, around)
     if error is None:
@@ -120,7 +120,7 @@ def test_what_stands_for_a_function_calls_it_once(
 
 
 def test_an_error_that_passes_is_not_kept(guard: Guard) -> None:
-    """A program that catches it, and tries again with less, finds its memory free."""
+    """A program that catches the error and retries with less has its memory freed."""
     gc.disable()
     try:
         held = IdentitySet()
@@ -138,7 +138,7 @@ def test_an_error_that_passes_is_not_kept(guard: Guard) -> None:
 
 
 def test_a_log_that_fails(guard: Guard, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the application's handler raises is not for the loop, and the failure is told all the same."""
+    """An error of the application's log handler does not reach the loop, and the failure is still reported."""
     handler = logging.Handler()
     handler.emit = raising(MemoryError("in the handler"))  # type: ignore[method-assign]
     logging.getLogger("instrument").addHandler(handler)
@@ -169,7 +169,7 @@ def at_depth(depth: int, call: Callable[[], None]) -> None:
 
 @pytest.fixture
 def limit() -> Iterator[int]:
-    """The depth at which one more call is just possible."""
+    """Return the depth at which exactly one more call is possible."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(400)
     depth = 400
@@ -185,7 +185,7 @@ def limit() -> Iterator[int]:
 
 @pytest.mark.usefixtures("lenient")
 def test_the_recursion_limit(limit: int) -> None:
-    """Whatever is left of it, a region costs no more than the calls that the program itself makes."""
+    """At any remaining depth, a region needs no more frames than the program's own calls."""
     region = instrument.annotate("deep")
 
     @instrument.annotate
@@ -216,7 +216,7 @@ def test_the_recursion_limit(limit: int) -> None:
 
 @pytest.mark.usefixtures("lenient")
 def test_errors_at_the_recursion_limit(limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is left to take note of an error with, it is contained all the same."""
+    """An error is contained even if no stack is left to record it."""
     guard = Guard()
     fail = raising(OSError("full"))
     following = guard.around("following", list, fail, when=fail)
@@ -251,7 +251,7 @@ def test_errors_at_the_recursion_limit(limit: int, tmp_path: Path, monkeypatch: 
 
 
 def test_patches_that_cannot_be_undone_stay_known() -> None:
-    """The others are put back, and another try is made with the rest."""
+    """The other patches are undone, and undoing the failed ones is tried again."""
 
     class Owner:
         first = second = third = 0
@@ -269,7 +269,7 @@ def test_patches_that_cannot_be_undone_stay_known() -> None:
 
 @pytest.mark.usefixtures("lenient")
 def test_a_profile_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Log) -> None:
-    """The loop runs, its steps are counted, and the log says why nothing is recorded."""
+    """The loop runs, its steps are counted, and the log says why no window is recorded."""
     monkeypatch.setattr(Manifest, "__init__", raising(OSError("no host name")))
     with instrument.profile(tmp_path) as prof:
         prof.step()

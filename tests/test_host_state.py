@@ -1,4 +1,4 @@
-"""Training sees the same process with us and without: random numbers, warnings, signals, logging, flags, folders.
+"""The library leaves the process unchanged: random numbers, warnings, signals, logging, flags, folders.
 
 What torch.profiler changes when it is first used in a process is torch's, so that it is used once before. What is
 ours is listed in docs/globals.md.
@@ -243,7 +243,7 @@ print(json.dumps(changed))
 
 @pytest.mark.parametrize(("code", "count", "windows"), [(ENTRY_POINTS, 12, 8), (ADAPTERS, 5, 5)])
 def test_nothing_changes(tmp_path: Path, code: str, count: int, windows: int) -> None:
-    """Neither in a good run nor where something fails; in a framework, nothing that it does not change itself."""
+    """No state changes, in a successful or failing run; in a framework, only what the framework changes itself."""
     if code is ADAPTERS:
         for package in ("transformers", "accelerate", "lightning"):
             pytest.importorskip(package)
@@ -255,7 +255,7 @@ def test_nothing_changes(tmp_path: Path, code: str, count: int, windows: int) ->
 
 
 def outcome(folder: Path, code: str) -> tuple[dict[str, Any], str]:
-    """Run a program, and return what it says that changed, and its errors."""
+    """Run a program; return the changes that it reports, and its errors."""
     script = folder / "program.py"
     script.write_text(HEAD + code + TAIL)
     options: Any = {"cwd": folder, "env": programs.environment(), "capture_output": True, "text": True}
@@ -290,7 +290,7 @@ OF_RUN = {"environment", "sys.meta_path", "threads", "sockets", "builtins", "sys
 
 
 def test_the_same_losses(tmp_path: Path) -> None:
-    """A script that draws from every generator in each step trains to the last digit as without us."""
+    """A script that uses every random generator in each step trains bit-identically with the library."""
     script = programs.program(HEAD + TRAINING, tmp_path)
     plan = ["--wait", "1", "--active", "2", "--repeat", "2"]
     run = [sys.executable, "-m", "instrument", "run", "--out", "run", *plan, "--"]

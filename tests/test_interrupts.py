@@ -1,4 +1,4 @@
-"""What signal handlers of the program raise inside of the library is for the program."""
+"""Exceptions that the program's signal handlers raise inside the library reach the program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs 
 
 
 class TimeLimit(Exception):
-    """What a program raises when a time limit is over."""
+    """Raised by the program when a time limit expires."""
 
 
 def plain(signum: int, frame: Any) -> None:
@@ -135,7 +135,7 @@ def interrupted() -> None:
 def test_errors_of_signal_handlers_pass(
     handler: Any, handle: Callable[[Any], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Through each kind of containment, also one inside another; nothing is counted or logged."""
+    """Interrupts pass through each kind of containment, also nested; nothing is counted or logged."""
     handle(handler)
     guard = Guard()
 
@@ -160,7 +160,7 @@ def test_errors_of_signal_handlers_pass(
 
 @pytest.mark.usefixtures("lenient")
 def test_other_errors_are_contained(handle: Callable[[Any], None]) -> None:
-    """A frame object or a number among the arguments makes no signal handler; nor does one that is registered."""
+    """A function is not taken for a signal handler because of a frame or a number among its arguments."""
     handle(plain)
     guard = Guard()
 
@@ -216,7 +216,7 @@ def test_patches_are_undone_where_a_signal_handler_raises(
 
 
 class Alarms:
-    """A time limit at swept moments, from a microsecond to some 10 ms, around what is to be interrupted."""
+    """Set a time limit at swept moments, from a microsecond to about 10 ms, around the code to interrupt."""
 
     def __init__(self, kind: type[Exception], seed: int) -> None:
         self.fired = self.caught = 0
@@ -263,7 +263,7 @@ def test_alarms_at_any_moment_of_a_recording(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The program sees them, training goes on as without, and nothing stays on that keeps later windows away.
+    """The program receives interrupts, training continues as usual, and later windows can still open.
 
     Python gives an error to `sys.unraisablehook` where the handler is called in a destructor, as of `Popen`; one
     in some hundred is lost in an import or in a log handler.

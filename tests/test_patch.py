@@ -1,4 +1,4 @@
-"""Patches of one attribute, in whatever order they are undone."""
+"""Several patches of one attribute can be undone in any order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Owner:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_undone_in_any_order(order: tuple[int, ...]) -> None:
-    """The last one undone leaves the very object that was there, and nothing is remembered."""
+    """Undoing the last patch restores the original object and keeps no record of it."""
     owner = SimpleNamespace(call=Owner.call)
     patches = [applied(owner, "call", around(name)) for name in "abc"]
     assert owner.call() == "c(b(a(original)))"
@@ -48,7 +48,7 @@ def test_undone_in_any_order(order: tuple[int, ...]) -> None:
 
 
 def test_patched_and_undone_for_ever() -> None:
-    """One that comes and goes over another that stays, or under it, does not pile up."""
+    """A patch that is applied and undone repeatedly over or under another one does not accumulate."""
     owner = SimpleNamespace(call=Owner.call)
     for _ in range(3):
         lower = applied(owner, "call", around("lower"))
@@ -61,7 +61,7 @@ def test_patched_and_undone_for_ever() -> None:
 
 
 def test_under_somebody_elses() -> None:
-    """What somebody else put there stays, and a later patch is undone to it."""
+    """An attribute that other code sets over a patch stays, and undoing a later patch restores it."""
     owner = SimpleNamespace(call=Owner.call)
     first = applied(owner, "call", around("first"))
     theirs = owner.call = around("theirs")(owner.call)
@@ -74,7 +74,7 @@ def test_under_somebody_elses() -> None:
 
 
 def test_where_nothing_was() -> None:
-    """An attribute that was not there is gone again, in an instance and in a class."""
+    """An attribute that did not exist is deleted again, on an instance and on a class."""
     owner = SimpleNamespace()
     kind = type("Kind", (Owner,), {})
     patches = [applied(place, "call", lambda original: lambda: original) for place in (owner, kind)]
@@ -87,7 +87,7 @@ def test_where_nothing_was() -> None:
 
 
 def test_an_owner_is_not_kept_alive() -> None:
-    """A patch of an object that is gone is undone with it."""
+    """A patch does not keep its object alive, and undoing it afterwards does nothing."""
 
     class Owner:
         pass
@@ -100,7 +100,7 @@ def test_an_owner_is_not_kept_alive() -> None:
 
 
 def test_an_interrupt_before_it_takes_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one below is undone as if the upper one had not been; one that was never applied undoes nothing."""
+    """The lower patch is undone as usual; undoing a patch that was never applied does nothing."""
     owner = SimpleNamespace(call=Owner.call)
     lower = applied(owner, "call", around("lower"))
     upper = Patch(owner, "call", around("upper"))
@@ -117,7 +117,7 @@ def test_an_interrupt_before_it_takes_effect(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_undone_while_it_is_applied() -> None:
-    """By a signal handler or another thread, in the moment in which it makes what takes the place."""
+    """A patch can be undone by a signal handler or another thread while it makes the replacement."""
     owner = SimpleNamespace(call=Owner.call)
 
     def make(original: Any) -> Any:
@@ -131,7 +131,7 @@ def test_undone_while_it_is_applied() -> None:
 
 
 def test_undo_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure that is over by the second attempt leaves nothing; one that lasts raises."""
+    """A failure that does not recur on the second attempt leaves no patch behind; a lasting one raises."""
     owner = SimpleNamespace(call=Owner.call, other=Owner.call)
     patches = [applied(owner, name, around(name)) for name in ("call", "other")]
     failures = 1

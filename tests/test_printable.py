@@ -1,4 +1,4 @@
-"""Nothing from outside reaches a terminal as it is."""
+"""Text from outside is escaped before it reaches a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN = r"\x1b]0;owned\x07\x9b31m\u202egnp\u2066\nrm"
 @given(st.text())
 @example(HOSTILE)
 def test_all_text(text: str) -> None:
-    """What comes out is one line of characters that are shown, and what went in where all of it is shown."""
+    """The result is one line of printable characters; text that is printable already is returned unchanged."""
     shown = printable(text)
     assert all(unicodedata.category(char)[0] not in "CZ" or char == " " for char in shown)
     assert printable(shown) == shown
@@ -32,13 +32,13 @@ def test_all_text(text: str) -> None:
 
 
 def test_escapes() -> None:
-    """Escape sequences, C1, bidirectional controls and line breaks are written out; spaces stay spaces."""
+    """Escape sequences, C1 and bidirectional controls and line breaks are escaped; spaces are kept."""
     assert printable(HOSTILE) == SHOWN
     assert printable("a\u00a0b\u2003é\u2028") == r"a b é\u2028"
 
 
 def test_log_and_errors(caplog: pytest.LogCaptureFixture) -> None:
-    """Log lines and the text of errors are fit for a terminal; the error keeps the path as it is."""
+    """Log lines and error texts are escaped for a terminal; the error object keeps the original path."""
     with caplog.at_level(logging.INFO, "instrument"):
         log.warning("not recorded", reason=HOSTILE)
     assert caplog.messages == [f"instrument: not recorded (reason={SHOWN})"]
@@ -48,19 +48,19 @@ def test_log_and_errors(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_lines_to_be_copied() -> None:
-    """A shell that takes such quotes gets the words that were meant."""
+    """A shell parses the quoted text back into the original words."""
     words = ["a b", "it's", "\x1b[31m'\\n", "\n"]
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("needs Bash")
     line = shell_line(words)
     assert line.isprintable()
-    told = subprocess.run([bash, "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
-    assert told.stdout.split("\0")[:-1] == words
+    shell = subprocess.run([bash, "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
+    assert shell.stdout.split("\0")[:-1] == words
 
 
 def test_commands(tmp_path: Path) -> None:
-    """Names of files and folders, and what is in the files, are printed so by the commands."""
+    """Commands escape the names of files and folders and the content of files."""
     folder = tmp_path / HOSTILE
     folder.mkdir()
     data = Path(__file__).parent / "data" / "gpu_two_steps.json"

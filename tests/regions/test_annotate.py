@@ -130,13 +130,13 @@ class Prefixed:
 
 
 def test_bare_and_called(recorded: Recorded) -> None:
-    """A region has the function's qualified name or the one given, once for each call."""
+    """A region is named after the function, or as given, and is recorded once for each call."""
     events = recorded(lambda: (bare(1), named(), named()))
     assert names(events) == ["bare", "named", "named"]
 
 
 def test_a_region_spans_the_call(recorded: Recorded) -> None:
-    """The body's operators lie within the region."""
+    """The operators of the body lie inside the region."""
 
     @instrument.annotate("outer")
     def outer() -> None:
@@ -150,7 +150,7 @@ def test_a_region_spans_the_call(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("recording", [False, True])
 def test_arguments_pass_unchanged(recorded: Recorded, recording: bool) -> None:
-    """Every kind of parameter and default arrives as without the decorator."""
+    """Parameters and defaults of every kind are passed on as without the decorator."""
 
     def call() -> None:
         assert bare(1) == (1, 2, (), 3, {})
@@ -160,7 +160,7 @@ def test_arguments_pass_unchanged(recorded: Recorded, recording: bool) -> None:
 
 
 def test_wrong_arguments_raise_as_without() -> None:
-    """A wrong call raises TypeError in the function's own name."""
+    """A wrong call raises a TypeError that names the function itself."""
     with pytest.raises(TypeError, match=r"bare\(\) missing 1 required positional argument: 'a'"):
         bare()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"named\(\) takes 0 positional arguments but 1 was given"):
@@ -168,7 +168,7 @@ def test_wrong_arguments_raise_as_without() -> None:
 
 
 def test_parameters_with_names_of_our_own(recorded: Recorded) -> None:
-    """Parameters may be called what the wrapper calls its own names."""
+    """Parameters may have the names that the wrapper uses internally."""
 
     @instrument.annotate("taken")
     def taken(recording: int, tracing: int = 2, *, leave: int = 3, _function_: int = 4) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ def test_parameters_with_names_of_our_own(recorded: Recorded) -> None:
 
 
 def test_defaults_are_the_same_objects() -> None:
-    """A mutable default is shared, as it was."""
+    """A mutable default stays shared between calls."""
     seen: list[int] = []
 
     @instrument.annotate
@@ -192,7 +192,7 @@ def test_defaults_are_the_same_objects() -> None:
 
 
 def test_what_inspect_sees() -> None:
-    """Signature, name, documentation, module and kind are those of the function."""
+    """Signature, name, documentation, module and kind match the original function."""
     assert inspect.signature(bare) == inspect.signature(bare.__wrapped__)
     assert (bare.__name__, bare.__qualname__, bare.__module__) == ("bare", "bare", __name__)
     assert inspect.getdoc(bare) == "Its documentation."
@@ -201,7 +201,7 @@ def test_what_inspect_sees() -> None:
 
 
 def test_pickling() -> None:
-    """An annotated function pickles as the name it is found under."""
+    """An annotated function pickles by its qualified name."""
     assert pickle.loads(pickle.dumps(bare)) is bare
 
 
@@ -224,7 +224,7 @@ def test_class_members(recorded: Recorded) -> None:
 
 
 def test_class_public_methods(recorded: Recorded) -> None:
-    """A class gets its public methods annotated; private, inherited and annotated ones stay."""
+    """The public methods of a class are annotated; private, inherited and already annotated ones are not."""
 
     def call() -> None:
         whole = Whole.make()
@@ -236,7 +236,7 @@ def test_class_public_methods(recorded: Recorded) -> None:
 
 
 def test_other_callables(recorded: Recorded) -> None:
-    """Built-in functions and partial objects are callables too."""
+    """Built-in functions and partial objects can be annotated."""
     length = instrument.annotate("len")(len)
     partial = instrument.annotate("partial")(functools.partial(pow, 2))
     bound = instrument.annotate([3, 1].index)
@@ -347,7 +347,7 @@ def test_context_managers(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
 def test_exceptions_pass_and_close(recorded: Recorded, error: type[BaseException]) -> None:
-    """An exception leaves as it came, and what follows is no longer inside the region."""
+    """An exception passes unchanged and ends the region."""
 
     @instrument.annotate("failing")
     def failing() -> None:
@@ -366,7 +366,7 @@ def test_exceptions_pass_and_close(recorded: Recorded, error: type[BaseException
 
 
 def test_names_that_json_escapes(recorded: Recorded) -> None:
-    """Quotes, backslashes and control characters in a name leave the trace readable."""
+    """The trace stays readable with quotes, backslashes and control characters in a name."""
 
     def use() -> None:
         for name in ('say "hi"', "C:\\temp", "tab\tnewline\n", "", "naïve 模型 🔥", "\udcff"):
@@ -379,7 +379,7 @@ def test_names_that_json_escapes(recorded: Recorded) -> None:
 
 
 def test_recursion_and_threads(recorded: Recorded) -> None:
-    """A region is entered once a level; one object used by many threads at once stays whole."""
+    """One object can be entered at several levels and by many threads at once."""
     shared = instrument.annotate("shared")
 
     @instrument.annotate("level")
@@ -406,7 +406,7 @@ def test_recursion_and_threads(recorded: Recorded) -> None:
 
 
 def test_window_opens_or_closes_in_a_region(recorded: Recorded) -> None:
-    """A region is recorded if the profiler ran when it was entered, and else not at all."""
+    """A region is recorded if the profiler ran when it was entered, otherwise not at all."""
     straddling = instrument.annotate("straddling")
     with straddling:
         assert names(recorded(lambda: None)) == []
@@ -423,7 +423,7 @@ def test_window_opens_or_closes_in_a_region(recorded: Recorded) -> None:
 
 
 def test_entered_before_the_window_in_one_thread_and_in_it_in_another(recorded: Recorded) -> None:
-    """Leaving a block that was entered while nobody listened closes no other thread's range."""
+    """Leaving a block that was entered before the recording does not close another thread's range."""
     shared = instrument.annotate("shared")
     entered, leave = threading.Event(), threading.Event()
 
@@ -448,7 +448,7 @@ def test_entered_before_the_window_in_one_thread_and_in_it_in_another(recorded: 
 
 
 def test_idle_context_manager_keeps_nothing() -> None:
-    """Without a profiler a with block leaves no trace on its object."""
+    """Without a profiler, a with block does not change its object."""
     idle = instrument.annotate("idle")
     with idle:
         pass
@@ -469,13 +469,13 @@ def test_idle_context_manager_keeps_nothing() -> None:
     ],
 )
 def test_wrong_attributes(arguments: dict[str, Any], message: str) -> None:
-    """A wrong argument fails at the call, with its name and value."""
+    """A wrong argument raises at the call, with its name and value."""
     with pytest.raises((TypeError, ValueError), match=message):
         instrument.annotate(**arguments)
 
 
 def test_wrong_use() -> None:
-    """What cannot be decorated, and a with block without a name, say what to do instead."""
+    """Objects that cannot be decorated, and with blocks without a name, raise an error that says what to do."""
     with pytest.raises(TypeError, match="for other code use"):
         instrument.annotate("x")(3)  # type: ignore[type-var]
     with pytest.raises(TypeError, match="for other code use"):
@@ -485,16 +485,16 @@ def test_wrong_use() -> None:
 
 
 def test_mark(recorded: Recorded) -> None:
-    """An instant shows as a range of about no length."""
+    """An instant shows as a range of almost no length."""
     (event,) = recorded(lambda: instrument.mark("checkpoint written"))
     assert event["name"] == "checkpoint written"
-    instrument.mark("nobody listens")
+    instrument.mark("no profiler")
     with pytest.raises(TypeError, match='"message" must be a string: 3'):
         instrument.mark(3)  # type: ignore[arg-type]
 
 
 def test_off() -> None:
-    """INSTRUMENT=0 hands back the very object that was decorated, and context managers do nothing."""
+    """Under INSTRUMENT=0, the decorator returns the same object and context managers do nothing."""
     code = """
 import instrument, sys
 def function(): pass
@@ -529,7 +529,7 @@ assert torch.compile(early, fullgraph=True, backend="eager")(torch.ones(2)).toli
 
 
 def test_first_used_while_a_profiler_runs() -> None:
-    """The first annotation of a process is recorded when a torch profiler runs already."""
+    """The first annotation of a process is recorded if a torch profiler already runs."""
     code = """
 import instrument, torch
 from torch.profiler import profile
@@ -542,7 +542,7 @@ assert [e.name for e in prof.events()] == ["late"], prof.events()
 
 
 def test_other_decorators_attributes(recorded: Recorded) -> None:
-    """Attributes of a function are kept, but for those by which torch.compile would take the wrapper for it."""
+    """Attributes of a function are kept, except those by which torch.compile would mistake the wrapper for it."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -564,7 +564,7 @@ def test_other_decorators_attributes(recorded: Recorded) -> None:
 
 
 def test_bound_methods_stay_bound_methods() -> None:
-    """A model whose forward was annotated on the instance is copied and pickled as without."""
+    """A model whose forward is annotated on the instance copies and pickles as before."""
     model = Scale()
     model.forward = instrument.annotate("forward")(model.forward)  # type: ignore[method-assign]
     copied = copy.deepcopy(model)
@@ -582,7 +582,7 @@ class Scale:
 
 
 def test_annotations_are_copied_and_pickled(recorded: Recorded) -> None:
-    """A context manager kept on an object travels with it, also after it was entered."""
+    """A context manager that an object holds is copied and pickled with it, also after it was entered."""
     kept = instrument.annotate("kept", color="red")
 
     def use() -> None:
@@ -595,7 +595,7 @@ def test_annotations_are_copied_and_pickled(recorded: Recorded) -> None:
 
 
 def test_generator_based_coroutine() -> None:
-    """What `types.coroutine` made can still be awaited."""
+    """The result of `types.coroutine` can still be awaited."""
 
     @instrument.annotate("old")
     @types.coroutine
@@ -610,7 +610,7 @@ def test_generator_based_coroutine() -> None:
 
 
 def test_suspended_in_one_thread_resumed_in_another(recorded: Recorded) -> None:
-    """A block in a generator that goes on in another thread closes what it opened."""
+    """A block in a generator that resumes on another thread closes the range that it opened."""
     shared = instrument.annotate("shared")
 
     def items() -> Iterator[int]:
@@ -630,7 +630,7 @@ def test_suspended_in_one_thread_resumed_in_another(recorded: Recorded) -> None:
 
 
 def test_wrong_call_of_an_async_generator_opens_nothing(recorded: Recorded) -> None:
-    """Arguments that do not fit raise before the region is entered."""
+    """Arguments that do not match the signature raise before the region opens."""
 
     @instrument.annotate("stream")
     async def stream(a: int) -> AsyncIterator[int]:
@@ -644,7 +644,7 @@ def test_wrong_call_of_an_async_generator_opens_nothing(recorded: Recorded) -> N
 
 
 def test_recursion_to_the_limit(recorded: Recorded) -> None:
-    """A program that runs into the recursion limit, and handles that, keeps its profiler."""
+    """A program that hits the recursion limit and handles the error keeps its profiler."""
 
     @instrument.annotate("down")
     def down() -> None:
@@ -665,7 +665,7 @@ def test_recursion_to_the_limit(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("payload", [True, numpy.int64(3), numpy.float32(2.5), [1, 2], (1.5,), range(3), b"x"])
 def test_payloads_that_nvtx_takes(recorded: Recorded, payload: object) -> None:
-    """Numbers of any make and sequences of them are taken, as nvtx.annotate does."""
+    """Numbers of any type and sequences of them are accepted, as by nvtx.annotate."""
     assert names(recorded(instrument.annotate("paid", payload=payload)(lambda: None))) == ["paid"]
 
 
@@ -685,7 +685,7 @@ def scriptable(x: torch.Tensor) -> torch.Tensor:
 def test_the_programs_own_limits_cost_one_region(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    """An emitter that meets the recursion limit, or no memory, is not at fault and stays."""
+    """An emitter stays active after a RecursionError or MemoryError, which are not its fault."""
     real = TorchProfilerEmitter.push
 
     def push(self: TorchProfilerEmitter, named: Any) -> Any:
@@ -703,7 +703,7 @@ def test_the_programs_own_limits_cost_one_region(
 
 
 def test_warnings_of_annotated_code_have_the_place_of_the_call() -> None:
-    """The wrapper counts in no ``stacklevel``, as without the decorator; whether a recording is on or not."""
+    """The wrapper does not count in a ``stacklevel``, with or without a recording."""
 
     @instrument.annotate
     def old() -> None:

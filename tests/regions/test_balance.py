@@ -18,7 +18,7 @@ def ranges(script: str, *args: str) -> list[Range]:
 
 
 def test_exceptions() -> None:
-    """An exception closes what it leaves, be it KeyboardInterrupt, and comes out as it is."""
+    """Any exception, including KeyboardInterrupt, closes the ranges it passes through and stays unchanged."""
     found = ranges("""
         from instrument import annotate
 
@@ -39,7 +39,7 @@ def test_exceptions() -> None:
 
 
 def test_exit_stack() -> None:
-    """An ExitStack may hold regions, one object also several times, and close them with the stack."""
+    """An ExitStack can hold regions, also one object several times, and closes them when it ends."""
     found = ranges("""
         from contextlib import ExitStack
         from instrument import annotate
@@ -59,7 +59,7 @@ def test_exit_stack() -> None:
 
 
 def test_generators() -> None:
-    """A generator's range ends when it is exhausted, closed, collected, or fails; one never run has none."""
+    """A generator's range ends when it is exhausted, closed, collected or fails; one that never runs has none."""
     found = ranges("""
         import gc
         from instrument import annotate
@@ -131,33 +131,33 @@ def test_async_generators() -> None:
 
 
 def test_cancelled_tasks() -> None:
-    """Cancelling a task, or timing out, closes its ranges."""
+    """Cancellation or a timeout of a task closes its ranges."""
     found = ranges("""
         import asyncio
         from instrument import annotate
 
-        @annotate("waits")
-        async def waits():
+        @annotate("sleeps")
+        async def sleeps():
             async with annotate("block"):
                 await asyncio.sleep(60)
 
         async def main():
-            task = asyncio.create_task(waits())
+            task = asyncio.create_task(sleeps())
             await asyncio.sleep(0.001)
             task.cancel()
             assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
             try:
-                await asyncio.wait_for(waits(), 0.001)
+                await asyncio.wait_for(sleeps(), 0.001)
             except asyncio.TimeoutError:
                 pass
 
         asyncio.run(main())
     """)
-    assert outline(found) == "waits\n  block\nwaits\n  block"
+    assert outline(found) == "sleeps\n  block\nsleeps\n  block"
 
 
 def test_threads() -> None:
-    """Threads that run the same function and share one object at the same time have a stack each."""
+    """Threads that run one function and share one object at the same time each have their own stack."""
     found = ranges("""
         import sys, threading
         from instrument import annotate

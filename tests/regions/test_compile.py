@@ -96,7 +96,7 @@ CASES: list[tuple[Callable[..., Any], list[str]]] = [
 
 @pytest.mark.parametrize(("function", "hidden"), CASES, ids=lambda value: getattr(value, "__name__", None))
 def test_one_graph(function: Callable[..., Any], hidden: list[str]) -> None:
-    """One graph is compiled once, and stays so when a window opens and closes; what is hidden is known."""
+    """One graph is compiled once, whether windows open or close; hidden regions are recorded as such."""
     torch._dynamo.reset()
     counter = CompileCounter()
     x = torch.randn(4, 4)
@@ -113,7 +113,7 @@ def test_one_graph(function: Callable[..., Any], hidden: list[str]) -> None:
 
 
 def test_first_compiled_in_a_window() -> None:
-    """Compiled while a profiler records, code is not compiled again when it stops."""
+    """Code that is compiled while a profiler records is not compiled again when the profiler stops."""
     torch._dynamo.reset()
     counter = CompileCounter()
     compiled = torch.compile(calls, fullgraph=True, backend=counter)
@@ -125,7 +125,7 @@ def test_first_compiled_in_a_window() -> None:
 
 
 def test_after_a_graph_break() -> None:
-    """An annotated function that Dynamo meets as a frame of its own is not compiled again either."""
+    """An annotated function that Dynamo compiles as a separate frame is not compiled again either."""
     torch._dynamo.reset()
     counter = CompileCounter()
 

@@ -1,4 +1,4 @@
-"""Which profilers a region goes to, and what becomes of one that fails."""
+"""The profilers that receive a region, and how one that fails is removed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.ranges import outline
 def test_redundant(
     monkeypatch: pytest.MonkeyPatch, emit_roctx: str, target: str, names: list[str], expected: set[str]
 ) -> None:
-    """Where torch turns its ranges into those of a tool that listens anyway, one of the two steps back."""
+    """If torch forwards its ranges to a tool that has an emitter as well, one of the two is redundant."""
     monkeypatch.setenv("TORCH_PROFILER_EMIT_ROCTX", emit_roctx)
     assert expected == redundant(names, target)
 
@@ -41,7 +41,7 @@ def test_redundant(
 @pytest.mark.gpu
 @pytest.mark.native
 def test_emit_nvtx_shows_no_region_twice() -> None:
-    """Torch's emit_nvtx makes its own ranges, of operators; the regions are not among them again."""
+    """Torch's emit_nvtx emits ranges of operators; regions are not emitted a second time."""
     events = native.nvtx_log("""
         import torch
         from instrument import annotate
@@ -57,7 +57,7 @@ def test_emit_nvtx_shows_no_region_twice() -> None:
 
 @pytest.mark.native
 def test_configure_chooses_at_run_time(tmp_path: Path) -> None:
-    """Chosen emitters get regions from then on; what is open is closed where it was opened."""
+    """Regions go to newly chosen emitters from then on; open ranges are closed by the emitter that opened them."""
     script = """
         import sys
         from torch.profiler import ProfilerActivity, profile
@@ -109,14 +109,14 @@ REGION = """
 
 @pytest.mark.native
 def test_chosen_in_the_environment() -> None:
-    """INSTRUMENT_EMITTERS leaves out a tool that is there, and calls one that is not known to be."""
+    """INSTRUMENT_EMITTERS disables a detected tool and enables one that was not detected."""
     assert native.nvtx_log(REGION, env={"INSTRUMENT_EMITTERS": "torch,itt"}) == []
     assert [e["op"] for e in native.roctx_log(REGION, env={"INSTRUMENT_EMITTERS": "roctx"})] == ["push", "pop"]
 
 
 @pytest.mark.native
 def test_a_wrong_name_in_the_environment_is_ignored(tmp_path: Path) -> None:
-    """A wrong INSTRUMENT_EMITTERS is one warning that says what is accepted; the tools found are used."""
+    """A wrong INSTRUMENT_EMITTERS logs one warning that says what is accepted; detected tools are used."""
     wrong = {"INSTRUMENT_EMITTERS": "nvtx,vtune"}
     assert outline(native.ranges(native.nvtx_log(REGION, env=wrong))) == "region"
     done = run(python(program(REGION, tmp_path)), environment(wrong))
@@ -130,7 +130,7 @@ def test_a_failing_emitter_is_dropped(
     caplog: pytest.LogCaptureFixture,
     lenient: None,
 ) -> None:
-    """Its failure never reaches the function, is logged once, and the next recording starts afresh."""
+    """A failing emitter never affects the function, is logged once, and is tried again in the next recording."""
 
     @annotate("work")
     def work() -> int:
@@ -153,7 +153,7 @@ def test_a_failing_emitter_is_dropped(
 
 @pytest.mark.native
 def test_the_others_go_on(tmp_path: Path) -> None:
-    """When one of two fails, as it opens or as it closes, the other one misses nothing."""
+    """If one of two emitters fails to open or close a range, the other still receives every region."""
     script = """
         import logging, sys
         from torch.profiler import ProfilerActivity, profile

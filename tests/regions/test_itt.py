@@ -1,4 +1,4 @@
-"""Regions as ITT tasks, seen by a collector in the place of VTune's."""
+"""Regions as ITT tasks, received by a collector that replaces VTune's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROGRAM = """
 
 
 def test_tasks() -> None:
-    """Regions are nested tasks in their domain, and overlapped ones where code is suspended."""
+    """Regions are nested tasks in their domain, and overlapped tasks in code that can be suspended."""
     found = native.ranges(native.itt_log(PROGRAM))
     assert outline(found) == "outer\n  inner\n    instant\nfetch\ntask\ntask"
     assert {r.name: r.domain for r in found} == {
@@ -63,7 +63,7 @@ def test_tasks() -> None:
 
 @pytest.mark.parametrize("elsewhere", ["", "thread"], ids=["here", "first region on another thread"])
 def test_emit_itt_shows_no_region_twice(elsewhere: str) -> None:
-    """Torch's emit_itt makes its own tasks, of operators; the regions are not among them again."""
+    """Torch's emit_itt emits tasks of operators; regions are not emitted a second time."""
     script = """
         import sys, threading
         import torch
@@ -94,7 +94,7 @@ def test_emit_itt_shows_no_region_twice(elsewhere: str) -> None:
 
 
 def test_ittapi_missing_is_one_sentence(tmp_path: Path) -> None:
-    """Without the package the program goes on, and is told once what to install."""
+    """Without the package, the program continues and the log says once what to install."""
     script = """
         import sys
         sys.modules["ittapi"] = None

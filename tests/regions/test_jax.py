@@ -36,7 +36,7 @@ RECORD = """
 
 
 def output(script: str, folder: Path) -> tuple[list[str], list[str]]:
-    """Run `script` with a stand-in for jax in ``sys.argv[1]`` and return what it prints and what we log."""
+    """Run `script` with a stand-in for jax in ``sys.argv[1]``; return its output and the log."""
     (folder / "jax").mkdir()
     (folder / "jax" / "__init__.py").touch()
     (folder / "jax" / "profiler.py").write_text(STAND_IN)
@@ -45,7 +45,7 @@ def output(script: str, folder: Path) -> tuple[list[str], list[str]]:
 
 
 def test_annotations_only_where_the_program_imported_jax(tmp_path: Path) -> None:
-    """Jax is never imported for this; once the program did, regions show in both while torch records."""
+    """Jax is never imported here; once the program has, regions show in both while torch records."""
     # The program's own folder is on sys.path, so that jax could be imported at any time.
     script = """
     assert {"not here", "inner"} <= record("not here")
@@ -66,7 +66,7 @@ def test_annotations_only_where_the_program_imported_jax(tmp_path: Path) -> None
 
 
 def test_chosen_before_it_is_imported(tmp_path: Path) -> None:
-    """Chosen in a program without jax, the program goes on and is told once."""
+    """If jax is chosen but not imported, the program continues and the log says so once."""
     script = """
     configure(emitters="jax")
     with annotate("x"), annotate("y"):
@@ -79,13 +79,13 @@ def test_chosen_before_it_is_imported(tmp_path: Path) -> None:
 
 
 def test_a_jax_that_cannot_be_used_costs_torch_no_region(tmp_path: Path) -> None:
-    """With ``sys.modules["jax"] = None``, as tests do to hide a package, torch's trace has its regions."""
+    """With ``sys.modules["jax"] = None``, by which tests hide a package, torch's trace has all regions."""
     stdout, stderr = output('\n    sys.modules["jax"] = None\n    assert "x" in record("x")', tmp_path)
     assert (stdout, stderr) == ([], [])
 
 
 def test_with_the_real_jax(recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """The real TraceAnnotation takes our calls."""
+    """The real TraceAnnotation accepts the emitter's calls."""
     pytest.importorskip("jax.profiler")
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""Regions as NVTX ranges, seen by a logging tool in the place of Nsight Systems."""
+"""Regions as NVTX ranges, received by a logging tool that replaces Nsight Systems."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def attributes(found: list[Range]) -> dict[str | None, tuple[object, ...]]:
     *((seed, mode, True) for seed, mode in enumerate(native.MODES)), (4, "enabled", False),
 ])  # fmt: skip
 def test_every_region_arrives_in_every_kind_of_tool(seed: int, mode: native.Mode, extension: bool) -> None:
-    """Names, nesting, domain, colour, category and payload are the same whatever the tool answers."""
+    """Names, nesting, domain, colour, category and payload do not depend on the tool's answer."""
     events = native.nvtx_log(PROGRAM, mode=mode, extension=extension, env={"PYTHONHASHSEED": str(seed)})
     found = native.ranges(events)
     assert outline(found) == TREE
@@ -90,7 +90,7 @@ DETAILS = """
 
 
 def test_start_end_ranges_alone() -> None:
-    """For a tool that filters push/pop ranges by thread, every range is of the kind that belongs to none."""
+    """For a tool that filters push/pop ranges by thread, every range is a start/end range."""
     found = native.ranges(native.nvtx_log(PROGRAM, env={"INSTRUMENT_NVTX_START_END": "1"}))
     assert {"start_end"} == {r.kind for r in found}
     assert sorted(TREE.split()) == sorted(str(r.name) for r in found)
@@ -115,7 +115,7 @@ def test_details_are_those_of_nvtx() -> None:
 
 
 def test_numbers_beyond_the_range_of_nvtx_arrive_all_the_same() -> None:
-    """A payload wider than 64 bits becomes a float and a category beyond 32 bits a name; the region stays."""
+    """A payload of more than 64 bits becomes a float, a category of more than 32 bits a name."""
     events = native.nvtx_log("""
         from instrument import annotate
 
@@ -132,7 +132,7 @@ def test_numbers_beyond_the_range_of_nvtx_arrive_all_the_same() -> None:
 
 
 def test_a_name_that_is_not_utf8_costs_no_region() -> None:
-    """A file name that Python decoded with surrogates is shown with a question mark."""
+    """A file name that Python decoded with surrogates shows question marks in their place."""
     events = native.nvtx_log("""
         from instrument import annotate
 
@@ -149,19 +149,19 @@ def test_a_name_that_is_not_utf8_costs_no_region() -> None:
 
 
 def test_switched_off_nothing_is_emitted() -> None:
-    """With INSTRUMENT=0 the tool sees no call at all, not even a domain."""
+    """Under INSTRUMENT=0, the tool receives no call at all, not even for a domain."""
     assert native.nvtx_log(PROGRAM, env={"INSTRUMENT": "0"}) == []
 
 
 def test_no_tool_no_nvtx(tmp_path: Path) -> None:
-    """Without a tool nvtx, which takes 80 ms, is not even imported."""
+    """Without a tool, nvtx is not imported, which would take 80 ms."""
     script = PROGRAM + "\n    import sys; print(*sorted({'nvtx', 'numpy', 'torch', 'ittapi'} & set(sys.modules)))"
     done = run(python(program(script, tmp_path)), environment())
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
 def test_nvtx_missing_is_one_sentence(tmp_path: Path) -> None:
-    """Without the package the program goes on, and is told once what to install."""
+    """Without the package, the program continues and the log says once what to install."""
     script = "import sys; sys.modules['nvtx'] = None\n" + "\n".join(line[4:] for line in PROGRAM.splitlines())
     env = environment({"NVTX_INJECTION64_PATH": "tool.so"})
     done = run(python(program(script, tmp_path)), env)

@@ -1,4 +1,4 @@
-"""Regions as rocTX ranges, seen by stand-ins for AMD's libraries."""
+"""Regions as rocTX ranges, received by stand-ins for AMD's libraries."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OLD, NEW = "libroctx64.so.4", "librocprofiler-sdk-roctx.so.1"
     ("preload", {"libraries": [OLD, NEW], "how": "preload"}),
 ])  # fmt: skip
 def test_ranges_go_to_the_profilers_library(called: str, options: dict[str, Any]) -> None:
-    """What the profiler loaded into the process comes first, then rocprofiler-sdk, then roctracer."""
+    """The profiler's own library in the process is used first, then rocprofiler-sdk, then roctracer."""
     events = native.roctx_log(PROGRAM, env=UNDER_ROCPROF, **options)
     assert {called} == {event["library"] for event in events}
     assert [event["op"] for event in events] == [
@@ -67,12 +67,12 @@ def test_ranges_go_to_the_profilers_library(called: str, options: dict[str, Any]
 
 
 def test_without_rocprof_nothing_is_called() -> None:
-    """A library that is merely installed is left alone."""
+    """A library that is installed but not loaded is not used."""
     assert native.roctx_log(PROGRAM) == []
 
 
 def test_no_library_is_one_sentence(tmp_path: Path) -> None:
-    """Without a rocTX library the program goes on, and is told once what to install."""
+    """Without a rocTX library, the program continues and the log says once what to install."""
     done = run(python(program(PROGRAM, tmp_path)), environment(UNDER_ROCPROF))
     if not done.stderr:
         pytest.skip("this machine has a rocTX library")
@@ -85,11 +85,11 @@ REAL = """
     operations = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)
-    def heard(domain, operation, data):
+    def callback(domain, operation, data):
         operations.append(operation)
         return 0
 
-    ctypes.CDLL("libroctx64.so.4").roctxRegisterTracerCallback(heard)
+    ctypes.CDLL("libroctx64.so.4").roctxRegisterTracerCallback(callback)
     exec(open({program!r}).read())
     print(operations)
 """
@@ -97,7 +97,7 @@ MARK, PUSH, POP, START, STOP = range(5)
 
 
 def test_the_real_library(tmp_path: Path) -> None:
-    """AMD's own library, as Debian has it, takes all of them; its hook for tools hears what a profiler would."""
+    """AMD's own library, as packaged by Debian, accepts all calls and passes them to its hook for tools."""
     try:
         ctypes.CDLL(OLD)
     except OSError:

@@ -1,4 +1,4 @@
-"""Regions that overlap, in a recording that has a GPU: its lane shows no region that is over."""
+"""Overlapping regions in a recording with a GPU: its lane never shows a region that has ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ THREADS = 2
 
 
 class Ids:
-    """What torch and CUPTI do: a stack of ids on each thread, of which the end of any range pops the last.
+    """A model of torch and CUPTI: each thread has a stack of ids, and the end of any range pops the top one.
 
     Attributes:
         stacks: of each thread, the names of the ranges whose ids are on it.
@@ -64,12 +64,12 @@ class Ids:
         self._exit(opened)
 
     def top(self, thread: int | None = None) -> str | None:
-        """The name that a kernel shows under if it is launched now on ``thread``, by default this one."""
+        """Return the name under which a kernel launched now on ``thread`` (by default this one) shows."""
         stack = self.stacks.get(thread or get_ident())
         return stack[-1] if stack else None
 
     def left(self) -> int:
-        """How many ids there are."""
+        """Return the number of ids."""
         return sum(map(len, self.stacks.values()))
 
 
@@ -79,7 +79,7 @@ def region(name: str) -> Region:
 
 @pytest.fixture
 def ids(monkeypatch: pytest.MonkeyPatch) -> Ids:
-    """The ids that regions push: torch's own functions are called, and followed."""
+    """Record the ids that regions push; torch's own functions are still called."""
     ids = Ids()
     monkeypatch.setattr(torch.autograd, "_record_function_with_args_enter", lambda *args: ids.enter(*args))
     monkeypatch.setattr(torch.autograd, "_record_function_with_args_exit", lambda record: ids.exit(record))
@@ -88,20 +88,20 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> Ids:
 
 @pytest.fixture
 def nested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every recording keep the order that one of a GPU needs."""
+    """Make every recording keep the order that a GPU requires."""
     monkeypatch.setattr(compat, "needs_nested_ranges", lambda profiler: True)
 
 
 @contextlib.contextmanager
 def threads() -> Iterator[list[Callable[..., Any]]]:
-    """Functions that call another one, each on a thread of its own."""
+    """Return functions that each call a function on their own thread."""
     with contextlib.ExitStack() as stack:
         pools = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(THREADS)]
         yield [lambda call, *args, pool=pool: pool.submit(call, *args).result() for pool in pools]
 
 
 class Model:
-    """The regions of one thread, as the documentation has them.
+    """A model of the regions of one thread, as documented.
 
     Attributes:
         open: in the order in which they were opened, each with whether one that it is in has ended before it.
@@ -136,7 +136,7 @@ class Model:
         self.crossings += bool(inside)
 
     def expected(self) -> set[str | None]:
-        """The names that a kernel launched now may show under."""
+        """Return the names under which a kernel launched now may show."""
         if not self.open:
             return {None}
         innermost, crossed = [*self.open.items()][-1]
@@ -148,7 +148,7 @@ step = st.tuples(st.sampled_from(["open", "close", "close any"]), st.integers(0,
 
 
 class Run:
-    """The regions that threads open and close, and the ids that torch and CUPTI have after each change."""
+    """Open and close regions on threads, and compare the ids of torch and CUPTI after each change."""
 
     def __init__(self, threads: list[Callable[..., Any]]) -> None:
         self.ids = Ids()
@@ -185,7 +185,7 @@ class Run:
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(step, max_size=40))
 def test_any_order(steps: list[tuple[str, int, int]]) -> None:
-    """A kernel shows under its innermost region, or where regions overlap under another open one or the filler.
+    """A kernel shows under its innermost region; if regions overlap, under another open one or the filler.
 
     Each region is one range, from its beginning to its end; nothing is left; the cost is linear.
     """
@@ -216,7 +216,7 @@ def test_any_order(steps: list[tuple[str, int, int]]) -> None:
 
 
 def test_in_order(ids: Ids) -> None:
-    """Nested regions take one range each."""
+    """Each nested region is exactly one range."""
     emitter = NestedTorchProfilerEmitter()
     for _ in range(3):
         handles = [emitter.push(region(name)) for name in "abc"]
@@ -226,7 +226,7 @@ def test_in_order(ids: Ids) -> None:
 
 
 def test_after_the_recording(ids: Ids) -> None:
-    """Regions that outlive their recording end with it, and leave those of the next one alone."""
+    """Regions that outlive their recording end with it and do not affect the next recording."""
     emitter = NestedTorchProfilerEmitter()
     outer, inner = emitter.push(region("outer")), emitter.push(region("inner"))
     NestedTorchProfilerEmitter.end_all()
@@ -242,7 +242,7 @@ def test_after_the_recording(ids: Ids) -> None:
 
 
 def test_after_a_recording_in_which_regions_overlapped(ids: Ids) -> None:
-    """Those whose ids are popped already, and fillers, end with the recording as well."""
+    """Regions whose ids were already popped, and fillers, end with the recording as well."""
     emitter = NestedTorchProfilerEmitter()
     outer, inner = emitter.start(region("outer")), emitter.start(region("inner"))
     emitter.end(outer)
@@ -301,7 +301,7 @@ def tasks() -> None:
 @pytest.mark.usefixtures("nested")
 @pytest.mark.parametrize("run", [overlapping, generators, tasks])
 def test_a_recording(recorded: Callable[..., list[dict[str, Any]]], run: Callable[[], None]) -> None:
-    """Each region is one range of its own length, and a filler replaces the range that ended first."""
+    """Each region is one range of the right length, and a filler replaces the range that ended first."""
     outer, inner, filler = recorded(run)
     assert [outer["name"], inner["name"], filler["name"]] == ["outer", "inner", OVERLAPPING]
     ends = [event["ts"] + event["dur"] for event in (outer, inner, filler)]
@@ -311,7 +311,7 @@ def test_a_recording(recorded: Callable[..., list[dict[str, Any]]], run: Callabl
 
 @pytest.mark.usefixtures("nested")
 def test_many_tasks(ids: Ids, recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """Each region of many tasks that take turns is one range; at most one filler is added for each."""
+    """Each region of many interleaved tasks is one range; at most one filler is added for each."""
     count = 500
 
     async def task() -> None:
@@ -336,7 +336,7 @@ def test_many_tasks(ids: Ids, recorded: Callable[..., list[dict[str, Any]]]) -> 
 
 @pytest.mark.usefixtures("nested")
 def test_a_region_across_steps(ids: Ids, tmp_path: Path) -> None:
-    """The region is one range, and so is each step; a kernel launched in no other region shows under its step."""
+    """The region and each step are one range each; a kernel outside other regions shows under its step."""
     shown = []
     schedule = instrument.schedule(wait=0, warmup=0, active=5, repeat=1)
     with instrument.profile(tmp_path, schedule=schedule) as prof, contextlib.ExitStack() as stack:
@@ -368,7 +368,7 @@ def test_a_region_across_steps(ids: Ids, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nested")
 def test_a_region_that_a_window_ends_in(ids: Ids, tmp_path: Path) -> None:
-    """The last step ends before the region that is open in it, without a filler; no range is left open."""
+    """The last step ends before a region that is open in it, without a filler; no range stays open."""
     schedule = instrument.schedule(wait=0, warmup=0, active=2, repeat=1)
     with instrument.profile(tmp_path, schedule=schedule) as prof:
         with annotate("epoch"):
@@ -381,7 +381,7 @@ def test_a_region_that_a_window_ends_in(ids: Ids, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nested")
 def test_a_step_that_no_other_follows(ids: Ids) -> None:
-    """The step ends at ``step(None)``, and no filler stands for the time after it, which is part of no step."""
+    """The step ends at ``step(None)``; no filler covers the time after it, which belongs to no step."""
     capture = TorchProfilerExporter({}).capture()
     capture.start()
     capture.step(1)
@@ -397,7 +397,7 @@ def test_a_step_that_no_other_follows(ids: Ids) -> None:
 
 
 def test_which_recordings() -> None:
-    """One of the CPU alone shows every region in one range; one with a GPU, or into NVTX, keeps the order."""
+    """A recording of the CPU alone needs no order of ranges; one with a GPU, or into NVTX, does."""
     found = torch.autograd.profiler.profile(use_kineto=True)
     assert not compat.needs_nested_ranges(found)
     found.kineto_activities.add(ProfilerActivity.CUDA)
@@ -407,7 +407,7 @@ def test_which_recordings() -> None:
 
 
 def lanes(path: Path, work: int) -> list[list[str]]:
-    """The names that each of the last kernels shows under on the lane of the GPU."""
+    """Return the names under which each of the last kernels shows on the GPU's lane."""
     lane = annotations(path, "gpu_user_annotation")
     shown = []
     for kernel in annotations(path, "kernel")[-work:]:
@@ -417,7 +417,7 @@ def lanes(path: Path, work: int) -> list[list[str]]:
 
 
 def prepared() -> list[Callable[[], torch.Tensor]]:
-    """Operators whose kernels are loaded, the first to be launched a number of times."""
+    """Return operators whose kernels are loaded; the first is launched several times."""
     x = torch.ones(1024, device="cuda")
     operators = [x.neg, x.sin, x.cos, x.exp, x.sigmoid]
     for operator in operators:

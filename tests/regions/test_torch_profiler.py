@@ -1,4 +1,4 @@
-"""Regions in torch.profiler's traces, also beside NVTX and across the ends of a recording."""
+"""Regions in torch.profiler's traces, also together with NVTX and across the end of a recording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.ranges import outline
 def test_regions_are_user_annotations_around_their_operators(
     recorded: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    """A plain torch.profiler block, none of ours, shows regions as record_function does."""
+    """A plain torch.profiler block shows regions as record_function does."""
 
     def work() -> None:
         with annotate("region"):
@@ -33,7 +33,7 @@ def test_regions_are_user_annotations_around_their_operators(
 
 
 def test_interleaved_tasks_cross(recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """Two tasks that take turns each keep their own name and length."""
+    """Two interleaved tasks each keep their own name and length."""
 
     async def task(name: str, opened: asyncio.Event, go_on: asyncio.Event) -> None:
         with annotate(name):
@@ -56,7 +56,7 @@ def test_interleaved_tasks_cross(recorded: Callable[..., list[dict[str, Any]]]) 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_regions_that_outlive_their_recording(tmp_path: Path, nested: bool) -> None:
-    """Regions open as a recording stops show in its trace; ending or losing them in the next one crashes nobody.
+    """Regions open when a recording stops show in its trace; ending or freeing them in the next one is safe.
 
     `torch.profiler.record_function` dies of it: 50 rounds of 200 open ranges corrupt the heap.
     """
@@ -102,7 +102,7 @@ def test_regions_that_outlive_their_recording(tmp_path: Path, nested: bool) -> N
 
 @pytest.mark.native
 def test_with_nvtx_and_torch_imported_late(tmp_path: Path) -> None:
-    """Each region shows once in both; torch may come after the first region, a window amid one."""
+    """Each region shows once in both, also if torch is imported later or a window opens inside a region."""
     script = """
         import sys
         from instrument import annotate
