@@ -59,7 +59,7 @@ def changes(path: Path) -> Iterator[str]:
             if (
                 name in CALLS
                 or NAMES.fullmatch(name.rpartition(".")[2])
-                or re.search(r"(attachment|self)\.wrap$", name)
+                or re.search(r"(adapter|self)\.wrap$", name)
             ):
                 yield name
             if name == "setattr" and ast.unparse(node.args[0]) != "self":

@@ -195,9 +195,7 @@ def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
 def test_reference_has_every_public_name() -> None:
     """The reference of the site has each public name once."""
     reference = (ROOT / "docs" / "reference.rst").read_text()
-    assert sorted(re.findall(r"^\.\. autofunction:: (\w+)$", reference, re.MULTILINE)) == sorted(
-        instrument.__all__
-    )
+    assert sorted(re.findall(r"^\.\. auto\w+:: (\w+)$", reference, re.MULTILINE)) == sorted(instrument.__all__)
 
 
 def summary_of(trace: Trace) -> str:

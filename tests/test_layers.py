@@ -43,7 +43,7 @@ ORDER = [
 ADAPTER_INTERFACE = {
     "compat", "config", "errors", "guard", "identity", "interrupts", "log", "patch",
     "modules.service", "regions.dispatch", "regions.region", "stepping.optimizer_steps",
-    "windows.profile", "windows.schedule", "windows.steps",
+    "windows.api", "windows.profile", "windows.schedule", "windows.steps",
 }  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

@@ -6,21 +6,40 @@ Public names are loaded on first use, so that ``import instrument`` imports neit
 TYPE_CHECKING = False  # type checkers take it for True; typing itself is not worth its import here
 if TYPE_CHECKING:
     from .config import configure
-    from .diagnosis.metrics import metrics
+    from .diagnosis.metrics import Metrics, metrics
     from .dryrun.run import dry_run
+    from .errors import CaptureError, InstrumentError, LaunchError, SyncError, TraceError
+    from .findings import Finding
     from .modules.annotate import annotate_modules
     from .modules.step import annotate_step
     from .regions.annotation import annotate, mark
     from .syncs.audit import audit_syncs
     from .syncs.live import detect_syncs, no_syncs
     from .syncs.policy import allow_sync
+    from .syncs.report import SyncReport
+    from .traces.ranks import TraceSet
     from .traces.read import read_trace, read_traces
+    from .traces.trace import Trace
     from .windows.api import profile
-    from .windows.schedule import schedule
+    from .windows.profile import Profile
+    from .windows.schedule import Schedule, Window, schedule
     from .windows.steps import steps
 
 __version__ = "0.1.0"
 __all__ = [
+    "CaptureError",
+    "Finding",
+    "InstrumentError",
+    "LaunchError",
+    "Metrics",
+    "Profile",
+    "Schedule",
+    "SyncError",
+    "SyncReport",
+    "Trace",
+    "TraceError",
+    "TraceSet",
+    "Window",
     "allow_sync",
     "annotate",
     "annotate_modules",
@@ -40,6 +59,19 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CaptureError": ".errors",
+    "Finding": ".findings",
+    "InstrumentError": ".errors",
+    "LaunchError": ".errors",
+    "Metrics": ".diagnosis.metrics",
+    "Profile": ".windows.profile",
+    "Schedule": ".windows.schedule",
+    "SyncError": ".errors",
+    "SyncReport": ".syncs.report",
+    "Trace": ".traces.trace",
+    "TraceError": ".errors",
+    "TraceSet": ".traces.ranks",
+    "Window": ".windows.schedule",
     "allow_sync": ".syncs.policy",
     "annotate": ".regions.annotation",
     "annotate_modules": ".modules.annotate",

@@ -1,4 +1,4 @@
-"""The errors that this library raises on purpose."""
+"""The errors that this library raises."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from .printable import printable
 
 
 class InstrumentError(Exception):
-    """The base of them all."""
+    """Base class of the errors of this library."""
 
 
 class TraceError(InstrumentError, ValueError):
     """A trace that cannot be read.
 
     Attributes:
-        path: The file.
-        reason: What is wrong with it, in words.
+        path: the file.
+        reason: why it cannot be read, in words.
     """
 
     def __init__(self, path: Path, reason: str) -> None:
