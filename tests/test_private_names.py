@@ -12,9 +12,6 @@ SOURCE = Path(__file__).parent.parent / "src" / "instrument"
 PACKAGES = {"torch", "nvtx"}
 ALLOWED = ("compat.py", "dryrun/")  # each name there has a fallback, or is emulated
 
-# Files that still use such names. A file leaves the list with its last private name.
-REMAINING = {"modules/hooks.py", "modules/parts.py"}
-
 
 def private(name: str) -> bool:
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
@@ -69,14 +66,8 @@ def breaking() -> dict[str, list[str]]:
 
 
 def test_private_names_have_one_home() -> None:
-    """No file outside of `compat` and the dry run uses a private name, except for those in `REMAINING`."""
-    found = breaking()
-    assert {file: names for file, names in found.items() if file not in REMAINING} == {}
-
-
-def test_the_list_is_exact() -> None:
-    """Each file in `REMAINING` still uses a private name."""
-    assert set(breaking()) >= REMAINING
+    """No file outside of `compat` and the dry run uses a private name."""
+    assert breaking() == {}
 
 
 @pytest.mark.parametrize(

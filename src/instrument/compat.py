@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Protocol
@@ -66,7 +66,8 @@ def on_profiler(started: Callable[[str, Any], None], stopped: Callable[[], None]
     from torch.autograd import profiler
 
     try:
-        start, stop = profiler._run_on_profiler_start, profiler._run_on_profiler_stop
+        hooks: Any = profiler
+        start, stop = hooks._run_on_profiler_start, hooks._run_on_profiler_stop
     except AttributeError:
         return False
 
@@ -242,7 +243,7 @@ def on_session(observer: SessionObserver) -> bool:
     import torch
     from torch.autograd import profiler, profiler_legacy
 
-    profile = profiler.profile
+    profile: Any = profiler.profile
     prepare, leave = getattr(profile, "_prepare_trace", None), profile.__exit__
     if prepare is None:
         return False
@@ -269,7 +270,9 @@ def on_session(observer: SessionObserver) -> bool:
                 observer.left()
 
     profile._prepare_trace, profile.__exit__ = prepare_trace, leave_trace
-    others = [(kind, "__enter__") for kind in (profiler.emit_nvtx, profiler.emit_itt, profiler_legacy.profile)]
+    others: list[tuple[Any, str]] = [
+        (kind, "__enter__") for kind in (profiler.emit_nvtx, profiler.emit_itt, profiler_legacy.profile)
+    ]
     # Called by those who do without a profiler object; torch's own have references to them.
     others += [(torch.autograd, name) for name in ("_enable_profiler", "_enable_profiler_legacy")]
     for owner, name in others:
@@ -278,7 +281,8 @@ def on_session(observer: SessionObserver) -> bool:
     if hasattr(torch.autograd, "_prepare_profiler"):
         taken = functools.partial(observer.prepared, None)
         torch.autograd._prepare_profiler = _before(torch.autograd._prepare_profiler, taken)
-    disable = getattr(torch.autograd, "_disable_profiler", None)
+    autograd: Any = torch.autograd
+    disable = getattr(autograd, "_disable_profiler", None)
     if disable is not None:
 
         @transparent
@@ -286,7 +290,7 @@ def on_session(observer: SessionObserver) -> bool:
             result = observer.disabled()
             return disable() if result is None else result
 
-        torch.autograd._disable_profiler = disable_profiler
+        autograd._disable_profiler = disable_profiler
     return True
 
 
@@ -424,13 +428,14 @@ def leave_recording() -> Any:
     if options is None:
         return None
     operators: Any = torch.ops.profiler
+    bindings: Any = torch._C._autograd
     with past_modes():
         # A callback keeps the state of the thread that added it, in which the profiler's memory is.
         future: Any = torch.futures.Future()
         record = operators._record_function_enter_new("", None)
         operators._call_end_callbacks_on_jit_fut._RecordFunction(record, future)
         operators._record_function_exit._RecordFunction(record)
-    torch._C._autograd._disable_profiler_legacy(options(True, False))  # no reading
+    bindings._disable_profiler_legacy(options(True, False))  # no reading
     profiler._run_on_profiler_stop()
     return future
 
@@ -458,11 +463,14 @@ def end_record_functions(found: Iterable[Any]) -> None:
 
 
 def autograd_functions() -> tuple[Callable[[], int], Callable[[], int], Callable[[Any], None]] | None:
-    """Return functions for the number of the next autograd node, that of the backward pass, and its end.
+    """Return functions for the number of the next autograd node, for that of the backward pass, and for its end.
 
-    The last has something called then. None where this version of torch lacks one: no backward regions.
-    Nodes are numbered by each thread in the order in which its forward makes them; backward runs those that
-    are ready in the reverse order. The pass is -1 outside of any.
+    The third registers a callback for the end of the backward pass. Each thread numbers nodes in the order in
+    which its forward makes them; backward runs those that are ready in the reverse order. Outside of a backward
+    pass, the number of the pass is -1.
+
+    Returns:
+        The functions, or None if this version of torch lacks one of them: there are no backward regions then.
     """
     import torch
 
@@ -472,6 +480,18 @@ def autograd_functions() -> tuple[Callable[[], int], Callable[[], int], Callable
     if number is None or task is None or not hasattr(engine, "queue_callback"):
         return None
     return number, task, engine.queue_callback
+
+
+def torch_function_controls() -> tuple[Callable[[], bool], Callable[[], AbstractContextManager[None]]]:
+    """Return a function for whether a ``TorchFunctionMode`` is active, and a context manager without overrides.
+
+    Without these names of torch every mode is taken as active, and nothing keeps ``__torch_function__`` from
+    seeing what the library does.
+    """
+    import torch
+
+    active = getattr(torch._C, "_is_torch_function_mode_enabled", None)
+    return active or (lambda: True), getattr(torch._C, "DisableTorchFunction", nullcontext)
 
 
 def in_backward() -> bool:
@@ -539,7 +559,7 @@ def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
     try:
         from torch.cuda import _gpu_trace as trace
 
-        registries = {
+        registries: dict[str, Any] = {
             "stream": trace.StreamSynchronizationCallbacks,
             "event": trace.EventSynchronizationCallbacks,
             "device": trace.DeviceSynchronizationCallbacks,

@@ -76,10 +76,10 @@ def same(one, other):
 def listening():
     heard = Heard()
     dispatch.active._attached.append(heard)
-    dispatch.active._settle()
+    dispatch.active._refresh()
     yield heard
     dispatch.active._attached.remove(heard)
-    dispatch.active._settle()
+    dispatch.active._refresh()
 
 def no_sync(model, step):
     losses = []

@@ -1577,7 +1577,7 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(inplace=True))
 handle = instrument.annotate_modules(model)
 instrument.annotate_modules(torch.nn.Linear(2, 2))
 dispatch.active._attached.append(Tool())
-dispatch.active._settle()
+dispatch.active._refresh()
 assert model[0]._forward_hooks
 class Late:
     def __del__(self):  # as late as can be

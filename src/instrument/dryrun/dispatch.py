@@ -25,13 +25,13 @@ _BEFORE = (
 )
 
 
-class Dispatch(TorchDispatchMode):  # type: ignore[misc]
+class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Sees each operator that one thread runs, forward and backward."""
 
     supports_higher_order_operators = True
 
     def __init__(self, state: State) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._state = state
         self._here = state.here
         self._first = state.tags.first

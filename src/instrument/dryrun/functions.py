@@ -28,7 +28,7 @@ def _original(func: Any) -> Any:
     return func if name is None or name in _METHODS else getattr(torch._C.TensorBase, name, func)
 
 
-class Functions(TorchFunctionMode):  # type: ignore[misc]
+class Functions(TorchFunctionMode):
     """Sees each torch function that one thread calls from Python.
 
     Args:

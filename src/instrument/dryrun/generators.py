@@ -9,7 +9,7 @@ import torch
 _PHILOX = 16  # bytes in the state of a real GPU's generator: seed and offset
 
 
-class Generator(torch._C.Generator):  # type: ignore[misc]
+class Generator(torch._C.Generator):
     """A generator that says it is a GPU's; functions of torch take it for CPU tensors."""
 
     # `__new__` is C's, which takes the device that it is really on
@@ -23,7 +23,7 @@ class Generator(torch._C.Generator):  # type: ignore[misc]
         return made
 
     @property
-    def device(self) -> Any:
+    def device(self) -> Any:  # type: ignore[override]  # an attribute in torch's stubs, read-only in fact
         """The GPU that it pretends to be on."""
         return torch.device("cuda", self._index)
 

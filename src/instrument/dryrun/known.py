@@ -81,7 +81,7 @@ def _compared(name: str, tensor: torch.Tensor, other: Any) -> bool | None:
 def notes_of(tensor: torch.Tensor) -> dict[str, Any]:
     """Return what is known of the data of ``tensor``: "value" of all its elements, "seed" of random ones."""
     try:
-        storage = tensor.untyped_storage()
+        storage: Any = tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return {}
     notes: dict[str, Any] | None = getattr(storage, "_instrument_data", None)

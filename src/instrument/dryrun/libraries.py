@@ -209,7 +209,8 @@ def _activities() -> set[Any]:
 
 def _emitting() -> dict[str, Any]:
     """Have `emit_nvtx` emit nothing where torch was built without CUDA, and says so by an error."""
-    enable, disable = torch.autograd.profiler._enable_profiler, torch.autograd.profiler._disable_profiler
+    profiler: Any = torch.autograd.profiler
+    enable, disable = profiler._enable_profiler, profiler._disable_profiler
     refused: list[Any] = []
 
     def enable_profiler(config: Any, *given: Any) -> Any:
@@ -234,7 +235,8 @@ def public(waits: Waits) -> dict[Any, dict[str, Any]]:
 
     readings = {name: (lambda device=None, value=value: value) for name, value in READINGS.items()}
     profiling = {"_supported_activities": _activities}
-    cudnn = torch.backends.cudnn.m  # the module behind the object that takes assignments
+    backends: Any = torch.backends
+    cudnn = backends.cudnn.m  # the module behind the object that takes assignments
     return {
         torch.cuda: {
             **readings,

@@ -134,7 +134,7 @@ def _pin_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[st
 def _from_data(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """`torch.tensor` and its like: data of Python's, of numpy's, or tensors."""
     method = func is T.new_tensor
-    data = args[1 if method else 0] if len(args) > method else kwargs.get("data", kwargs.get("obj"))
+    data: Any = args[1 if method else 0] if len(args) > method else kwargs.get("data", kwargs.get("obj"))
     own = mode.tags.device(data) if isinstance(data, T) else None
     device = kwargs.get("device")
     if device is None:
@@ -210,13 +210,14 @@ def _device_of_index(mode: Functions, func: Any, args: Sequence[Any], kwargs: di
     return as_cuda(number) if alone else func(*args, **kwargs)
 
 
+_KIND: Any = T  # its properties are descriptors, which the stubs do not show
 ANSWERS: dict[Any, Handler] = {
     torch.device: _device_of_index,
     torch._C._nn._parse_to: _parsed,
     T.__dlpack_device__: _dlpack_device,
     T.device.__get__: _device_of,
-    T.is_cuda.__get__: _is_cuda,
-    T.is_cpu.__get__: _is_cpu,
+    _KIND.is_cuda.__get__: _is_cuda,
+    _KIND.is_cpu.__get__: _is_cpu,
     T.get_device: _get_device,
     torch.get_device: _get_device,
     T.is_pinned: _is_pinned,

@@ -71,7 +71,8 @@ def _by_subclass(*args: Any) -> bool:
     return any(getattr(function, "__func__", function) not in _PLAIN for function in functions)
 
 
-_PLAIN = (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
+_KIND: Any = torch.Tensor
+_PLAIN = (_KIND.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
 
 
 def _scripted_as_builtin(function: Any) -> None:

@@ -116,7 +116,8 @@ def changes(state: State) -> Iterator[Made]:
     for name in ("to", "cuda", "cpu"):
         yield torch.UntypedStorage, name, named
     yield torch, "range", created_unseen
-    yield torch._C._nested, "nested_tensor", created_unseen
+    bindings: Any = torch._C
+    yield bindings._nested, "nested_tensor", created_unseen
     yield torch, "from_dlpack", exchanged
     yield torch.utils.dlpack, "from_dlpack", exchanged
     yield torch._C, "_group_tensors_by_device_and_dtype", grouped

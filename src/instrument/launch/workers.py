@@ -7,6 +7,7 @@ its recording.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import sys
 from collections.abc import Mapping, Sequence
@@ -66,11 +67,10 @@ def _parsed(launcher: str, words: list[str]) -> Any:
     """Return the launcher's arguments as its own parser parses them; None if it rejects them."""
     try:
         if launcher == "torchrun":
-            from torch.distributed.run import get_args_parser as parser
+            module, name = "torch.distributed.run", "get_args_parser"
         else:
-            from accelerate.commands.launch import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
-                launch_command_parser as parser,
-            )
+            module, name = "accelerate.commands.launch", "launch_command_parser"
+        parser = getattr(importlib.import_module(module), name)
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             return parser().parse_args(words)
     except (ImportError, SystemExit):  # the launcher will report the error

@@ -25,6 +25,7 @@ from .stand_in import StandIn, called_module
 from .tensors import tensors
 
 FEATURE = "the region of a module"
+_torch_function_mode_active, _without_torch_function = compat.torch_function_controls()
 
 
 class Hook:
@@ -135,10 +136,10 @@ class ForwardHook(Hook):
                 close, handle = call.token
                 close(handle)
                 if output is not None and call.layer.backward is not None and next_number() != call.first:
-                    if type(output) is torch.Tensor and not torch._C._is_torch_function_mode_enabled():
+                    if type(output) is torch.Tensor and not _torch_function_mode_active():
                         follow(call, output)
                     else:  # keeps `__torch_function__` from seeing the access
-                        with torch._C.DisableTorchFunction():
+                        with _without_torch_function():
                             follow(call, output)
         except Exception as error:
             try:
@@ -187,7 +188,7 @@ class CallWrapper(StandIn):
 
 def _shaped(layer: Layer, region: Region, inputs: object) -> Region:
     try:
-        with torch._C.DisableTorchFunction():
+        with _without_torch_function():
             shapes = tuple(tuple(tensor.shape) for tensor in tensors(inputs) if not tensor.is_nested)
             if any(type(size) is not int for shape in shapes for size in shape):
                 return region  # symbolic sizes of an export: reading them would specialize them

@@ -27,6 +27,7 @@ from .instances import loaders, optimizers
 FEATURE = "the regions of a step"
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 DATA = "enumerate(DataLoader)#"
+_, _without_torch_function = compat.torch_function_controls()
 _NUMBERS = itertools.count()
 Begin = Callable[[Any], dispatch.Token | None]
 
@@ -219,7 +220,7 @@ Moved = tuple[torch.Tensor, torch.device | None]  # the tensor and its destinati
 def _copied(moved: Callable[..., Moved], *args: Any, **kwargs: Any) -> Region | None:
     """Return the region of a copy from the CPU to another device; None for any other call."""
     try:
-        with torch._C.DisableTorchFunction():
+        with _without_torch_function():
             source, device = moved(*args, **kwargs)
             if device is None or source.device.type != "cpu" or device.type == "cpu":
                 return None

@@ -143,7 +143,8 @@ class OutermostModel:
         outermost = self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            own = module._call_impl if another is None else functools.partial(another, module)
+            impl: Callable[..., Any] = module._call_impl
+            own = impl if another is None else functools.partial(another, module)
             if dispatch.tracing():
                 return own(*args, **kwargs)
             try:
