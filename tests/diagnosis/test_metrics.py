@@ -146,6 +146,20 @@ def test_split_by_hand() -> None:
     assert expected == {key: numbers[key] for key in expected}
 
 
+def test_gaps_at_the_limit() -> None:
+    """A gap before work that was launched early is a latency if it is shorter than 30 us."""
+    starts = [0, 30_009, 60_019]  # gaps of 29,999 and 30,000 ns
+    numbers = metrics(
+        trace_of(
+            runtime=[on_cpu("cudaLaunchKernel", -9 + i, -8 + i, correlation=i + 1) for i in range(3)],
+            gpu=[kernel("k", at, at + 10, correlation=i + 1) for i, at in enumerate(starts)],
+        )
+    )
+    assert numbers["gaps_device_ns"] == {"launch_latency": 29_999, "other": 30_000}
+    (stream,) = numbers["idle_streams_ns"].values()
+    assert (stream["kernel_wait"], stream["other"]) == (29_999, 30_000)
+
+
 @pytest.mark.parametrize(
     "tables",
     [

@@ -60,6 +60,21 @@ def test_attributes() -> None:
     assert of_attributes() == ["agent.actor", "agent.critics[0]", "agent.critics[1]", "named[target]"]
 
 
+def test_attributes_of_self() -> None:
+    """Attributes of `self` have a label without `self`."""
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.actor, self.critic = Thing(), Thing()
+
+        def labels(self) -> list[str]:
+            known = Labels()
+            known.tell_apart([self.actor, self.critic])
+            return [known.of(thing) for thing in (self.actor, self.critic)]
+
+    assert Trainer().labels() == ["actor", "critic"]
+
+
 def test_what_nobody_holds_is_numbered() -> None:
     """Where no variable leads to it, a number tells it from the others."""
     known, held = Labels(), iter([Slots(), Slots()])

@@ -250,14 +250,22 @@ def test_ascii_only() -> None:
     assert out.getvalue().isascii()
 
 
-def test_many_hidden_regions_are_cut() -> None:
-    """Ten names of regions inside compiled code are listed."""
+@pytest.mark.parametrize(
+    ("count", "end"),
+    [
+        (10, "layers.8, layers.9"),
+        (11, "layers.9 and 1 more, see manifest.jsonl"),
+        (12, "layers.9 and 2 more, see manifest.jsonl"),
+    ],
+)
+def test_hidden_regions_are_cut_after_ten(count: int, end: str) -> None:
+    """Ten names of regions inside compiled code are listed; the others are counted."""
     out = StringIO()
-    names = [f"layers.{i}" for i in range(12)]
+    names = [f"layers.{i}" for i in range(count)]
     console = Console(file=out, width=200)
     print_summary(cpu_summary(cpu_region("a")), files=[], folder=Path("runs"), hidden=names, console=console)
     (line,) = [line for line in out.getvalue().splitlines() if "compiled" in line]
-    assert line.rstrip().endswith("layers.8, layers.9 and 2 more, see manifest.jsonl")
+    assert line.rstrip().endswith(end)
 
 
 @pytest.mark.parametrize(

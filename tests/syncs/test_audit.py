@@ -379,6 +379,13 @@ def test_without_steps_only_the_last_one_is_left_out() -> None:
     assert "Left out: 1 synchronization of the profiler itself." in report.coverage
 
 
+def test_the_time_of_all_steps_is_the_span() -> None:
+    """Shares of the time are of all steps together; without steps, of the recording."""
+    steps = [on_cpu("ProfilerStep#1", 0, 300), on_cpu("ProfilerStep#2", 400, 500)]
+    assert audited(**both(item(10), {"regions": steps})).span_ns == 400
+    assert audited(**item(10)).span_ns == 1_000_030
+
+
 def test_a_stack_tells_who_synchronised() -> None:
     """With Python stacks the program's synchronization at the end is reported, the profiler's is not."""
     calls = [launch(0, 10, 1), on_cpu("cudaDeviceSynchronize", 20, 90), on_cpu("cudaDeviceSynchronize", 105, 110)]
