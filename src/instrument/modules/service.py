@@ -162,5 +162,5 @@ _EMPTY: Handle[Any] = Handle(None, "nothing")
 
 
 def served(function: F) -> F:
-    """Contain a function that returns a `Handle`: after an error of ours, the handle is empty."""
+    """Contain a function that returns a `Handle`: after an error of this library, the handle is empty."""
     return guard.prepared(FEATURE, otherwise=lambda *_, **__: _EMPTY)(function)

@@ -111,10 +111,10 @@ def check(color: object, domain: object, category: object, payload: object) -> N
 
 
 def number(payload: Any) -> int | float:
-    """Return ``payload``, of Python's or of numpy's making, as an int or a float.
+    """Return ``payload``, a number of Python or numpy, as an int or a float.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
     """
     if hasattr(payload, "__index__"):
         return operator.index(payload)
