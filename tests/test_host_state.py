@@ -150,7 +150,7 @@ from instrument.integrations import accelerate, lightning, torchtitan
 from instrument.integrations import transformers as trainer
 from tests.support.net import Net
 
-PLAN = {"wait": 1, "warmup": 1, "active": 2, "tell": lambda text: None}
+PLAN = {"wait": 1, "warmup": 1, "active": 2, "on_summary": lambda text: None}
 
 def in_transformers(ours):
     class Model(torch.nn.Module):

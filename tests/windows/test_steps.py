@@ -20,6 +20,7 @@ import instrument.windows.steps
 from instrument.config import settings
 from instrument.integrations.loop import Loop
 from instrument.integrations.server import Server
+from instrument.windows.api import new_profile
 from tests.support.programs import environment
 
 from .training import Recorder, manifest, names, recorded, statuses, traces, train
@@ -142,9 +143,9 @@ def test_a_place_that_is_known_makes_no_other_profile(out: Path, monkeypatch: py
 
     def counted(*arguments: Any, **named: Any) -> Any:
         made.append(named)
-        return instrument.profile(*arguments, **named)
+        return new_profile(*arguments, **named)
 
-    monkeypatch.setattr(instrument.windows.steps, "profile", counted)
+    monkeypatch.setattr(instrument.windows.steps, "new_profile", counted)
     for options in ({}, {}, {}, {"recrod_shapes": True}):
         with contextlib.nullcontext() if not options else pytest.raises(TypeError, match="recrod_shapes"):
             batches = instrument.steps(range(2), out, at=9, **options)
@@ -451,7 +452,7 @@ def test_a_window_that_no_epoch_completes(out: Path, monkeypatch: pytest.MonkeyP
     said: list[str] = []
     batches = instrument.steps(range(4), out, at="3-5", on_summary=said.append)
     train(batches)
-    assert ["Recorded so far: 1 of the 3 steps 3-5, as the loop ended before step 4."] == [
+    assert ["Recorded so far: 1 of the 3 steps 3-5, because the loop ended before step 4."] == [
         line for line in said[0].splitlines() if "so far:" in line
     ]
     batches.profile.stop()

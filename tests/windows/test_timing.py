@@ -159,7 +159,7 @@ def test_the_trace_is_without_the_step_that_was_cut_short(
     assert [3, 4] == instrument.read_trace(path).steps.number.tolist()
     said = capfd.readouterr().err
     assert "(mean of steps 3-4; step 5 was cut short)" in said
-    assert "Recorded so far: 2 of the 3 steps 3-5, as the loop ended in step 5." in said
+    assert "Recorded so far: 2 of the 3 steps 3-5, because the loop ended in step 5." in said
 
 
 def test_a_step_that_another_profiler_cuts_short(out: Path) -> None:

@@ -91,14 +91,27 @@ class Outcomes:
         }
 
     def recorded(
-        self, recording: Recording, files: Sequence[Path], entry: Mapping[str, Any], reasons: Sequence[str]
+        self,
+        recording: Recording,
+        files: Sequence[Path],
+        entry: Mapping[str, Any],
+        missing: Sequence[str],
+        failures: Sequence[str],
     ) -> int:
-        """Finish a window that was saved as ``files``; ``reasons`` say which parts of it are missing.
+        """Finish a window that was saved as ``files``.
+
+        Args:
+            recording: the window.
+            files: its files.
+            entry: what `entry` returned for it.
+            missing: which parts of it are missing, and why; it is partial then.
+            failures: what failed after it was saved.
 
         Returns:
             The number of the window for `WindowFinalizer.timed`.
         """
-        line = {**entry, "status": "partial" if reasons else "recorded", "reason": "; ".join(reasons) or None}
+        reason = "; ".join([*missing, *failures]) or None
+        line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
         return self.finalizer.recorded(
             recording.capture, files, read=self._reports and self.holds_steps(recording), **line
         )

@@ -611,14 +611,14 @@ class Profile(TorchProfilerApi):
         if (cut and recording.holds(self.step_num)) or (recording.ended_early and not begun):
             recording.cut_short()
         try:
-            files, entry, reasons = self._save(recording, begun, complete)
+            files, entry, missing = self._save(recording, begun, complete)
         except BaseException as error:
             self._give_up(window, error)
             if is_interrupt(error):
                 raise
             return
         self._last_over, self._last = window.index, recording.capture
-        failure = None
+        failure, failures = None, list[str]()
         self._closing = True
         try:
             if self._on_trace_ready is not None and not recording.announced:
@@ -628,14 +628,14 @@ class Profile(TorchProfilerApi):
             if is_interrupt(error):
                 raise
             failure = error
-            reasons = [*reasons, f"on_trace_ready failed: {type(error).__name__}: {error}"]
+            failures.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
         finally:  # also after an interrupt the files are kept
             self._recording, self._closing, self._postponed = None, False, ""
             if not self._keeps_events:
                 self._last = None
             received = self._finalizer.received
             try:
-                self._untimed = self._outcomes.recorded(recording, files, entry, reasons)
+                self._untimed = self._outcomes.recorded(recording, files, entry, missing, failures)
             except BaseException:
                 if self._finalizer.received == received:  # an interrupt came before: `_end` accounts for it
                     self._recording = recording
