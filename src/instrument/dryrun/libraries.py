@@ -1,4 +1,4 @@
-"""The libraries around the pretended GPU: CUDA's runtime, cuDNN, cuFFT, NCCL, NVML, NVTX, TunableOp."""
+"""The libraries around the pretended GPU: CUDA's runtime, cuDNN, NCCL, NVML and NVTX."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 
-from .memory import RESERVED, Memory
+from .memory import Memory
 from .waits import Waits
 
 CUDNN_VERSION = 90100
 NCCL_VERSION = 2 << 32 | 21 << 16 | 5
-# What nvidia-smi would say of a busy one; `clock_rate` in MHz, `power_draw` in mW, `temperature` in degrees
-READINGS = {
-    "utilization": 90, "memory_usage": 50, "temperature": 60, "power_draw": 300_000, "clock_rate": 1410,
-    "device_memory_used": RESERVED,
-}  # fmt: skip
+# What nvidia-smi shows for a busy GPU: %, degrees Celsius, mW, MHz. Megatron's straggler detector logs these four.
+READINGS = {"utilization": 90, "temperature": 60, "power_draw": 300_000, "clock_rate": 1410}
+NOT_EMULATED = "{} is not emulated, see docs/dry-run.md"
 _JITERATOR = "kernels of torch.cuda.jiterator cannot run"
 _POOL_STATE = "the state of a pool of GPU memory cannot be kept"
 
@@ -116,7 +114,7 @@ class _State:
 
 
 def _settings() -> dict[str, Any]:
-    state, tune, private = _State(), "_cuda_tunableop_", torch._C
+    state, private = _State(), torch._C
     return {
         **state.pair(
             "_set_linalg_preferred_backend", "_get_linalg_preferred_backend", private._LinalgBackend.Default
@@ -127,19 +125,6 @@ def _settings() -> dict[str, Any]:
         **state.pair("_cudnn_set_conv_benchmark_empty_cache", "_cuda_get_conv_benchmark_empty_cache", True),
         **state.pair("_cuda_setCublasWorkspaceSize", "_cuda_getCublasWorkspaceSize", 8 * 2**20),
         **state.pair("_cuda_setCublasLtWorkspaceSize", "_cuda_getCublasLtWorkspaceSize", 2**20),
-        **state.pair("_cuda_record_untuned_enable", "_cuda_record_untuned_is_enabled", False),
-        **state.pair(tune + "enable", tune + "is_enabled", False),
-        **state.pair(tune + "tuning_enable", tune + "tuning_is_enabled", True),
-        **state.pair(tune + "set_max_tuning_duration", tune + "get_max_tuning_duration", 30),
-        **state.pair(tune + "set_max_tuning_iterations", tune + "get_max_tuning_iterations", 100),
-        **state.pair(tune + "set_filename", tune + "get_filename", ""),
-        **state.pair(tune + "set_rotating_buffer_size", tune + "get_rotating_buffer_size", -1),
-        tune + "set_numerical_check_tolerances": lambda *_: None,
-        tune + "write_file_on_exit": lambda on: None,
-        tune + "write_file": lambda name=None: True,
-        tune + "read_file": lambda name=None: False,
-        tune + "get_results": lambda: (),
-        tune + "get_validators": lambda: (),
     }
 
 
@@ -187,18 +172,43 @@ def compiler(waits: Waits) -> Callable[..., Callable[..., None]]:
     return lambda source, name, *_, **__: _uncovered(waits, f"the CUDA kernel {name} cannot run")
 
 
-def _plan_cache() -> dict[Any, dict[str, Any]]:
-    # torch's descriptors took the functions when they were made
-    backend, state = torch.backends.cuda, {"max_size": 4096}
-    size, largest = vars(backend.cuFFTPlanCache)["size"], vars(backend.cuFFTPlanCache)["max_size"]
+class _NotEmulated:
+    """Takes the place of an object whose attributes and items are not emulated.
+
+    Args:
+        waits: is notified of each use.
+        name: the public name of the object.
+    """
+
+    def __init__(self, waits: Waits, name: str) -> None:
+        use = _uncovered(waits, NOT_EMULATED.format(name), fatal=True)
+        self.__dict__["_use"] = use
+
+    def __getattr__(self, name: str) -> Any:
+        self._use()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._use()
+
+    def __getitem__(self, index: Any) -> Any:
+        self._use()
+
+
+def _not_emulated(waits: Waits) -> dict[Any, dict[str, Any]]:
+    """Return, by module, what raises at its use: no training script is known that needs it."""
+
+    def functions(module: str, names: Sequence[str]) -> dict[str, Any]:
+        return {name: _uncovered(waits, NOT_EMULATED.format(f"{module}.{name}"), fatal=True) for name in names}
+
+    cuda, tunable = torch.cuda, torch.cuda.tunable
+    readings = functions("torch.cuda", ("memory_usage", "device_memory_used", "list_gpu_processes"))
+    host = functions("torch.cuda", ("host_memory_stats", "host_memory_stats_as_nested_dict"))
+    resets = functions("torch.cuda", ("reset_accumulated_host_memory_stats", "reset_peak_host_memory_stats"))
     return {
-        size: {"getter": lambda device: 0},
-        largest: {
-            "getter": lambda device: state["max_size"],
-            "setter": lambda device, value: state.update(max_size=value),
-        },
-        backend.cufft_plan_cache: {"caches": []},  # it makes one for each device, when it is first asked
-        torch: {"_cufft_clear_plan_cache": lambda device: None},
+        cuda: readings | host | resets,
+        cuda.memory: readings | host | resets,
+        tunable: functions("torch.cuda.tunable", tunable.__all__),
+        torch.backends.cuda: {"cufft_plan_cache": _NotEmulated(waits, "torch.backends.cuda.cufft_plan_cache")},
     }
 
 
@@ -229,27 +239,19 @@ def _emitting() -> dict[str, Any]:
 
 def public(waits: Waits) -> dict[Any, dict[str, Any]]:
     """Return, by module, the functions that would look for a library themselves."""
-
-    def listing(device: Any = None) -> str:
-        return "GPU:0\nno processes are running"
-
     readings = {name: (lambda device=None, value=value: value) for name, value in READINGS.items()}
     profiling = {"_supported_activities": _activities}
     backends: Any = torch.backends
     cudnn = backends.cudnn.m  # the module behind the object that takes assignments
+    refused = _not_emulated(waits)
     return {
-        torch.cuda: {
-            **readings,
-            "list_gpu_processes": listing,
-            "_compile_kernel": compiler(waits),
-        },
-        torch.cuda.memory: {"list_gpu_processes": listing},
+        **refused,
+        torch.cuda: {**readings, "_compile_kernel": compiler(waits), **refused[torch.cuda]},
         cudnn: {
             "version": lambda: CUDNN_VERSION,
             "is_available": lambda: True,
             "is_acceptable": lambda tensor: False,  # RNNs would hand their weights to cuDNN
         },
-        **_plan_cache(),
         torch.autograd: profiling,
         torch.autograd.profiler: profiling | _emitting(),
         torch.profiler: profiling,

@@ -38,21 +38,6 @@ def stats() -> dict[str, Any]:
     return {**figures, "oversize_allocations": _stat(0, 0), "oversize_segments": _stat(0, 0)}
 
 
-def host_stats() -> dict[str, Any]:
-    """Return what the allocator of pinned memory counts."""
-    counts = dict.fromkeys(("allocations", "allocation", "segment", "active_requests"), _stat(8, 8))
-    sizes = dict.fromkeys(("allocated_bytes", "active_bytes", "reserved_bytes"), _stat(2**24, 2**24))
-    took = dict.fromkeys(("total", "max", "min", "count", "avg"), 0)
-    return {
-        **counts,
-        **sizes,
-        "num_host_alloc": 8,
-        "num_host_free": 0,
-        "host_alloc_time": took,
-        "host_free_time": took,
-    }
-
-
 class Pool:
     """A `torch.cuda.MemPool`, to everyone who asks for its class."""
 
@@ -113,7 +98,6 @@ class Memory:
 
         quiet = (
             "_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakMemoryStats",
-            "_cuda_resetAccumulatedHostMemoryStats", "_cuda_resetPeakHostMemoryStats",
             "_cuda_cudaCachingAllocator_raw_delete", "_cuda_attach_out_of_memory_observer", "_cuda_ipc_collect",
             "_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentThreadToPool",
             "_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool",
@@ -122,7 +106,6 @@ class Memory:
         )  # fmt: skip
         return dict.fromkeys(quiet, nothing) | {
             "_cuda_memoryStats": lambda device: stats(),
-            "_cuda_hostMemoryStats": host_stats,
             "_cuda_memorySnapshot": self.snapshot,
             "_cuda_emptyCache": self.empty_cache,
             "_cuda_getMemoryFraction": lambda device: self._fraction.get(device, 1.0),
