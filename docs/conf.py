@@ -26,7 +26,7 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 
 CONTENTS = {
-    "Use": ["annotating", "modules", "windows", "run", "frameworks", "syncs", "traces", "doctor"],
+    "Use": ["annotating", "modules", "windows", "run", "frameworks", "syncs", "dry-run", "traces", "doctor"],
     "Look up": ["reference", "glossary", "globals", "costs", "support", "public-scripts"],
     "Work on it": ["architecture", "/CONTRIBUTING", "/CHANGELOG"],
 }

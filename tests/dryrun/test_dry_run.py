@@ -306,7 +306,7 @@ def test_one_inside_of_another() -> None:
     """The inner one is refused, and the outer one goes on."""
 
     def step() -> None:
-        with pytest.raises(RuntimeError, match="a dry run is running already"):
+        with pytest.raises(RuntimeError, match="a dry run is already running"):
             dry_run(lambda: None)
         assert torch.cuda.is_available()
         gpu(2).sum().item()

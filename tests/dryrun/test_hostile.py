@@ -87,7 +87,7 @@ def test_a_pool_of_before(fake: bool) -> None:
 
         report = finished(step, fake=fake)
         assert {"item": 1, "tolist": 1} == ops(report)
-        assert not any("threads that ran before" in sentence for sentence in report.coverage)
+        assert not any("threads that were running before" in sentence for sentence in report.coverage)
         assert not pool.submit(torch.cuda.is_available).result()
 
 
@@ -104,7 +104,7 @@ def test_other_threads_of_before() -> None:
         go.set()
         thread.join()
         progress.close()
-    assert "threads that ran before were not watched: prefetcher" in report.coverage
+    assert "threads that were running before were not watched: prefetcher" in report.coverage
 
 
 def test_another_process(capfd: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +118,7 @@ def test_another_process(capfd: pytest.CaptureFixture[str]) -> None:
         process.join()
         assert 0 == process.exitcode
 
-    assert ["what another process does was not looked at"] == notes(finished(step))
+    assert ["what another process does was not checked"] == notes(finished(step))
 
 
 @both
@@ -199,7 +199,7 @@ def test_export() -> None:
 
     report = finished(step)
     assert 1 == ops(report)["item"]
-    assert "what runs under FakeTensorMode, as torch.export does, was not looked at" in notes(report)
+    assert "what runs under FakeTensorMode, as torch.export does, was not checked" in notes(report)
 
 
 ABORTING = """
@@ -249,7 +249,7 @@ def test_scripting() -> None:
 
     report = finished(step)
     assert 1 == ops(report)["item"]
-    assert "what a scripted function does with devices was not looked at" in notes(report)
+    assert "what a scripted function does with devices was not checked" in notes(report)
     again = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
     assert (2, 3) == again(torch.ones(2, 3)).shape
 
@@ -262,7 +262,7 @@ def test_a_scripted_function() -> None:
     """What it does with devices is said not to be looked at."""
     function = torch.jit.script(doubled)
     report = finished(lambda: function(gpu(2)))
-    assert ["what a scripted function does with devices was not looked at"] == notes(report)
+    assert ["what a scripted function does with devices was not checked"] == notes(report)
 
 
 @both
@@ -283,7 +283,7 @@ def test_higher_order_operators(fake: bool) -> None:
     report = finished(step, fake=fake)
     assert {"item": 1, "tolist": 1} == ops(report)
     for name in ("flex_attention", "cond"):
-        assert f"what the operator {name} does inside was not looked at" in notes(report)
+        assert f"what the operator {name} does inside was not checked" in notes(report)
 
 
 # -------------------------------------------------------------------------------- subclasses, patches, modes
@@ -550,7 +550,7 @@ def test_a_device_chosen_before() -> None:
     assert 1 == len(report.not_covered)
     assert str(report.over(9)).startswith("the device was chosen before the dry run began, without a GPU, so ")
     assert f"test_hostile.py:{line} uses the CPU. Choose the device inside the step" in str(report.over(9))
-    assert "asks for the CPU: where the device was chosen" in dry_run(step).unavailable_reason
+    assert "uses the CPU: if the device was chosen" in dry_run(step).unavailable_reason
 
     def by_mistake() -> None:
         model(torch.ones(2, 3, device="cpu")).sum().backward()

@@ -37,17 +37,17 @@ PLACES = [
 
 
 class Noted:
-    """Keeps what it is told."""
+    """Keeps notes of synchronizations and of what is not covered."""
 
     def __init__(self) -> None:
         self.waits: list[str] = []
         self.gaps: list[str] = []
 
-    def wait(self, op: str, cause: str) -> None:
+    def note_sync(self, op: str, cause: str) -> None:
         self.waits.append(op)
 
-    def uncovered(self, why: str) -> None:
-        self.gaps.append(why)
+    def note_uncovered(self, reason: str) -> None:
+        self.gaps.append(reason)
 
 
 class OnCpu(TorchFunctionMode):
@@ -63,7 +63,7 @@ class OnCpu(TorchFunctionMode):
 
 @pytest.fixture
 def noted() -> Iterator[Noted]:
-    """Pretend a GPU; what it tells of."""
+    """Pretend that there is a GPU, and return its notes."""
     told = Noted()
     gpu = PretendedCuda(told)
     gpu.install()

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from instrument.dryrun import checks, rules
+from instrument.dryrun import operator_rules
 from instrument.syncs import instruction, operations
 from instrument.syncs.operations import KERNELS, OPERATIONS, operation, public_name
 from instrument.syncs.wrappers import patches
@@ -43,9 +43,11 @@ def test_kernels_have_rows(kernel: str) -> None:
 
 def test_checked_operators_have_rows() -> None:
     """Operators that the dry run checks have a row, but for those that are only called by others."""
-    assert INNER == {name for name in checks.CHECKS if operation(operations.name_of_operator(name)) is None}
-    assert not set(KERNELS) & set(checks.CHECKS)
-    assert rules.KERNELS is KERNELS
+    assert INNER == {
+        name for name in operator_rules.CHECKS if operation(operations.name_of_operator(name)) is None
+    }
+    assert not set(KERNELS) & set(operator_rules.CHECKS)
+    assert operator_rules.KERNELS is KERNELS
 
 
 def test_wrapped_calls_have_rows() -> None:

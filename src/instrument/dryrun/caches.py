@@ -1,4 +1,4 @@
-"""What other libraries concluded, once and for all, from whether there is a GPU."""
+"""Caches in which other libraries keep whether there is a GPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _WORDS = ("cuda", "gpu", "accelerator", "nccl")
 
 
 def forget() -> None:
-    """Empty the caches of functions like ``is_..._available()`` that ask for a GPU; 6 ms for 3,000 modules.
+    """Clear the caches of functions like ``is_..._available()`` that check for a GPU; 6 ms for 3,000 modules.
 
-    They answer again by what is there now. Their answers are True or False: nobody holds on to one.
+    The functions return True or False, so clearing their caches drops no object that a caller relies on.
     """
     for module in list(sys.modules.values()):
         for found in list(getattr(module, "__dict__", {}).values()):

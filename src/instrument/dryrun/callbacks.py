@@ -1,4 +1,4 @@
-"""Code that runs where the modes are off: on other threads, in hooks, in what was compiled or traced."""
+"""Patches for code that runs without the modes: on other threads, in hooks, in compiled functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORKER_LOOP = worker._worker_loop
 
 
 def changes(state: State) -> Iterator[Made]:
-    """Return what has such code watched, or says that it is not."""
+    """Yield the patches by which such code is watched, or noted as not covered."""
     yield from _threads(state)
     yield from _processes(state)
     yield from _collectives(state)
@@ -37,7 +37,7 @@ def changes(state: State) -> Iterator[Made]:
 
 
 def _threads(state: State) -> Iterator[Made]:
-    """Threads that start during the run are watched too."""
+    """Yield the patches that watch threads which start during the run."""
 
     def starting(original: Any) -> Any:
         @wraps(original)
@@ -57,7 +57,7 @@ def _threads(state: State) -> Iterator[Made]:
 
     def working(original: Any) -> Any:
         def run(item: Any) -> None:
-            with nullcontext() if state.here.functions is not None else modes(state):
+            with nullcontext() if state.thread.functions is not None else modes(state):
                 original(item)
 
         return run
@@ -67,18 +67,18 @@ def _threads(state: State) -> Iterator[Made]:
 
 
 def worker_loop(*args: Any) -> Any:
-    """The loop of a DataLoader's worker, which works on the CPU: there, nothing is pretended."""
+    """Run the loop of a DataLoader's worker, which works on the CPU, without the modes."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         return _WORKER_LOOP(*args)
 
 
 def _processes(state: State) -> Iterator[Made]:
-    """Say that other processes are not watched; but for the workers of a DataLoader."""
+    """Yield the patches that note other processes as not covered, except workers of a DataLoader."""
 
     def starting(original: Any) -> Any:
         def start(process: Any) -> None:
             if process._target is not worker_loop:
-                state.uncovered("what another process does was not looked at")
+                state.note_uncovered("what another process does was not checked")
             original(process)
 
         return start
@@ -88,7 +88,7 @@ def _processes(state: State) -> Iterator[Made]:
 
 
 def _collectives(state: State) -> Iterator[Made]:
-    """Run the collectives of NCCL, which needs GPUs, on gloo."""
+    """Yield the patches that run collectives of NCCL, which needs GPUs, on gloo."""
 
     def substituted(original: Any) -> Any:
         signature = inspect.signature(original)
@@ -97,7 +97,7 @@ def _collectives(state: State) -> Iterator[Made]:
         def make(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs)
             if "nccl" in str(given.arguments.get("backend") or "").lower():
-                state.uncovered("collectives ran on gloo instead of nccl")
+                state.note_uncovered("collectives ran on gloo instead of nccl")
                 given.arguments["backend"] = "gloo"
             return original(*given.args, **given.kwargs)
 
@@ -111,11 +111,11 @@ def _collectives(state: State) -> Iterator[Made]:
 
 
 def _hooks(state: State) -> Iterator[Made]:
-    """Hooks of saved tensors run inside of C++ calls, where the function mode is off."""
+    """Yield the patch for hooks of saved tensors, which run inside C++ calls, where the function mode is off."""
 
     def watched(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run(value: Any) -> Any:
-            functions = state.here.functions
+            functions = state.thread.functions
             with functions.reentered() if functions is not None else nullcontext():
                 return hook(value)
 
@@ -132,7 +132,7 @@ def _hooks(state: State) -> Iterator[Made]:
 
 
 def _traced(state: State) -> Iterator[Made]:
-    """FakeTensorMode and TorchScript of the program's ask C++ for devices: there, tensors are where they are."""
+    """Yield the patches for the program's FakeTensorMode and TorchScript, which read real devices from C++."""
 
     def is_ours(mode: Any) -> bool:
         return state.fake is not None and mode is state.fake.mode
@@ -142,34 +142,34 @@ def _traced(state: State) -> Iterator[Made]:
             if not is_ours(mode):
                 shapes = _for_shapes(sys._getframe(1))
                 if not shapes:
-                    state.uncovered("what runs under FakeTensorMode, as torch.export does, was not looked at")
+                    state.note_uncovered("what runs under FakeTensorMode, as torch.export does, was not checked")
                 if not shapes and state.fake is not None:  # C++ would end the process
-                    raise RuntimeError("no FakeTensorMode of the program's can run where tensors have no data")
-                state.here.foreign += 1
+                    raise RuntimeError("a program's FakeTensorMode cannot run in a dry run without data")
+                state.thread.foreign += 1
             return original(mode)
 
         return enter
 
     def left(original: Any) -> Any:
         def leave(mode: Any, *error: Any) -> Any:
-            state.here.foreign -= not is_ours(mode)
+            state.thread.foreign -= not is_ours(mode)
             return original(mode, *error)
 
         return leave
 
     def converted(original: Any) -> Any:
         def from_tensor(mode: Any, *args: Any, **kwargs: Any) -> Any:
-            state.here.foreign += 1
+            state.thread.foreign += 1
             try:
                 return original(mode, *args, **kwargs)
             finally:
-                state.here.foreign -= 1
+                state.thread.foreign -= 1
 
         return from_tensor
 
     def scripted(original: Any) -> Any:
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            state.uncovered("what a scripted function does with devices was not looked at")
+            state.note_uncovered("what a scripted function does with devices was not checked")
             return original(function, *args, **kwargs)
 
         return call
@@ -182,7 +182,7 @@ def _traced(state: State) -> Iterator[Made]:
 
 
 def _for_shapes(frame: FrameType | None) -> bool:
-    """Tell whether it is DTensor that asks, for the shape of a result alone."""
+    """Return whether DTensor is the caller, which only computes the shape of a result."""
     for _ in range(30):
         if frame is None:
             break
@@ -193,13 +193,15 @@ def _for_shapes(frame: FrameType | None) -> bool:
 
 
 def _compiled(state: State) -> Iterator[Made]:
-    """Say that compiled functions run eagerly."""
+    """Yield the patch that notes that compiled functions run eagerly."""
     from torch._dynamo import eval_frame
 
     def eager(original: Any) -> Any:
         def callback_from_stance(callback: Any) -> Any:
             if callback not in (None, False):
-                state.uncovered("a compiled function ran eagerly: what its compiled code does was not looked at")
+                state.note_uncovered(
+                    "a compiled function ran eagerly: what its compiled code does was not checked"
+                )
             return original(callback)
 
         return callback_from_stance

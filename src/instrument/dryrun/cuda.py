@@ -1,8 +1,8 @@
-"""A GPU that is not there: what asks `torch.cuda` or `torch.accelerator` gets the answers of one.
+"""The pretended GPU: `torch.cuda` and `torch.accelerator` answer as if there were one.
 
-The functions of ``torch._C`` below torch's own are replaced, and not those: what was imported by name beforehand
-is answered as well, and each version of torch keeps its own behaviour. Where a build for the CPU lacks them,
-they are added.
+Functions of ``torch._C`` are replaced instead of those of `torch.cuda`, so that functions that were imported by
+name before answer too, and each version of torch keeps its own behaviour. Functions that CPU builds lack are
+added.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from ..patch import Patch, apply, undo
-from . import caches, legacy, libraries
+from . import caches, libraries, tensor_types
 from .devices import Devices, Properties
 from .generators import DefaultGenerator, Generator
 from .graphs import Graph, make_graphed_callables
 from .memory import Memory, Pool
+from .state import Observer
 from .streams import Event, Stream, Streams
-from .waits import Waits
 
 CUDA_VERSION = "12.8"
 _Make = Callable[[Any], Any]
 _Change = tuple[Any, str, _Make]
-# They took functions of ``torch._C`` by name when they were imported
+# These modules imported functions of ``torch._C`` by name.
 _TAKERS = (
     "torch.cuda", "torch.cuda.graphs", "torch.cuda.memory", "torch._dynamo.device_interface",
     "torch._inductor.cudagraph_trees",
@@ -33,23 +33,23 @@ _TAKERS = (
 
 
 class PretendedCuda:
-    """Installs the pretended GPU, in the whole process, and takes it away again.
+    """Installs the pretended GPU in the whole process, and removes it.
 
     Args:
-        waits: takes note of waits, and of what cannot be carried out.
-        devices: how many GPUs there seem to be.
+        observer: notes synchronizations, and what cannot be carried out.
+        devices: the number of pretended GPUs.
     """
 
-    def __init__(self, waits: Waits, devices: int = 1) -> None:
-        self._waits = waits
+    def __init__(self, observer: Observer, devices: int = 1) -> None:
+        self._observer = observer
         self._devices = Devices(devices)
-        self._streams = Streams(waits, self._devices)
+        self._streams = Streams(observer, self._devices)
         self._memory = Memory(self._streams)
         self._cudart = libraries.Cudart(self._memory)
         self._patches: list[Patch] = []
 
     def install(self) -> None:
-        """Install all of it, or nothing where something fails; once is enough."""
+        """Install the GPU, or nothing if that fails. Calls while it is installed do nothing."""
         if self._patches:
             return
         try:
@@ -60,7 +60,7 @@ class PretendedCuda:
         caches.forget()
 
     def undo(self) -> None:
-        """Put back what was there; more than once does no harm."""
+        """Restore what was there. Calls while nothing is installed do nothing."""
         if not self._patches:
             return
         undo(self._patches)
@@ -69,26 +69,26 @@ class PretendedCuda:
     def _changes(self) -> Iterator[_Change]:
         answers = {
             **self._devices.answers(), **self._streams.answers(), **self._memory.answers(),
-            **libraries.answers(self._waits), "_has_cuda": True, "_cudart": self._cudart,
+            **libraries.answers(self._observer), "_has_cuda": True, "_cudart": self._cudart,
         }  # fmt: skip
         for name, answer in answers.items():
             yield torch._C, name, _constant(answer)
         for taker in (sys.modules[name] for name in _TAKERS if name in sys.modules):
             yield from ((taker, name, _constant(answers[name])) for name in answers if name in vars(taker))
-        for owner, functions in libraries.public(self._waits).items():
+        for owner, functions in libraries.public(self._observer).items():
             yield from ((owner, name, _constant(functions[name])) for name in functions if hasattr(owner, name))
         yield from self._state()
         yield from self._classes()
 
     def _state(self) -> Iterator[_Change]:
-        """What `torch.cuda` and its like keep in variables."""
+        """Yield changes of the variables of `torch.cuda` and similar modules."""
         count = self._devices.count
         values = {
             "_initialized": True, "_cached_device_count": count, "_cudart": self._cudart,
             "_exchange_device": self._devices.exchange, "_maybe_exchange_device": self._devices.exchange,
             "_CudaDeviceProperties": Properties, "_get_device_properties": Properties,
             "default_generators": tuple(DefaultGenerator(index) for index in range(count)),
-            **legacy.types(),
+            **tensor_types.types(),
         }  # fmt: skip
         for name, value in values.items():
             yield torch.cuda, name, _constant(value)
@@ -98,12 +98,12 @@ class PretendedCuda:
             yield torch.version, "cuda", _constant(CUDA_VERSION)
         if hasattr(torch.accelerator, "get_device_capability"):
             yield torch.accelerator, "get_device_capability", _constant(self._devices.capability)
-        graphed = make_graphed_callables(self._waits)
+        graphed = make_graphed_callables(self._observer)
         yield torch.cuda, "make_graphed_callables", _constant(graphed)
         yield torch.cuda.graphs, "make_graphed_callables", _constant(graphed)
 
     def _classes(self) -> Iterator[_Change]:
-        """Make classes of `torch.cuda` return pretended objects; others stand in for those of ``torch``."""
+        """Yield changes by which classes of `torch.cuda` and ``torch`` create pretended objects."""
         cuda, streams = torch.cuda, self._streams
         yield cuda.Stream, "__new__", _static(streams.new)
         yield cuda.Event, "__new__", _static(streams.event)
@@ -123,9 +123,9 @@ class PretendedCuda:
         yield torch, "Generator", lambda real: self._stand_in(real, _generator(self._devices), Generator)
 
     def _stand_in(self, real: Any, pretended: Callable[..., Any], kind: type) -> Any:
-        """Return a class that is ``real`` to all who ask, but makes what ``pretended`` returns where not None."""
+        """Return a class that passes for ``real`` but creates what ``pretended`` returns, unless that is None."""
         meta: Any = type(real)
-        patches = self._patches  # empty again once undone: whoever kept the class then gets the real thing
+        patches = self._patches  # empty once undone: a class that the program kept then creates real objects
 
         class Kind(meta):  # type: ignore[misc]
             def __call__(self, *args: Any, **options: Any) -> Any:

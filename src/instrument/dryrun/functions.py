@@ -1,4 +1,4 @@
-"""The mode above autograd: answers for devices, carries out moves, and names the outermost public call."""
+"""The function mode, above autograd: returns pretended devices, and carries out transfers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .state import State, as_cuda
 from .tags import PINNED
 
 CPU = torch.device("cpu")
-_METHODS = dict(vars(torch.Tensor))  # those that torch itself wrote in Python, among others
+_METHODS = dict(vars(torch.Tensor))  # including those that torch itself defines in Python
 Handler = Callable[["Functions", Any, Sequence[Any], dict[str, Any]], Any]
 
 
 @lru_cache(maxsize=1024)
 def _original(func: Any) -> Any:
-    """Return the method of torch's in whose place somebody put ``func``; ``func`` where nobody did."""
+    """Return the method of torch that ``func`` replaced; ``func`` if it replaced none."""
     name = next((name for name, held in vars(torch.Tensor).items() if held is func), None)
     return func if name is None or name in _METHODS else getattr(torch._C.TensorBase, name, func)
 
@@ -33,8 +33,8 @@ class Functions(TorchFunctionMode):
 
     Args:
         state: the dry run.
-        answers: by function, what answers for tensors.
-        calls: by function, what carries out calls that are different on a GPU.
+        answers: handlers of functions that return where a tensor is, by function.
+        calls: handlers of functions that behave differently on a GPU, by function.
     """
 
     def __init__(self, state: State, answers: Mapping[Any, Handler], calls: Mapping[Any, Handler]) -> None:
@@ -42,8 +42,8 @@ class Functions(TorchFunctionMode):
         self._answers = answers
         self._calls = calls
         self.state = state
-        self.here = state.here
-        self.here.functions = self
+        self.thread = state.thread
+        self.thread.functions = self
         self.tags = state.tags
         self._constructors = _device._device_constructors()
 
@@ -54,26 +54,26 @@ class Functions(TorchFunctionMode):
         if type(func) is FunctionType:
             func = _original(func)
         answer = self._answers.get(func)
-        if answer is not None and not self.here.foreign:
+        if answer is not None and not self.thread.foreign:
             return answer(self, func, args, kwargs or {})
-        here = self.here
-        outer, inputs = here.call, here.inputs
+        thread = self.thread
+        outer, inputs = thread.call, thread.inputs
         if not outer:
-            here.call, here.waited = getattr(func, "__name__", "?"), False
-        here.inputs = args
-        here.depth += 1
+            thread.call, thread.synchronized = getattr(func, "__name__", "?"), False
+        thread.inputs = args
+        thread.depth += 1
         try:
             return self._calls.get(func, Functions.placed)(self, func, args, kwargs or {})
         finally:
-            here.depth -= 1
-            here.call, here.inputs = outer, inputs
+            thread.depth -= 1
+            thread.call, thread.inputs = outer, inputs
 
     @contextmanager
     def reentered(self) -> Iterator[None]:
-        """Watch code of the user's inside of a call, where the mode is off: hooks, recomputed layers."""
-        here = self.here
-        before = here.call, here.waited, here.inputs, here.depth
-        here.call, here.inputs, here.depth = "", None, 0
+        """Watch the user's code inside a call, where the mode is off: hooks, recomputed layers."""
+        thread = self.thread
+        before = thread.call, thread.synchronized, thread.inputs, thread.depth
+        thread.call, thread.inputs, thread.depth = "", None, 0
         try:
             if any(mode is self for mode in compat.function_modes()):
                 yield
@@ -81,10 +81,10 @@ class Functions(TorchFunctionMode):
                 with self:
                     yield
         finally:
-            here.call, here.waited, here.inputs, here.depth = before
+            thread.call, thread.synchronized, thread.inputs, thread.depth = before
 
     def placed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run ``func`` with what it creates where it was asked to be."""
+        """Run ``func``, and tag the tensors that it creates with the device of its arguments."""
         fake = self.state.fake
         run = func if fake is None else partial(fake.attempt, func)
         device = kwargs.get("device") if kwargs else None
@@ -97,23 +97,23 @@ class Functions(TorchFunctionMode):
         pinned = kwargs.pop("pin_memory", False)
         if device is not None:
             if target is None and device is not _device.CURRENT_DEVICE:
-                self.state.asked_for_cpu()
+                self.state.note_cpu_choice()
             kwargs["device"] = device if target is None else CPU
-            self.here.inputs = ()
+            self.thread.inputs = ()
         out = run(*args, **kwargs)
         if device is not None or pinned:
             self.tags.put(out, target or (PINNED if pinned else None))
         return out
 
     def read(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``func``, which reads a tensor as a whole: without data, one that has some."""
+        """Run ``func``, which reads a whole tensor; in a run without data, on a tensor with data."""
         fake = self.state.fake
         return self.unwatched(func, *args, **kwargs) if fake is None else fake.answer(func, *args, **kwargs)
 
     def unwatched(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``func``; what it reads on the CPU is no wait."""
-        self.here.quiet += 1
+        """Run ``func`` without noting synchronizations: what it reads is on the CPU."""
+        self.thread.quiet += 1
         try:
             return func(*args, **kwargs)
         finally:
-            self.here.quiet -= 1
+            self.thread.quiet -= 1

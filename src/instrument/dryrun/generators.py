@@ -1,4 +1,4 @@
-"""Generators of random numbers of the pretended GPU: the CPU's, under another name."""
+"""Random number generators of the pretended GPU: those of the CPU under another name."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _PHILOX = 16  # bytes in the state of a real GPU's generator: seed and offset
 
 
 class Generator(torch._C.Generator):
-    """A generator that says it is a GPU's; functions of torch take it for CPU tensors."""
+    """A generator whose device is a GPU, and which functions of torch accept for CPU tensors."""
 
-    # `__new__` is C's, which takes the device that it is really on
+    # `__new__` is torch's own, which takes the real device
     def __init__(self, index: int = 0) -> None:
         self._index = index
         self._offset = 0
 
     def __new__(cls, index: int = 0) -> Generator:
-        """Make one on the CPU."""
+        """Create a generator on the CPU."""
         made: Generator = super().__new__(cls)
         return made
 
@@ -28,18 +28,18 @@ class Generator(torch._C.Generator):
         return torch.device("cuda", self._index)
 
     def set_state(self, new_state: Any) -> Any:
-        """Take a state of `get_state`; of that of a real GPU, the seed."""
+        """Set a state of `get_state`; of a state of a real GPU, only the seed."""
         if new_state.numel() == _PHILOX:
             return self.manual_seed(int.from_bytes(bytes(new_state.numpy()[:8]), "little"))
         super().set_state(new_state)
         return self
 
     def get_offset(self) -> int:
-        """Return what `set_offset` set; it changes nothing."""
+        """Return the offset, which has no effect."""
         return self._offset
 
     def set_offset(self, offset: int) -> Any:
-        """Keep ``offset``, which generators of a CPU do not have."""
+        """Set the offset, which has no effect: generators of a CPU have none."""
         self._offset = offset
         return self
 
@@ -49,11 +49,11 @@ class Generator(torch._C.Generator):
         return other.set_state(self.get_state())
 
     def graphsafe_get_state(self) -> Any:
-        """Return what `graphsafe_set_state` takes."""
+        """Return a state for `graphsafe_set_state`."""
         return self.clone_state()
 
     def graphsafe_set_state(self, state: Any) -> Any:
-        """Take the state of another generator."""
+        """Set the state of another generator."""
         return self.set_state(state.get_state())
 
     def __reduce__(self) -> Any:
@@ -61,31 +61,31 @@ class Generator(torch._C.Generator):
 
 
 class DefaultGenerator(Generator):
-    """The default one of a device: the CPU's, which all that runs here draws from."""
+    """The default generator of a device: that of the CPU, from which a dry run draws all numbers."""
 
     def get_state(self) -> Any:
-        """Return the state of the CPU's."""
+        """Return the state of the generator of the CPU."""
         return torch.default_generator.get_state()
 
     def set_state(self, new_state: Any) -> Any:
-        """Set the state of the CPU's."""
+        """Set the state of the generator of the CPU."""
         if new_state.numel() == _PHILOX:
             return super().set_state(new_state)
         torch.default_generator.set_state(new_state)
         return self
 
     def manual_seed(self, seed: int) -> Any:
-        """Seed the CPU's."""
+        """Seed the generator of the CPU."""
         torch.default_generator.manual_seed(seed)
         return self
 
     def seed(self) -> int:
-        """Seed the CPU's at random; return the seed."""
+        """Seed the generator of the CPU at random; return the seed."""
         seed: int = torch.default_generator.seed()
         return seed
 
     def initial_seed(self) -> int:
-        """Return the seed of the CPU's."""
+        """Return the seed of the generator of the CPU."""
         seed: int = torch.default_generator.initial_seed()
         return seed
 

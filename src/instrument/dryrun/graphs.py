@@ -1,4 +1,4 @@
-"""CUDA graphs of the pretended GPU: what is captured runs once, as it is; a replay does nothing."""
+"""CUDA graphs of the pretended GPU: captured code runs once, and a replay does nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from ..syncs.operations import cause_of
+from .state import Observer
 from .streams import Streams
-from .waits import Waits
 
 REPLAY = "a replay of a CUDA graph does not repeat what was captured"
 GRAPHED = "make_graphed_callables captures nothing: the callables run as they are"
@@ -16,12 +17,12 @@ _handles = itertools.count(1)
 
 
 def pool_handle() -> tuple[int, int]:
-    """Return a handle of a new pool of memory."""
+    """Return the handle of a new memory pool."""
     return 0, next(_handles)
 
 
 class Graph:
-    """A `torch.cuda.CUDAGraph` or `torch.accelerator.Graph`, to everyone who asks for its class."""
+    """A graph whose class is `torch.cuda.CUDAGraph` or `torch.accelerator.Graph`."""
 
     def __init__(self, streams: Streams, kind: Any, pool: Any = None) -> None:
         self._streams = streams
@@ -42,26 +43,26 @@ class Graph:
         self.capture_end()
 
     def capture_begin(self, pool: Any = None, *_: Any, **options: Any) -> None:
-        """From here on a graph is being captured on this thread."""
+        """Begin a capture on this thread."""
         self._pool = pool or self._pool
         self._streams.capturing = True
 
     def capture_end(self) -> None:
-        """End the capture, which waits for nothing."""
+        """End the capture."""
         self._streams.capturing = False
 
     def instantiate(self) -> None:
         """Do nothing."""
 
     def replay(self) -> None:
-        """Do nothing, and say so."""
-        self._streams.waits.uncovered(REPLAY)
+        """Note that nothing is replayed."""
+        self._streams.observer.note_uncovered(REPLAY)
 
     def reset(self) -> None:
         """Do nothing."""
 
     def pool(self) -> Any:
-        """Return the handle of the pool of memory."""
+        """Return the handle of the memory pool."""
         return self._pool
 
     def register_generator_state(self, generator: Any) -> None:
@@ -71,27 +72,27 @@ class Graph:
         """Do nothing."""
 
     def debug_dump(self, debug_path: str) -> None:
-        """Write nothing, and say so."""
-        self._streams.waits.uncovered("a CUDA graph cannot be dumped: nothing was captured")
+        """Note that nothing is written."""
+        self._streams.observer.note_uncovered("a CUDA graph cannot be dumped: nothing was captured")
 
     def raw_cuda_graph(self) -> int:
-        """Return an address where there is nothing."""
+        """Return an address without a graph."""
         return id(self)
 
     raw_cuda_graph_exec = raw_cuda_graph
 
     def get_graph_data(self) -> dict[str, Any]:
-        """Return what a graph without nodes has."""
-        self._streams.waits.uncovered("a CUDA graph has no nodes: nothing was captured")
+        """Return the data of a graph without nodes, and note that."""
+        self._streams.observer.note_uncovered("a CUDA graph has no nodes: nothing was captured")
         return {"exec_graph_id": 0, "nodes": []}
 
 
-def make_graphed_callables(waits: Waits) -> Any:
-    """Return what takes the place of `torch.cuda.make_graphed_callables`, which waits before it captures."""
+def make_graphed_callables(observer: Observer) -> Any:
+    """Return a replacement of `torch.cuda.make_graphed_callables`, which synchronizes before each capture."""
 
     def make(callables: Any, sample_args: Any, *options: Any, **more: Any) -> Any:
-        waits.wait("make_graphed_callables", "waits for all work on the device before each capture")
-        waits.uncovered(GRAPHED)
+        observer.note_sync("make_graphed_callables", cause_of("make_graphed_callables"))
+        observer.note_uncovered(GRAPHED)
         return callables
 
     return make

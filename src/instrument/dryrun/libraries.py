@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .memory import Memory
-from .waits import Waits
+from .state import Observer
 
 CUDNN_VERSION = 90100
 NCCL_VERSION = 2 << 32 | 21 << 16 | 5
@@ -31,7 +31,7 @@ Code.success = Code(0)
 
 
 class Cudart:
-    """What `torch.cuda.cudart` returns; every function succeeds."""
+    """The CUDA runtime that `torch.cuda.cudart` returns; every function succeeds."""
 
     cudaError = Code  # noqa: N815
 
@@ -51,22 +51,22 @@ class Cudart:
 
 
 class Nvtx:
-    """Ranges that nobody sees: takes the place of the functions that a build for the CPU lacks."""
+    """NVTX ranges without effect, for CPU builds of torch, which lack the functions."""
 
     def __init__(self) -> None:
-        self._here = threading.local()
+        self._local = threading.local()
         self._numbers = itertools.count(1)
 
     def rangePushA(self, message: str) -> int:  # noqa: N802
-        """Open a range; return how many were open."""
-        depth: int = getattr(self._here, "depth", 0)
-        self._here.depth = depth + 1
+        """Open a range; return how many were open before."""
+        depth: int = getattr(self._local, "depth", 0)
+        self._local.depth = depth + 1
         return depth
 
     def rangePop(self) -> int:  # noqa: N802
-        """Close a range; return how many are open still."""
-        self._here.depth = max(getattr(self._here, "depth", 0) - 1, 0)
-        return int(self._here.depth)
+        """Close a range; return how many are still open."""
+        self._local.depth = max(getattr(self._local, "depth", 0) - 1, 0)
+        return int(self._local.depth)
 
     def rangeStartA(self, message: str) -> int:  # noqa: N802
         """Return the number of a new range."""
@@ -100,7 +100,7 @@ def _into(targets: Sequence[Any], parts: Sequence[Any]) -> Sequence[Any]:
 
 
 class _State:
-    """Settings by name, each with the function that sets and the one that tells it."""
+    """Settings by name, each with a setter and a getter."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -128,16 +128,16 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _uncovered(waits: Waits, why: str, fatal: bool = False) -> Callable[..., None]:
+def _uncovered(observer: Observer, why: str, fatal: bool = False) -> Callable[..., None]:
     def answer(*_: Any, **__: Any) -> None:
-        waits.uncovered(why)
-        if fatal:  # there is no result to go on with
+        observer.note_uncovered(why)
+        if fatal:  # there is no result to return
             raise RuntimeError(f"not covered by a dry run: {why}")
 
     return answer
 
 
-def answers(waits: Waits) -> dict[str, Any]:
+def answers(observer: Observer) -> dict[str, Any]:
     """Return the functions of ``torch._C`` that call other libraries."""
     collectives = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "init_rank")
     return {
@@ -151,7 +151,7 @@ def answers(waits: Waits) -> dict[str, Any]:
         "_nccl_version": lambda: NCCL_VERSION,
         "_nccl_version_suffix": lambda: b"",
         "_nccl_unique_id": lambda: bytes(128),
-        **{f"_nccl_{name}": _uncovered(waits, f"torch.cuda.nccl.{name} does nothing") for name in collectives},
+        **{f"_nccl_{name}": _uncovered(observer, f"torch.cuda.nccl.{name} does nothing") for name in collectives},
         "_broadcast": lambda tensor, devices: [_to(tensor, index) for index in devices],
         "_broadcast_coalesced": lambda tensors, devices, size: [[_to(t, i) for t in tensors] for i in devices],
         "_broadcast_out": lambda tensor, targets: _into(targets, [tensor] * len(targets)),
@@ -161,27 +161,27 @@ def answers(waits: Waits) -> dict[str, Any]:
         ),
         "_gather": lambda tensors, dim, index: _to(torch.cat([*tensors], dim), 0 if index is None else index),
         "_gather_out": lambda tensors, target, dim: target.copy_(torch.cat([*tensors], dim)),
-        "_cuda_jiterator_compile_and_launch_kernel": _uncovered(waits, _JITERATOR, fatal=True),
-        "_cuda_getCheckpointState": _uncovered(waits, _POOL_STATE, fatal=True),
-        "_cuda_setCheckpointPoolState": _uncovered(waits, _POOL_STATE, fatal=True),
+        "_cuda_jiterator_compile_and_launch_kernel": _uncovered(observer, _JITERATOR, fatal=True),
+        "_cuda_getCheckpointState": _uncovered(observer, _POOL_STATE, fatal=True),
+        "_cuda_setCheckpointPoolState": _uncovered(observer, _POOL_STATE, fatal=True),
     }
 
 
-def compiler(waits: Waits) -> Callable[..., Callable[..., None]]:
-    """Return what takes the place of `torch.cuda._compile_kernel`: its kernels do nothing, and say so."""
-    return lambda source, name, *_, **__: _uncovered(waits, f"the CUDA kernel {name} cannot run")
+def compiler(observer: Observer) -> Callable[..., Callable[..., None]]:
+    """Return a replacement of `torch.cuda._compile_kernel` whose kernels only note that they did not run."""
+    return lambda source, name, *_, **__: _uncovered(observer, f"the CUDA kernel {name} cannot run")
 
 
 class _NotEmulated:
     """Takes the place of an object whose attributes and items are not emulated.
 
     Args:
-        waits: is notified of each use.
+        observer: notes each use.
         name: the public name of the object.
     """
 
-    def __init__(self, waits: Waits, name: str) -> None:
-        use = _uncovered(waits, NOT_EMULATED.format(name), fatal=True)
+    def __init__(self, observer: Observer, name: str) -> None:
+        use = _uncovered(observer, NOT_EMULATED.format(name), fatal=True)
         self.__dict__["_use"] = use
 
     def __getattr__(self, name: str) -> Any:
@@ -194,11 +194,11 @@ class _NotEmulated:
         self._use()
 
 
-def _not_emulated(waits: Waits) -> dict[Any, dict[str, Any]]:
-    """Return, by module, what raises at its use: no training script is known that needs it."""
+def _not_emulated(observer: Observer) -> dict[Any, dict[str, Any]]:
+    """Return, by module, what raises when it is used: no known training script needs it."""
 
     def functions(module: str, names: Sequence[str]) -> dict[str, Any]:
-        return {name: _uncovered(waits, NOT_EMULATED.format(f"{module}.{name}"), fatal=True) for name in names}
+        return {name: _uncovered(observer, NOT_EMULATED.format(f"{module}.{name}"), fatal=True) for name in names}
 
     cuda, tunable = torch.cuda, torch.cuda.tunable
     readings = functions("torch.cuda", ("memory_usage", "device_memory_used", "list_gpu_processes"))
@@ -208,7 +208,7 @@ def _not_emulated(waits: Waits) -> dict[Any, dict[str, Any]]:
         cuda: readings | host | resets,
         cuda.memory: readings | host | resets,
         tunable: functions("torch.cuda.tunable", tunable.__all__),
-        torch.backends.cuda: {"cufft_plan_cache": _NotEmulated(waits, "torch.backends.cuda.cufft_plan_cache")},
+        torch.backends.cuda: {"cufft_plan_cache": _NotEmulated(observer, "torch.backends.cuda.cufft_plan_cache")},
     }
 
 
@@ -218,7 +218,7 @@ def _activities() -> set[Any]:
 
 
 def _emitting() -> dict[str, Any]:
-    """Have `emit_nvtx` emit nothing where torch was built without CUDA, and says so by an error."""
+    """Make `emit_nvtx` emit nothing instead of raising an error, where torch was built without CUDA."""
     profiler: Any = torch.autograd.profiler
     enable, disable = profiler._enable_profiler, profiler._disable_profiler
     refused: list[Any] = []
@@ -237,16 +237,16 @@ def _emitting() -> dict[str, Any]:
     return {"_enable_profiler": enable_profiler, "_disable_profiler": disable_profiler}
 
 
-def public(waits: Waits) -> dict[Any, dict[str, Any]]:
-    """Return, by module, the functions that would look for a library themselves."""
+def public(observer: Observer) -> dict[Any, dict[str, Any]]:
+    """Return, by module, replacements of functions that would search for a library themselves."""
     readings = {name: (lambda device=None, value=value: value) for name, value in READINGS.items()}
     profiling = {"_supported_activities": _activities}
     backends: Any = torch.backends
-    cudnn = backends.cudnn.m  # the module behind the object that takes assignments
-    refused = _not_emulated(waits)
+    cudnn = backends.cudnn.m  # the module behind the object that torch puts in its place
+    refused = _not_emulated(observer)
     return {
         **refused,
-        torch.cuda: {**readings, "_compile_kernel": compiler(waits), **refused[torch.cuda]},
+        torch.cuda: {**readings, "_compile_kernel": compiler(observer), **refused[torch.cuda]},
         cudnn: {
             "version": lambda: CUDNN_VERSION,
             "is_available": lambda: True,

@@ -1,16 +1,17 @@
-"""What the pretended GPU says of its memory: figures of a model that fits, the same at any time."""
+"""The memory of the pretended GPU: constant figures of a model that fits."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
+from ..syncs.operations import FREES
 from .devices import GIB, TOTAL_MEMORY
 from .graphs import pool_handle
 from .streams import Streams
 
 ALLOCATED, PEAK, RESERVED = 1 * GIB, 2 * GIB, 4 * GIB
-_FREE = TOTAL_MEMORY - RESERVED - GIB // 2  # what the driver keeps for itself
+_FREE = TOTAL_MEMORY - RESERVED - GIB // 2  # half a GiB belongs to the driver
 _COUNTS = ("allocation", "segment", "active", "inactive_split")
 _BYTES = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes")
 _EVENTS = (
@@ -30,7 +31,7 @@ def _pools(current: int, peak: int) -> dict[str, dict[str, int]]:
 
 
 def stats() -> dict[str, Any]:
-    """Return what the caching allocator counts, nested as torch does."""
+    """Return the statistics of the caching allocator, nested as in torch."""
     figures: dict[str, Any] = {name: _pools(256, 512) for name in _COUNTS}
     figures.update({name: _pools(ALLOCATED, PEAK) for name in _BYTES})
     figures["reserved_bytes"] = _pools(RESERVED, RESERVED)
@@ -39,7 +40,7 @@ def stats() -> dict[str, Any]:
 
 
 class Pool:
-    """A `torch.cuda.MemPool`, to everyone who asks for its class."""
+    """A memory pool whose class is `torch.cuda.MemPool`."""
 
     def __init__(self, kind: Any, allocator: Any = None) -> None:
         self._kind = kind
@@ -51,16 +52,16 @@ class Pool:
         return self._kind
 
     def use_count(self) -> int:
-        """Return how many use it."""
+        """Return the number of users: always 1."""
         return 1
 
     def snapshot(self, include_traces: bool = True) -> list[Any]:
-        """Return the segments in it: none."""
+        """Return no segments."""
         return []
 
 
 class Memory:
-    """The allocator: it keeps what it is told, and gives out addresses where there is nothing."""
+    """The allocator: keeps its settings, and returns addresses without memory."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -75,17 +76,19 @@ class Memory:
         return _FREE, TOTAL_MEMORY
 
     def empty_cache(self) -> None:
-        """Free what is cached, which waits for the device."""
-        self._streams.waits.wait("empty_cache", "frees cached memory, which waits for all work on the device")
+        """Free cached memory, which synchronizes."""
+        self._streams.observer.note_sync("empty_cache", FREES)
 
     def snapshot(self, *_: Any) -> dict[str, Any]:
-        """Return what a profile of memory has: no segments, no history."""
+        """Return a memory snapshot without segments and history."""
         traces: list[list[Any]] = [[] for _ in range(self._streams.devices.count)]
         return {"segments": [], "device_traces": traces, "allocator_settings": {}, "external_annotations": []}
 
     def change_allocator(self, allocator: Any) -> None:
-        """Say that an allocator of the user's is not used."""
-        self._streams.waits.uncovered("an allocator of your own is not used: tensors are in the memory of the CPU")
+        """Note that the allocator of the user is not used."""
+        self._streams.observer.note_uncovered(
+            "an allocator of your own is not used: tensors are in the memory of the CPU"
+        )
 
     def _keep(self, name: str, value: Any) -> None:
         setattr(self, name, value)

@@ -25,22 +25,24 @@ from ..syncs.events import SyncEvent
 from ..syncs.recorder import Recorder
 from ..syncs.report import SyncReport
 from .cuda import PretendedCuda
-from .existing import existing
 from .fake import Fake
-from .limit import StepLimit
 from .modes import modes
+from .on_gpu import existing
 from .patches import patched
 from .state import State, as_cuda
+from .step_limit import StepLimit
 
-_WITHOUT_TENSORS = {"tqdm_monitor", "instrument", "instrument-sigterm"}  # names of threads
+_WITHOUT_TENSORS = {"tqdm_monitor", "instrument", "instrument-sigterm"}  # threads that use no tensors
 _COVERAGE = (
-    "a dry run: tensors on the GPU were on the CPU, so waits have no times; what libraries do outside of torch, "
-    "and in CUDA code of their own, was not looked at; autocast changed no types"
+    "a dry run: tensors on the GPU were on the CPU, so synchronizations have no times; what libraries do "
+    "outside torch, and in their own CUDA code, was not checked; autocast changed no types"
 )
-_FAKE = "tensors had no data: branches on values, and code that asks whether it is traced, may go the other way"
+_FAKE = (
+    "tensors had no data: branches on values, and code that checks whether it is traced, may take the other branch"
+)
 _NOWHERE = (
-    'nothing was on a GPU: build the model inside of the step with device="cuda", '
-    "or name what is on the GPU already by on_gpu=[model, optimizer]"
+    'nothing was on a GPU: build the model inside the step with device="cuda", '
+    "or name what is already on the GPU by on_gpu=[model, optimizer]"
 )
 _NOWHERE_IN_SCRIPT = (
     "nothing was moved to a GPU: does the script choose its device from torch.cuda.is_available(), or does it "
@@ -48,7 +50,7 @@ _NOWHERE_IN_SCRIPT = (
 )
 _STOPPED_EARLY = "the run ended before anything was moved to the GPU"
 _TOO_EARLY = (
-    "{} asks for the CPU: where the device was chosen before the dry run began, choose it inside the step, or run "
+    "{} uses the CPU: if the device was chosen before the dry run began, choose it inside the step, or run "
     "the file: instrument syncs FILE.py::FUNCTION"
 )
 
@@ -68,18 +70,18 @@ class Run:
         self.follower: StepFollower | None = None
         self._stepped = 0
         self._built = False
-        pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # what these are given is watched
+        pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # jobs of thread pools are watched
         known = {threading.current_thread(), threading.main_thread(), *pools}
         names = {thread.name for thread in threading.enumerate() if thread not in known}
         self._before = sorted(names - _WITHOUT_TENSORS)
 
     def place(self, on_gpu: Iterable[Any]) -> None:
-        """Take tensors that exist already for being on the GPU."""
+        """Place the tensors that ``on_gpu`` means on the GPU."""
         if found := existing(on_gpu):
             self.state.tags.put(found, as_cuda("cuda"))
 
     def carry_out(self, step: Callable[[], Any]) -> Any:
-        """Call ``step``; keep what ended it early."""
+        """Call ``step``; keep the error that ended it early."""
         try:
             return step()
         except EarlyStop as stopped:
@@ -91,7 +93,7 @@ class Run:
             self._ended(error)
 
     def stopped_by(self, stopped: EarlyStop) -> None:
-        """Keep what ended the program before its own end."""
+        """Keep why the program was stopped."""
         self._stopped = stopped
         self.error = stopped if stopped.code else None
 
@@ -105,24 +107,24 @@ class Run:
         self.recorder.add(SyncEvent(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
 
     def forget(self) -> None:
-        """Forget what waited, and the steps, so far."""
+        """Forget the synchronizations and the steps so far."""
         self.recorder.clear()
         self._stepped = 0
         self.recorder.step = None if self.recorder.step is None else 0
         self._forget_budget()
 
     def built(self) -> None:
-        """An optimizer is made: what came before was not yet a step."""
+        """Begin the steps, as an optimizer was created: what came before belongs to no step."""
         if self.recorder.step is None:
             self.recorder.step, self._built = 0, True
             self._forget_budget()
 
     def stop_after(self, steps: int | None, stopper: ProgramStopper) -> None:
-        """End the program once it made ``steps`` more steps; None lets it go on."""
+        """End the program after ``steps`` more steps; None lets it continue."""
         self._most, self._stopper = steps, stopper
 
     def stepped(self) -> None:
-        """A step ended."""
+        """End a step."""
         if self._limit is not None:
             self._limit.stop()
         self._stepped += 1
@@ -132,7 +134,7 @@ class Run:
             self.state.recorder = self._limit = StepLimit(self._stepped, self.recorder.path, self._stopper)
 
     def close(self) -> None:
-        """Remove what ends the program."""
+        """Remove the limit of steps."""
         if self._limit is not None:
             self._limit.remove()
 
@@ -141,7 +143,7 @@ class Run:
             self.state.budget.clear()
 
     def restarted(self) -> None:
-        """All that ended so far was a part of step 0, which a stronger sign of steps ends now."""
+        """Make all steps so far one step 0, as a stronger sign of steps ends it now."""
         self._stepped = 0
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
 
@@ -150,21 +152,21 @@ class Run:
             self.state.budget.next_step()
 
     def _settled(self, seen: Counter[int | None], steps: int) -> Counter[int | None]:
-        """Return where waits were.
+        """Return the final steps of a line's synchronizations.
 
-        A step ends with the update of the first optimizer. What comes before the first update is step 0, but for
-        what no other step has as often: preparations. What follows the last update is outside of the steps, such
-        as an evaluation at the end. A line that waits in all other steps waits in step 0 too, where it comes
-        after the update in the loop: its waits after the last update count there. Without an optimizer all is one
-        step.
+        A step ends with the update of the first optimizer. Synchronizations before the first update are in step 0,
+        up to the number that other steps have; more are preparations. Those after the last update are outside the
+        steps, such as an evaluation at the end. A line after the update that synchronizes in all other steps has
+        its last synchronization after the last update: that one counts for step 0. Without an optimizer,
+        everything is one step.
         """
-        settled = Counter({step: waits for step, waits in seen.items() if step is None or 0 < step < steps})
+        settled = Counter({step: count for step, count in seen.items() if step is None or 0 < step < steps})
         before, after = seen[0], seen[steps]
         if steps == 1:
             before, after = seen.total() - seen[None], 0
         if not self._built:
             before += settled.pop(None, 0)
-        others = [waits for step, waits in settled.items() if step is not None]
+        others = [count for step, count in settled.items() if step is not None]
         first = before if steps == 1 else min(before, max(others, default=0))
         if others and len(others) == steps - 1:
             first += min(after, max(min(others) - first, 0))
@@ -180,7 +182,7 @@ class Run:
         return _NOWHERE if chosen is None else f"{_NOWHERE}. {_TOO_EARLY.format(chosen)}"
 
     def report(self) -> SyncReport:
-        """Return what was found."""
+        """Return the report."""
         recorder = self.recorder
         steps = max(self._stepped, 1)
         if self._limit is not None:
@@ -193,7 +195,7 @@ class Run:
         if self.follower is not None and self.follower.explanation is not None:
             coverage.append(self.follower.explanation)
         if self._before:
-            coverage.append(f"threads that ran before were not watched: {', '.join(self._before)}")
+            coverage.append(f"threads that were running before were not watched: {', '.join(self._before)}")
         return SyncReport(
             "dry run",
             recorder.findings,
@@ -214,9 +216,9 @@ active = False
 def running(
     fake: bool, budget: Budget | None = None, *, script: bool = False, step_on: str | None = None
 ) -> Iterator[Run]:
-    """Pretend that there is a GPU, and watch."""
+    """Pretend that there is a GPU, and watch the program."""
     if active:
-        raise RuntimeError("a dry run is running already: this one would see its pretended GPU")
+        raise RuntimeError("a dry run is already running in this process")
     stack = contextlib.ExitStack()
     try:
         with uninterrupted():
@@ -227,13 +229,13 @@ def running(
             with uninterrupted():
                 stack.close()
         finally:
-            stack.close()  # where it was interrupted before it began
+            stack.close()  # if an interrupt came before it began
 
 
 def _set_up(
     stack: contextlib.ExitStack, fake: bool, budget: Budget | None, script: bool, step_on: str | None
 ) -> Run:
-    stack.callback(_set_active, False)  # each before what it undoes: an interrupt may come in between
+    stack.callback(_set_active, False)  # each before the change that it undoes: an interrupt may come in between
     _set_active(True)
     path = RegionPath()
     stack.callback(dispatch.active.remove, path)
@@ -244,7 +246,7 @@ def _set_up(
     stack.callback(cuda.undo)
     cuda.install()
     stack.enter_context(patched(run.state))
-    # Without an optimizer a function that is called once is one step, and a script has as many as it shows.
+    # Without an optimizer, a function is one step, and calls of its model are the steps of a script.
     run.follower = StepFollower(run.stepped, run.restarted, step_on, weakest="forward" if script else "optimizer")
     stack.callback(run.follower.remove)
     run.follower.follow()

@@ -1,4 +1,4 @@
-"""What the parts of one dry run share."""
+"""The state that the parts of one dry run share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.profiler import profile
@@ -29,25 +29,35 @@ _PROFILER = (
 )
 
 
-class Here:
+class Observer(Protocol):
+    """Notes what the pretended GPU does at the user's line that runs now on this thread."""
+
+    def note_sync(self, op: str, cause: str) -> None:
+        """Note that the caller synchronizes; ``op`` and ``cause`` are as in `SyncEvent`."""
+
+    def note_uncovered(self, reason: str) -> None:
+        """Note something that a dry run cannot carry out."""
+
+
+class ThreadState:
     """What one thread is doing.
 
     Attributes:
         call: the name of the outermost torch function that runs; empty outside of any.
-        waited: that call waited already: all that it waits for is one event.
-        inputs: the arguments of the innermost torch function; what it creates goes where they are.
-        last: the device of the operator before, as far as it takes tensors; None is the CPU.
-        quiet: greater than 0 where a wait is only the CPU's.
-        functions: the thread's function mode.
-        foreign: greater than 0 where a FakeTensorMode of the program's looks at tensors.
-        depth: greater than 0 inside of torch, where devices are the real ones.
+        synchronized: whether that call has synchronized: all synchronizations of one call are one event.
+        inputs: the arguments of the innermost torch function; tensors that it creates are placed where they are.
+        last: the device of the previous operator that takes tensors; None is the CPU.
+        quiet: greater than 0 while reads of values synchronize nothing, as they are on the CPU.
+        functions: the function mode of the thread.
+        foreign: greater than 0 while a FakeTensorMode of the program inspects tensors.
+        depth: greater than 0 inside torch, where devices are the real ones.
     """
 
-    __slots__ = ("call", "depth", "foreign", "functions", "inputs", "last", "quiet", "waited")
+    __slots__ = ("call", "depth", "foreign", "functions", "inputs", "last", "quiet", "synchronized")
 
     def __init__(self) -> None:
         self.call = ""
-        self.waited = False
+        self.synchronized = False
         self.inputs: Any = None
         self.last: torch.device | None = None
         self.quiet = 0
@@ -57,49 +67,49 @@ class Here:
 
 
 class State:
-    """One dry run: its tags and findings, and what each of its threads is doing."""
+    """The tags and findings of one dry run, and the state of each of its threads."""
 
     def __init__(self, recorder: Recorder, fake: Any = None, budget: Budget | None = None) -> None:
         self.recorder = recorder
         self.budget = budget
         self.fake = fake  # the FakeTensorMode, or None
         self.tags = Tags()
-        self._threads = threading.local()
+        self._local = threading.local()
         self.code_before = False  # code that may have chosen a device ran before the dry run
         self.cpu_by_name: Site | None = None
-        self.early = False  # that this may be the cause of an error was said
+        self.early = False  # whether an early choice of the device was reported as the cause of an error
         self._asked: set[tuple[CodeType, int]] = set()
 
     @property
-    def here(self) -> Here:
-        """The calling thread."""
+    def thread(self) -> ThreadState:
+        """The state of the calling thread."""
         try:
-            here: Here = self._threads.here
+            thread: ThreadState = self._local.thread
         except AttributeError:
-            here = self._threads.here = Here()
-        return here
+            thread = self._local.thread = ThreadState()
+        return thread
 
     @contextmanager
     def named(self, call: str) -> Iterator[None]:
         """Run the body as ``call``, a public function that is not one of torch's overridable functions."""
-        here = self.here
-        outer = here.call
+        thread = self.thread
+        outer = thread.call
         if not outer:
-            here.call, here.waited = call, False
+            thread.call, thread.synchronized = call, False
         try:
             yield
         finally:
-            here.call = outer
+            thread.call = outer
 
-    def wait(self, op: str, cause: str, direction: Direction | None = None, size: int | None = None) -> None:
-        """Note that the calling thread waits; once in a call of a torch function."""
-        here = self.here
-        if here.quiet:
+    def note_sync(self, op: str, cause: str, direction: Direction | None = None, size: int | None = None) -> None:
+        """Note that the calling thread synchronizes, once in each call of a torch function."""
+        thread = self.thread
+        if thread.quiet:
             return
-        if here.call:
-            if here.waited:
+        if thread.call:
+            if thread.synchronized:
                 return
-            here.waited, op = True, here.call
+            thread.synchronized, op = True, thread.call
         frame = sys._getframe(1)
         if _flushes(frame):
             return
@@ -108,9 +118,9 @@ class State:
         if self.budget is not None and event.allowed is None:
             self.budget.spend(event)
 
-    def asked_for_cpu(self) -> None:
-        """Note the first line of the user's that asks for the CPU by a variable: it may hold an earlier choice."""
-        if not self.code_before or self.cpu_by_name is not None or self.here.quiet:
+    def note_cpu_choice(self) -> None:
+        """Note the user's first line that uses the CPU by a variable, which may hold an earlier choice."""
+        if not self.code_before or self.cpu_by_name is not None or self.thread.quiet:
             return
         place = sites.locate(sys._getframe(1))
         if place.frame is None or place.site is None or place.via is not None:
@@ -121,15 +131,15 @@ class State:
             if place.site.code and not _LITERAL.search(place.site.code):
                 self.cpu_by_name = place.site
 
-    def uncovered(self, why: str, *, fails: bool = False) -> None:
-        """Note something that cannot be carried out; with ``fails``, on a GPU neither."""
-        event = self.recorder.note(NOT_COVERED, why, sys._getframe(1))
+    def note_uncovered(self, reason: str, *, fails: bool = False) -> None:
+        """Note something that a dry run cannot carry out; with ``fails``, it fails on a GPU too."""
+        event = self.recorder.note(NOT_COVERED, reason, sys._getframe(1))
         event.forbidden = fails
         self.recorder.add(event)
 
 
 def _flushes(frame: FrameType | None) -> bool:
-    """Tell whether a profiler synchronizes as it stops, which is not a synchronization of the program."""
+    """Return whether a profiler that stops synchronizes, which is not a synchronization of the program."""
     for _ in range(8):
         if frame is None:
             return False
@@ -140,7 +150,7 @@ def _flushes(frame: FrameType | None) -> bool:
 
 
 def as_cuda(device: Any) -> torch.device | None:
-    """Return ``device``, as users write it, with an index if it is a GPU; None if it is not."""
+    """Return the GPU, with an index, that ``device`` means as users write it; None if it is not a GPU."""
     if device is None or isinstance(device, bool):
         return None
     if isinstance(device, int):

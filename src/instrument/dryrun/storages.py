@@ -1,4 +1,4 @@
-"""Where torch asks C++, or a storage, for the device of a tensor, or writes it down."""
+"""Patches where torch reads the device of a tensor from C++ or from a storage, or saves it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 
-from .copies import moved
+from ..syncs.operations import FROM_GPU, FROM_PAGEABLE
+from .operator_rules import note_transfer
 from .state import State, as_cuda
 from .tags import PINNED
 
-Made = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and what makes the replacement
-# Modules of torch that read a storage where it is: the memory of the CPU
+Made = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and a factory of the replacement
+# Modules of torch that read the memory of a storage, which is on the CPU
 _REAL = ("torch.serialization", "torch.multiprocessing.reductions")
 
 
 def changes(state: State) -> Iterator[Made]:
-    """Where torch's own code asks C++ for the device of a tensor, or writes it down."""
+    """Yield the patches where torch's own code reads the device of a tensor, or saves it."""
     tags = state.tags
 
     def grouped(original: Any) -> Any:
@@ -37,7 +38,7 @@ def changes(state: State) -> Iterator[Made]:
             device = tags.of_storage(storage)
             if device is None:
                 return original(storage)
-            state.wait("save", "copies from the GPU", "D2H", storage.nbytes())
+            state.note_sync("save", FROM_GPU, "D2H", storage.nbytes())
             return str(device)
 
         return location_tag
@@ -47,7 +48,7 @@ def changes(state: State) -> Iterator[Made]:
             device = as_cuda(location)
             if device is None:
                 return original(storage, location)
-            state.wait("load", "copies to the GPU from memory that is not pinned", "H2D", storage.nbytes())
+            state.note_sync("load", FROM_PAGEABLE, "H2D", storage.nbytes())
             tags.put_storage(storage, device)
             return storage
 
@@ -73,7 +74,7 @@ def changes(state: State) -> Iterator[Made]:
         return staticmethod(new)
 
     def filled(original: Any) -> Any:
-        """Note the wait of a copy in fake mode, which calls no operator; else an operator notes it."""
+        """Note a blocking copy in fake mode, which calls no operator; else an operator notes it."""
 
         def copy_(storage: Any, source: Any, non_blocking: Any = None) -> Any:
             if state.fake is None:
@@ -81,7 +82,7 @@ def changes(state: State) -> Iterator[Made]:
             up = tags.of_storage(storage) is not None
             if up != (tags.of_storage(source) is not None):
                 pinned = tags.storage_tag(source if up else storage) is PINNED
-                moved(state, "copy_", up, pinned, bool(non_blocking), source.nbytes())
+                note_transfer(state, "copy_", up, pinned, bool(non_blocking), source.nbytes())
             return storage
 
         return copy_
@@ -98,7 +99,7 @@ def changes(state: State) -> Iterator[Made]:
 
         @wraps(original)
         def create(*args: Any, **kwargs: Any) -> Any:
-            return state.here.functions.placed(original, args, kwargs)
+            return state.thread.functions.placed(original, args, kwargs)
 
         return create
 

@@ -1,4 +1,4 @@
-"""Streams and events of the pretended GPU: nothing is ever pending, and only `synchronize` waits."""
+"""Streams and events of the pretended GPU: no work is ever pending, and `synchronize` is noted."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import Any
 
 import torch
 
+from ..syncs.operations import DEVICE, EVENT, STREAM
 from .devices import Devices
-from .waits import Waits
+from .state import Observer
 
 CUDA = 1  # the number of the device type
-_EXTERNAL = 2**20  # numbers of streams from here on are addresses, of streams that others made
+_EXTERNAL = 2**20  # from here on, numbers of streams are addresses of external streams
 
 
 class Streams:
-    """The streams that were made, and the current one of each thread and device."""
+    """The streams of the program, and the current one of each thread and device."""
 
-    def __init__(self, waits: Waits, devices: Devices) -> None:
-        self.waits = waits
+    def __init__(self, observer: Observer, devices: Devices) -> None:
+        self.observer = observer
         self.devices = devices
         self._numbers = itertools.count(1)
         self._priorities: dict[int, int] = {}
-        self._here = threading.local()
+        self._local = threading.local()
 
     def new(self, kind: Any, device: Any = None, priority: int = 0, **given: Any) -> Stream:
-        """Return what ``torch.cuda.Stream(device, priority)`` does; ``given`` is what torch adds internally."""
+        """Create a ``torch.cuda.Stream(device, priority)``; ``given`` are arguments that torch adds internally."""
         index = given.get("device_index", self.devices.index(device))
         number = given.get("stream_id", given.get("stream_ptr"))
         if number is None:
@@ -37,7 +38,7 @@ class Streams:
         return Stream(self, kind, number, index)
 
     def generic(self, device: Any = None, *given: Any, priority: int = 0, **more: Any) -> Stream | None:
-        """Return what ``torch.Stream(...)`` does; None for one of another device."""
+        """Create a ``torch.Stream(...)``; return None for other devices than a GPU."""
         if more or given:
             parts = () if device is None else (device, *given)
             known = {**dict(zip(("stream_id", "device_index", "device_type"), parts, strict=False)), **more}
@@ -48,43 +49,43 @@ class Streams:
         self, kind: Any, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
         external: bool = False,
     ) -> Event:  # fmt: skip
-        """Return what ``torch.cuda.Event(...)`` does."""
+        """Create a ``torch.cuda.Event(...)``."""
         return Event(self, kind, enable_timing)
 
     def generic_event(self, device: Any = None, **options: Any) -> Event | None:
-        """Return what ``torch.Event(...)`` does; None for one of another device."""
+        """Create a ``torch.Event(...)``; return None for other devices than a GPU."""
         return self.event(torch.cuda.Event, **options) if self.devices.meant(device) else None
 
     def priority(self, stream_id: int) -> int:
-        """Return the priority that a stream was made with."""
+        """Return the priority with which a stream was created."""
         return self._priorities.get(stream_id, 0)
 
     def current(self, index: int) -> tuple[int, int, int]:
-        """Return number, device and type of device of the current stream of a device."""
-        chosen: dict[int, int] = getattr(self._here, "chosen", {})
+        """Return number, device and device type of the current stream of a device."""
+        chosen: dict[int, int] = getattr(self._local, "chosen", {})
         return chosen.get(index, 0), index, CUDA
 
     def select(self, stream_id: int, device_index: int, device_type: int = CUDA) -> None:
-        """Make a stream the current one of its device, and that the current device."""
+        """Make a stream the current one of its device, and its device the current one."""
         self.devices.select(device_index)
-        self._here.chosen = {**getattr(self._here, "chosen", {}), device_index: stream_id}
+        self._local.chosen = {**getattr(self._local, "chosen", {}), device_index: stream_id}
 
     def of(self, stream: tuple[int, int, int]) -> Stream:
-        """Return the object for what `current` returns."""
+        """Return the stream that a result of `current` identifies."""
         return Stream(self, torch.cuda.Stream, stream[0], stream[1])
 
     @property
     def capturing(self) -> bool:
         """Whether a graph is being captured on this thread."""
-        return bool(getattr(self._here, "capturing", False))
+        return bool(getattr(self._local, "capturing", False))
 
     @capturing.setter
     def capturing(self, value: bool) -> None:
-        self._here.capturing = value
+        self._local.capturing = value
 
     def synchronize(self) -> None:
-        """Wait for a device."""
-        self.waits.wait("synchronize", "waits for all work on the device")
+        """Note a synchronization of a device."""
+        self.observer.note_sync("synchronize", DEVICE)
 
     def answers(self) -> dict[str, Any]:
         """Return the functions of ``torch._C`` about streams."""
@@ -104,7 +105,7 @@ class Streams:
 
 
 class Stream:
-    """A `torch.cuda.Stream`, to everyone who asks for its class."""
+    """A stream whose class is `torch.cuda.Stream`."""
 
     device_type = CUDA
 
@@ -117,7 +118,7 @@ class Stream:
         pool = 0x560000000000 + 0x100 * stream_id if stream_id else 0
         self.cuda_stream = self.native_handle = stream_id if stream_id >= _EXTERNAL else pool
         self.priority = streams.priority(stream_id)
-        self._outside: list[tuple[tuple[int, int, int], int]] = []  # what was current, by `with` statements
+        self._outside: list[tuple[tuple[int, int, int], int]] = []  # what was current before each `with`
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -148,16 +149,16 @@ class Stream:
         return event
 
     def query(self) -> bool:
-        """Tell that all work is done."""
+        """Return that all work is done."""
         return True
 
     def is_capturing(self) -> bool:
-        """Tell whether a graph is being captured."""
+        """Return whether a graph is being captured."""
         return self._streams.capturing
 
     def synchronize(self) -> None:
-        """Wait for this stream."""
-        self._streams.waits.wait("synchronize", "waits for all work on the stream")
+        """Note a synchronization of this stream."""
+        self._streams.observer.note_sync("synchronize", STREAM)
 
     def __enter__(self) -> Stream:
         self._outside.append((self._streams.current(self.device_index), self._streams.devices.current))
@@ -181,7 +182,7 @@ class Stream:
 
 
 class Event:
-    """A `torch.cuda.Event`, to everyone who asks for its class."""
+    """An event whose class is `torch.cuda.Event`."""
 
     def __init__(self, streams: Streams, kind: Any, timing: bool) -> None:
         self._streams = streams
@@ -200,7 +201,7 @@ class Event:
         return ctypes.c_void_p(self.cuda_event)
 
     def record(self, stream: Any = None) -> None:
-        """Take the time: the CPU's, as that is what there is."""
+        """Record the time of the CPU."""
         self._recorded = time.perf_counter_ns()
         self.device = torch.device("cuda", self._streams.devices.current) if stream is None else stream.device
         self.cuda_event = self.event_id = id(self)
@@ -209,12 +210,12 @@ class Event:
         """Do nothing: no work is pending."""
 
     def query(self) -> bool:
-        """Tell that all work is done."""
+        """Return that all work is done."""
         return True
 
     def synchronize(self) -> None:
-        """Wait for the work before this event."""
-        self._streams.waits.wait("synchronize", "waits for all work before the event")
+        """Note a synchronization with this event."""
+        self._streams.observer.note_sync("synchronize", EVENT)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Return the milliseconds between two events, at least a microsecond."""
@@ -225,8 +226,8 @@ class Event:
         return max(float(end_event._recorded - self._recorded), 1e3) / 1e6
 
     def ipc_handle(self) -> bytes:
-        """Return what another process would open; none can."""
-        self._streams.waits.uncovered("an event cannot be shared with another process")
+        """Return a handle that no process can open, and note that."""
+        self._streams.observer.note_uncovered("an event cannot be shared with another process")
         return bytes(64)
 
     def __repr__(self) -> str:

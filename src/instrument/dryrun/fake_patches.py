@@ -1,4 +1,4 @@
-"""What else has to be replaced for tensors without data."""
+"""Further patches for tensors without data."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import constraints
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..syncs.operations import FROM_PAGEABLE
 from .fake import Fake
 from .state import State, as_cuda
 from .storages import Made
@@ -19,12 +20,12 @@ from .tags import Tags
 
 
 def changes(fake: Fake, state: State) -> Iterator[Made]:
-    """Return what makes tensors without data answer as if they had some, outside of operators."""
+    """Yield the patches by which functions that are not operators work on tensors without data."""
     mode, tags = fake.mode, state.tags
 
     def device(original: Any) -> property:
         def get(tensor: Any) -> Any:
-            if not state.here.depth and not mode.in_kernel_invocation:
+            if not state.thread.depth and not mode.in_kernel_invocation:
                 found = tags.device(tensor)
                 if found is not None:
                     return found
@@ -43,19 +44,19 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
 
         return check
 
-    chosen = threading.local()  # the map_location of the load that runs
+    chosen = threading.local()  # the map_location of the running load
 
     def rebuilt(_: Any) -> Any:
         def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) -> Any:
             data = getattr(storage, "_untyped_storage", storage)
-            saved = getattr(data, "_fake_device", None)  # where torch.load would have put it
+            saved = getattr(data, "_fake_device", None)  # where torch.load would put it
             where = getattr(chosen, "location", None)
             where = where.get(str(saved), saved) if isinstance(where, dict) else where
             put = where(data, str(saved)) if callable(where) else None  # torch.load does not call it without data
             where = None if callable(where) else where
             device = as_cuda(saved if where is None else where) if put is None else tags.of_storage(put)
             if device is not None and put is None:
-                state.wait("load", "copies to the GPU from memory that is not pinned", "H2D", data.nbytes())
+                state.note_sync("load", FROM_PAGEABLE, "H2D", data.nbytes())
             out = torch.empty_strided(size, stride, dtype=storage.dtype)
             tags.put(out, device if where is not None else device or tags.of_storage(data))
             return out
@@ -74,15 +75,15 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
         return load
 
     def unpickled(original: Any) -> Any:
-        @wraps(original)  # pickles name it
+        @wraps(original)  # pickles refer to it by name
         def load_from_bytes(data: bytes) -> Any:
-            with _disable_current_modes():  # under FakeTensorMode, torch forgets where it was
+            with _disable_current_modes():  # under FakeTensorMode, torch loses the device
                 return original(data)
 
         return load_from_bytes
 
     yield FakeTensor, "device", device
-    yield FakeTensor, "tolist", lambda _: torch.Tensor.tolist  # its own reads each element
+    yield FakeTensor, "tolist", lambda _: torch.Tensor.tolist  # FakeTensor's own reads each element
     yield torch.nn.Module, "_apply", applied
     yield torch._utils, "_rebuild_tensor", rebuilt
     yield torch, "load", loaded
@@ -93,7 +94,7 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
 
 
 def _apply(module: Any, fn: Callable[[Any], Any], recurse: bool, tags: Tags) -> Any:
-    """Do what `Module._apply` does, which exchanges tensors; that fails for those of FakeTensorMode."""
+    """Replace `Module._apply`, which exchanges tensors in a way that fails for fake tensors."""
     if recurse:
         for child in module.children():
             _apply(child, fn, recurse, tags)
