@@ -40,8 +40,9 @@ from instrument.stepping.program_steps import program_steps
 from instrument.syncs.monitor import SyncMonitor
 from instrument.syncs.sync_warning import SyncWarning
 
-# Of a case and a way, in all: one with less than 1,000 lines has every moment, others some; at least FEWEST.
-LINES = 1 << 40 if os.environ.get("INSTRUMENT_FUZZ") == "all" else 1_000_000
+pytestmark = pytest.mark.fuzz
+# Lines to run in each case: a case with less than 550 lines has every moment, others some; at least FEWEST.
+LINES = 1 << 40 if os.environ.get("INSTRUMENT_FUZZ") == "all" else 300_000
 FEWEST = 40
 SEED = os.environ.get("INSTRUMENT_FUZZ_SEED") or str(random.randrange(1 << 32))  # of the moments that are drawn
 PACKAGE = str(Path(instrument.__file__).parent)
@@ -141,7 +142,7 @@ def sources() -> Owner:
 
 
 def pretended() -> Owner:
-    gpu = PretendedCuda(SimpleNamespace(wait=print, uncovered=print))
+    gpu = PretendedCuda(SimpleNamespace(note_sync=print, note_uncovered=print))
     return Owner(gpu.install, gpu.undo)
 
 
