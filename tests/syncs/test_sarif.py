@@ -144,8 +144,8 @@ def test_locations(path: Path) -> None:
     assert ["file:///v/site-packages/torch/x.py"] == [
         one[0]["physicalLocation"]["artifactLocation"]["uri"] for one in related
     ]
-    (told,) = results["invocations"][0]["toolExecutionNotifications"]
-    assert "thread loader" in told["message"]["text"]
+    (notification,) = results["invocations"][0]["toolExecutionNotifications"]
+    assert "thread loader" in notification["message"]["text"]
 
 
 def test_several_targets(path: Path) -> None:
