@@ -33,7 +33,7 @@ __all__ = ["gpu"]
 
 @pytest.mark.native
 def test_level_error(gpu: Gpu) -> None:
-    """At level "error" a call raises as it returns, with the user's line; an explicit one raises before it starts."""
+    """At level "error" a call raises as it returns, with the user's line; explicit ones, before they start."""
     line = here() + 3
     with pytest.raises(SyncError) as raised, detect_syncs("error") as syncs:
         gpu.configure(ms=5.0)
