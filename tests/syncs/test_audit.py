@@ -22,7 +22,7 @@ from instrument.syncs.report import SyncReport
 from instrument.traces.read import read_trace
 from instrument.traces.synchronizations import find_synchronizations
 from instrument.traces.trace import Trace
-from tests.diagnosis.made import Row, copy, kernel, on_cpu, row, trace_of
+from tests.diagnosis.small_traces import Row, kernel, memcpy, on_cpu, row, trace_of
 from tests.support.shared_traces import shared
 from tests.traces.nsys_report import MEMCPY, RUNTIME, SYNC, Database, thread
 
@@ -56,7 +56,7 @@ def item(at: int, correlation: int = 1, **columns: Any) -> dict[str, list[Row]]:
             on_cpu("cudaMemcpyAsync", at + 10, at + 20, correlation=correlation, **columns),
             on_cpu("cudaStreamSynchronize", at + 30, at + 130, correlation=correlation + 1, **columns),
         ],
-        "gpu": [copy(PINNED, at + 110, at + 120, bytes=4, correlation=correlation)],
+        "gpu": [memcpy(PINNED, at + 110, at + 120, bytes=4, correlation=correlation)],
     }
 
 
@@ -183,7 +183,7 @@ def test_backward_node() -> None:
 )
 def test_blocking_copies(name: str, copied: str, direction: str | None) -> None:
     """A copy that is not asynchronous synchronizes."""
-    work = [copy(copied, 150, 190, bytes=64, correlation=1)]
+    work = [memcpy(copied, 150, 190, bytes=64, correlation=1)]
     found = only_finding(audit(runtime=[on_cpu(name, 100, 200, correlation=1)], gpu=work))
     assert (found.op, found.direction, found.bytes, found.blocked_ns) == ("copy_", direction, 64, 100)
     assert found.cause == f"{name}: {copied}"
@@ -192,7 +192,7 @@ def test_blocking_copies(name: str, copied: str, direction: str | None) -> None:
 @pytest.mark.parametrize("name", ["cudaMemcpy", "cuMemcpyDtoD_v2", "cudaMemcpyPeer"])
 def test_copy_within_gpu(name: str) -> None:
     """Copies within one GPU do not synchronize."""
-    work = [copy("Memcpy DtoD (Device -> Device)", 110, 120, correlation=1)]
+    work = [memcpy("Memcpy DtoD (Device -> Device)", 110, 120, correlation=1)]
     assert not audit(runtime=[on_cpu(name, 100, 200, correlation=1)], gpu=work).findings
 
 
@@ -210,7 +210,7 @@ def test_copy_within_gpu(name: str) -> None:
 )
 def test_pageable_memory_blocks_asynchronous_copy(copied: str, start: int, end: int, waits: bool) -> None:
     """`cudaMemcpyAsync` synchronizes if the memory is pageable and the call lasts for most of its copy."""
-    calls, work = [on_cpu("cudaMemcpyAsync", 100, 200, correlation=1)], [copy(copied, start, end, correlation=1)]
+    calls, work = [on_cpu("cudaMemcpyAsync", 100, 200, correlation=1)], [memcpy(copied, start, end, correlation=1)]
     assert waits == bool(audit(runtime=calls, gpu=work).findings)
 
 
@@ -222,7 +222,7 @@ def test_blocking_copy_and_its_synchronization_add_up() -> None:
             on_cpu("cudaMemcpyAsync", 100, 200, correlation=1),
             on_cpu("cudaStreamSynchronize", 210, 260, correlation=2),
         ],
-        "gpu": [copy(HTOD, 110, 195, bytes=16, correlation=1)],
+        "gpu": [memcpy(HTOD, 110, 195, bytes=16, correlation=1)],
     }
     found = only_finding(audit(**tables))
     assert (found.op, found.count, found.blocked_ns, found.bytes) == ("to", 1, 150, 16)
@@ -232,7 +232,7 @@ def test_copy_outside_operators_counts_once() -> None:
     """Without operators, a synchronization right after a copy belongs to the copy."""
     calls = [on_cpu("cudaMemcpyAsync", 100, 110, correlation=1), on_cpu("cudaStreamSynchronize", 120, 200)]
     found = only_finding(
-        audit(runtime=[*calls, launch(300, 301, 2)], gpu=[copy(PINNED, 150, 190, bytes=4, correlation=1)])
+        audit(runtime=[*calls, launch(300, 301, 2)], gpu=[memcpy(PINNED, 150, 190, bytes=4, correlation=1)])
     )
     assert (found.op, found.direction, found.bytes, found.blocked_ns) == ("copy_", "D2H", 4, 80)
 
@@ -246,7 +246,7 @@ def test_synchronization_after_operator_is_separate() -> None:
             on_cpu("cudaStreamSynchronize", 120, 200),
             launch(300, 301, 2),
         ],
-        "gpu": [copy("Memcpy HtoD (Pinned -> Device)", 150, 190, bytes=4, correlation=1)],
+        "gpu": [memcpy("Memcpy HtoD (Pinned -> Device)", 150, 190, bytes=4, correlation=1)],
     }
     found = only_finding(audit(**tables))
     assert (found.op, found.direction, found.bytes) == ("synchronize", None, None)
@@ -259,7 +259,7 @@ def test_synchronization_after_other_work_is_separate() -> None:
         launch(112, 115, 2),
         on_cpu("cudaStreamSynchronize", 120, 200),
     ]
-    work = [copy(PINNED, 150, 160, bytes=4, correlation=1), kernel("k", 170, 190, correlation=2)]
+    work = [memcpy(PINNED, 150, 160, bytes=4, correlation=1), kernel("k", 170, 190, correlation=2)]
     found = only_finding(audit(runtime=calls, gpu=work))
     assert (found.op, found.direction, found.bytes) == ("synchronize", None, None)
 
@@ -269,7 +269,7 @@ def test_copy_of_earlier_operator_is_ignored() -> None:
     tables = {
         "operators": [on_cpu("aten::to", 90, 115), on_cpu("aten::_linalg_check_errors", 118, 210)],
         "runtime": [on_cpu("cudaMemcpyAsync", 100, 110, correlation=1), on_cpu("cudaStreamSynchronize", 120, 200)],
-        "gpu": [copy("Memcpy HtoD (Pinned -> Device)", 150, 190, bytes=4, correlation=1)],
+        "gpu": [memcpy("Memcpy HtoD (Pinned -> Device)", 150, 190, bytes=4, correlation=1)],
     }
     found = only_finding(audit(**tables))
     assert (found.op, found.direction, found.bytes) == ("check_errors", None, None)
@@ -436,7 +436,7 @@ def test_long_gap_after_short_synchronization() -> None:
     work = [
         kernel("k", 50, 100_100, correlation=1),
         kernel("k", 128_200_100, 128_250_000, correlation=2),
-        copy(DTOH, 128_300_100, 129_299_000, bytes=4, correlation=3),
+        memcpy(DTOH, 128_300_100, 129_299_000, bytes=4, correlation=3),
         kernel("k", 129_500_000, 129_600_000, correlation=4),
     ]
     report = audit(runtime=calls, gpu=work, operators=[on_cpu("DataLoader.__next__", 113_000, 128_000_000)])
