@@ -36,12 +36,12 @@ def test_sigterm(tmp_path: Path, handler: str, code: int) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
     assert process.returncode == code
     (entry,) = entries_in(tmp_path / "runs/instrument")
     assert entry["status"] == "partial"
     assert entry["files"]
-    assert "Where the step went" in said
+    assert "Where the step went" in stderr
 
 
 def test_second_sigterm(tmp_path: Path) -> None:

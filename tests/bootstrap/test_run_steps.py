@@ -61,9 +61,9 @@ def test_windows_of_the_program_take_precedence(tmp_path: Path, update: str) -> 
     assert done.returncode == 0
     (entry,) = entries_in(tmp_path / "own")
     assert entry["status"] == "recorded"
-    said = [line for line in done.stderr.splitlines() if line.startswith("instrument:")]
+    messages = [line for line in done.stderr.splitlines() if line.startswith("instrument:")]
     ignored = "instrument: the program records windows of its own, so these are ignored: --steps 1-3 --out other"
-    assert said == [ignored]
+    assert messages == [ignored]
     assert not (tmp_path / "other").exists()
     assert "are ignored" not in run(tmp_path, [*RUN, "--", "train.py"]).stderr
 

@@ -307,13 +307,13 @@ def test_profile_kwargs(tmp_path: Path, given: bool) -> None:
 
 def test_arguments_override_profile_kwargs(tmp_path: Path) -> None:
     """Arguments take precedence over a `ProfileKwargs`."""
-    profile = ProfileKwargs(**OPTIONS, output_trace_dir=str(tmp_path / "theirs"))
+    profile = ProfileKwargs(**OPTIONS, output_trace_dir=str(tmp_path / "other"))
     target = accelerator()
     training = Training(attached(target, tmp_path / "out", profile=profile, wait=0, warmup=0, active=2))
     training.run(3)
     adapter_of(target).detach()
     assert [[0, 1]] == windows(tmp_path / "out")
-    assert not (tmp_path / "theirs").exists()
+    assert not (tmp_path / "other").exists()
 
 
 def test_wrong_arguments() -> None:
@@ -334,7 +334,7 @@ def test_wrong_arguments() -> None:
 
 
 def broken(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("ours")
+    raise RuntimeError("internal")
 
 
 @pytest.mark.parametrize(

@@ -162,11 +162,11 @@ server.step()
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
     )
-    said = (
+    message = (
         "no window was recorded, because none was requested: call start_profile() or touch trigger "
         "while the server runs"
     )
-    assert done.stderr.count(said) == (not request_)
+    assert done.stderr.count(message) == (not request_)
     assert ("Where the step went" in done.stderr) == bool(request_)
 
 

@@ -129,7 +129,7 @@ def test_compiled_model_is_one_region(
                 emitter.events.clear()
             found = train(call)
         if compile is not in_a_function:  # that case doubles the output
-            assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, values, strict=True))
+            assert all(torch.equal(one, other) for one, other in zip(found, values, strict=True))
         assert emitter.tree() == expected
         train(call)
     assert counter.frame_count == 1

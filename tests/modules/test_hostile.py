@@ -192,10 +192,10 @@ def test_torch_function_modes(attach_emitter: AttachEmitter) -> None:
     class Mode(TorchFunctionMode):
         def __init__(self) -> None:
             super().__init__()
-            self.heard: list[str] = []
+            self.functions: list[str] = []
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.heard.append(getattr(function, "__qualname__", repr(function)))
+            self.functions.append(getattr(function, "__qualname__", repr(function)))
             return function(*args, **(kwargs or {}))
 
     model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
@@ -203,7 +203,7 @@ def test_torch_function_modes(attach_emitter: AttachEmitter) -> None:
         model(x)
     with instrument.annotate_modules(model, shapes=True), attach_emitter(), Mode() as annotated:
         model(x)
-    assert annotated.heard == plain.heard
+    assert annotated.functions == plain.functions
 
 
 def test_interrupted_recomputation(attach_emitter: AttachEmitter) -> None:

@@ -157,8 +157,8 @@ def test_inductor_training_step() -> None:
     plain = Block()
     plain.load_state_dict(annotated.state_dict())
     plain.forward = Block.forward.__wrapped__.__get__(plain)  # type: ignore[method-assign]
-    for ours, theirs in zip(train(annotated), train(plain), strict=True):
-        assert torch.equal(ours, theirs)
+    for one, other in zip(train(annotated), train(plain), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_wrapped_annotated_function() -> None:

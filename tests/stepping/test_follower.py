@@ -301,13 +301,13 @@ def test_model_compiled_in_place(step_on: str | None, at: int, followed: bool) -
         for number in range(6):
             if number == at:
                 model.compile(backend=backend)
-                theirs = compiled_call(model)
+                replacement = compiled_call(model)
             with torch.no_grad():
                 assert model(torch.ones(1)) == 2
     finally:
         follower.remove()
     assert (len(seen), backend.frame_count) == (6 * followed, 1)
-    assert vars(model)["_compiled_call_impl"] is theirs
+    assert vars(model)["_compiled_call_impl"] is replacement
 
 
 class Parts(nn.Module):

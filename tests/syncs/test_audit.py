@@ -197,7 +197,7 @@ def test_copy_within_gpu(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("copied", "start", "end", "waits"),
+    ("copied", "start", "end", "blocks"),
     [
         (DTOH, 150, 190, True),
         (HTOD, 150, 190, True),
@@ -208,10 +208,10 @@ def test_copy_within_gpu(name: str) -> None:
         ("Memcpy DtoD (Device -> Device)", 150, 190, False),
     ],
 )
-def test_pageable_memory_blocks_asynchronous_copy(copied: str, start: int, end: int, waits: bool) -> None:
+def test_pageable_memory_blocks_asynchronous_copy(copied: str, start: int, end: int, blocks: bool) -> None:
     """`cudaMemcpyAsync` synchronizes if the memory is pageable and the call lasts for most of its copy."""
     calls, work = [on_cpu("cudaMemcpyAsync", 100, 200, correlation=1)], [memcpy(copied, start, end, correlation=1)]
-    assert waits == bool(audit(runtime=calls, gpu=work).findings)
+    assert blocks == bool(audit(runtime=calls, gpu=work).findings)
 
 
 def test_blocking_copy_and_its_synchronization_add_up() -> None:
@@ -482,7 +482,7 @@ def test_functions_of_user_and_library() -> None:
     found = only_finding(report)
     assert found.site and (found.site.file, found.site.function) == ("mine/model.py", "forward")
     assert found.via and (found.via.file, found.via.function) == ("transformers/unheard/of.py", "mask")
-    assert not any("with_stack" in said or "Unattributed" in said for said in report.coverage)
+    assert not any("with_stack" in sentence or "Unattributed" in sentence for sentence in report.coverage)
 
 
 def test_functions_with_one_name_stay_separate() -> None:
@@ -659,8 +659,8 @@ def test_synchronizations_missed_live_are_listed() -> None:
     other = live_report(SyncEvent("item", "read", step=70), SyncEvent("item", "read", step=71))
     assert not unexplained(report, other)
     assert unexplained(report, live_report())[0].blocked_ns == 200
-    said = audit_syncs(trace, live=once).coverage[-1]
-    assert said == "Unattributed: in the trace, but not reported by live detection: item (1)."
+    sentence = audit_syncs(trace, live=once).coverage[-1]
+    assert sentence == "Unattributed: in the trace, but not reported by live detection: item (1)."
     assert (
         audit_syncs(trace, live=twice).coverage[-1]
         == "Live detection explains every synchronization in the trace."
@@ -699,22 +699,22 @@ def expected_synchronizations(path: Path) -> tuple[list[int], list[tuple[int, in
         for event in events
         if str(event.get("cat")).lower() in ("gpu_memcpy", "memcpy") and "Pageable" in event["name"]
     }
-    waits, devices = [], []
+    durations, devices = [], []
     for event in events:
         if str(event.get("cat")).lower() not in ("cuda_runtime", "runtime"):
             continue
         copied = copies.get(event["args"].get("correlation"))
         begin, end = ns(event["ts"]), ns(event["ts"]) + ns(event.get("dur", 0))
         if _WAITS.match(event["name"]):
-            waits.append(end - begin)
+            durations.append(end - begin)
             if "Device" in event["name"]:
                 devices.append((begin, end - begin))
         elif copied is not None and event["name"] == "cudaMemcpyAsync":
             first, last = ns(copied["ts"]), ns(copied["ts"]) + ns(copied.get("dur", 0))
             shared_ns = min(end, last) - max(begin, first)
             if shared_ns >= 0 and 2 * shared_ns >= last - first:
-                waits.append(end - begin)
-    return waits, devices
+                durations.append(end - begin)
+    return durations, devices
 
 
 @pytest.mark.parametrize(
@@ -730,13 +730,13 @@ def expected_synchronizations(path: Path) -> tuple[list[int], list[tuple[int, in
 def test_total_blocked_time_of_real_traces(name: str, own: int) -> None:
     """The findings cover the whole time in blocking calls, except the profiler's own last synchronization."""
     path = shared(f"{name}.json.gz")
-    waits, devices = expected_synchronizations(path)
+    durations, devices = expected_synchronizations(path)
     trace = read_trace(path)
     assert isinstance(trace, Trace)
-    assert sorted(wait.blocked_ns for wait in find_synchronizations(trace)) == sorted(waits)
+    assert sorted(wait.blocked_ns for wait in find_synchronizations(trace)) == sorted(durations)
     report = audit_syncs(trace)
     left_out = max(devices)[1] if own else 0
-    assert sum(found.blocked_ns or 0 for found in report.findings) == sum(waits) - left_out
+    assert sum(found.blocked_ns or 0 for found in report.findings) == sum(durations) - left_out
     assert own == sum("Left out: 1 " in sentence for sentence in report.coverage)
     assert report.steps == len(trace.steps)
 

@@ -71,13 +71,13 @@ def test_round_trip(tmp_path: Path) -> None:
     """A written file reads back equal, with each call site as a comment."""
     path = script(tmp_path)
     found = report(finding("item", 3, path, (0, 0)), finding("bool", 4, path, (1,)), steps=2)
-    known = Baseline.of([found])
-    known.write(tmp_path / "known")
-    assert known == Baseline.read(tmp_path / "known")
+    baseline = Baseline.of([found])
+    baseline.write(tmp_path / "known")
+    assert baseline == Baseline.read(tmp_path / "known")
     text = (tmp_path / "known").read_text()
     assert text.startswith("# ")
     assert f"{found.findings[0].fingerprint} 2  # train.py in step, item: total = loss.item()\n" in text
-    assert [] == known.stale([found])
+    assert [] == baseline.stale([found])
 
 
 def test_reasons_are_kept(tmp_path: Path) -> None:
@@ -110,17 +110,17 @@ def test_allowed_findings_are_not_written(tmp_path: Path) -> None:
 def test_new_synchronizations_are_not_allowed(tmp_path: Path) -> None:
     """Known synchronizations are allowed; new ones, and those above their maximum, are not."""
     path = script(tmp_path)
-    known = Baseline.of([report(finding("item", 3, path, (0, 1)), steps=2)])
+    baseline = Baseline.of([report(finding("item", 3, path, (0, 1)), steps=2)])
     same = report(finding("item", 3, path, (0,)))
-    assert [] == known.allow(same, "the baseline")
+    assert [] == baseline.allow(same, "the baseline")
     assert ["known, in the baseline"] == [found.allowed for found in same.findings]
     same.assert_max(0)
     more = report(finding("item", 3, path, (0, 0, 1)), steps=2)
-    ((where, now, most),) = known.allow(more, "the baseline")
+    ((where, now, most),) = baseline.allow(more, "the baseline")
     assert ("train.py in step, item: total = loss.item()", 2, 1) == (where, now, most)
     assert 2 == more.most(*more.syncs)
     new = report(finding("item", 3, path), finding("bool", 4, path))
-    known.allow(new, "the baseline")
+    baseline.allow(new, "the baseline")
     assert ["bool"] == [found.op for found in new.syncs]
     assert ["bool", "item"] == [found.op for found in new.findings]
 
@@ -128,13 +128,13 @@ def test_new_synchronizations_are_not_allowed(tmp_path: Path) -> None:
 def test_equal_lines_share_a_fingerprint(tmp_path: Path) -> None:
     """Equal lines of one function share a fingerprint and are counted together."""
     path = script(tmp_path, code="def step(a):\n    a.item()\n    a.item()\n    a.item()\n")
-    known = Baseline.of([report(finding("item", 2, path), finding("item", 3, path))])
-    assert [2] == [entry.most for entry in known.entries.values()]
+    baseline = Baseline.of([report(finding("item", 2, path), finding("item", 3, path))])
+    assert [2] == [entry.most for entry in baseline.entries.values()]
     moved = report(finding("item", 3, path), finding("item", 4, path))
-    known.allow(moved, "x")
+    baseline.allow(moved, "x")
     assert [] == moved.syncs
     third = report(*(finding("item", line, path) for line in (2, 3, 4)))
-    assert 1 == len(known.allow(third, "x"))
+    assert 1 == len(baseline.allow(third, "x"))
     assert 3 == len(third.syncs)
 
 
@@ -142,20 +142,20 @@ def test_any_number(tmp_path: Path) -> None:
     """A star allows any number; forbidden synchronizations are never allowed."""
     path = script(tmp_path)
     item = finding("item", 3, path, (0,) * 50)
-    known = Baseline({item.fingerprint: BaselineEntry(item.fingerprint, None, "why")})
+    baseline = Baseline({item.fingerprint: BaselineEntry(item.fingerprint, None, "why")})
     often = report(item)
-    known.allow(often, "x")
+    baseline.allow(often, "x")
     assert ["why"] == [found.allowed for found in often.findings]
     forbidden = report(finding("item", 3, path, forbidden=True))
-    known.allow(forbidden, "x")
+    baseline.allow(forbidden, "x")
     assert 1 == len(forbidden.syncs)
 
 
 def test_stale_entries(tmp_path: Path) -> None:
     """Entries that no run finds are stale, unless the code itself allows the synchronization."""
     path = script(tmp_path)
-    known = Baseline.of([report(finding("item", 3, path), finding("bool", 4, path))])
-    gone = known.stale([report(finding("item", 3, path, allowed="a comment")), report()])
+    baseline = Baseline.of([report(finding("item", 3, path), finding("bool", 4, path))])
+    gone = baseline.stale([report(finding("item", 3, path, allowed="a comment")), report()])
     assert ["train.py in step, bool: rows = batch[batch > 0]"] == [entry.where for entry in gone]
     assert "bool" in str(gone[0])
 
@@ -212,8 +212,8 @@ def test_reason_with_unusual_separators(tmp_path: Path, mark: str) -> None:
     """Only a newline ends a line; other line separators stay in the reason."""
     path = tmp_path / "known"
     path.write_text(f"0123456789abcdef 1 one{mark}two\n", encoding="utf-8")
-    known = Baseline.read(path)
-    known.write(path)
+    baseline = Baseline.read(path)
+    baseline.write(path)
     assert [f"one{mark}two"] == [entry.reason for entry in Baseline.read(path).entries.values()]
 
 

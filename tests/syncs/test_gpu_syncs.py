@@ -342,14 +342,14 @@ RAISES = """
     import instrument
     from instrument.errors import SyncError
 
-    said = ""
+    message = ""
     try:
         with instrument.detect_syncs("error"):
             total = torch.ones(1000, device="cuda").sum()
             total.item()
     except SyncError as error:
-        said = str(error)
-    print(json.dumps([said, torch.cuda.get_sync_debug_mode()]))
+        message = str(error)
+    print(json.dumps([message, torch.cuda.get_sync_debug_mode()]))
 """
 
 

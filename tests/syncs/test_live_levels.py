@@ -251,10 +251,10 @@ def test_regions_across_samples(gpu: Gpu) -> None:
 def test_budget_at_each_level(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
     """Exceeding a budget is logged, warned about or raised at once, according to the level."""
 
-    def loop(syncs: SyncDetector, waits: int) -> None:
+    def loop(syncs: SyncDetector, count: int) -> None:
         for _ in range(3):
             with instrument.annotate("train"), instrument.annotate("step"):
-                for _ in range(waits):
+                for _ in range(count):
                     gpu.x.item()
             syncs.step()
 
@@ -325,10 +325,10 @@ def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
             torch.ones(1).item()
             syncs.step()
     assert [] == syncs.findings
-    (said,) = syncs.report.coverage
-    assert "no GPU that torch can use" in said
-    assert "instrument.dry_run" in said
-    assert [f"instrument: {said[0].lower()}{said[1:-1]}"] == caplog.messages
+    (sentence,) = syncs.report.coverage
+    assert "no GPU that torch can use" in sentence
+    assert "instrument.dry_run" in sentence
+    assert [f"instrument: {sentence[0].lower()}{sentence[1:-1]}"] == caplog.messages
 
 
 @pytest.mark.native

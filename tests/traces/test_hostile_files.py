@@ -115,8 +115,8 @@ def test_kernels_are_read_in_chunks(tmp_path: Path) -> None:
         for _ in range(count - 1):
             file.write(b"," + some)
         file.write(after)
-    said, size = limited(path)
-    assert int(said) == count * len(kernels)
+    result, size = limited(path)
+    assert int(result) == count * len(kernels)
     assert size < 150_000
 
 

@@ -205,7 +205,7 @@ def test_numbers_equal_nsys_stats(seed: int, real: tuple[nsys.Report, Path], tmp
 
     projected, threads = projection(trace), [trace.threads[number] for number in trace.regions.thread]
     names, regions = region_names(trace), trace.regions
-    ours = Counter(
+    found = Counter(
         (
             *(names[i], int(regions.start_ns[i]), int(regions.duration_ns[i])),
             *(threads[i].process, threads[i].thread),
@@ -216,12 +216,12 @@ def test_numbers_equal_nsys_stats(seed: int, real: tuple[nsys.Report, Path], tmp
     )
     columns = ("Orig Start (ns)", "Orig Duration (ns)", "PID", "TID")
     columns += ("Projected Start (ns)", "Projected Duration (ns)", "NumGPUOps")
-    theirs = Counter(
+    expected = Counter(
         (row["Name"].lstrip(":"), *(int(row[column]) for column in columns))
         for row in stats("nvtx_gpu_proj_trace", database)
     )
-    assert len(theirs) > 10
-    assert ours == theirs
+    assert len(expected) > 10
+    assert found == expected
 
 
 @pytest.mark.parametrize("seed", range(8))
