@@ -25,7 +25,7 @@ def environment(context: CheckContext) -> None:
 def fork(context: CheckContext) -> None:
     """Children forked after a profile is created, after it is entered, and in a window use the GPU.
 
-    So does their parent. In a window of torch up to 2.12 children cannot: its profiler initializes the driver.
+    Their parent uses it as well. In a window of torch up to 2.12 children cannot: its profiler initializes CUDA.
     """
     import torch
 

@@ -38,7 +38,7 @@ def child(code: str, **variables: str) -> None:
 
 @instrument.annotate
 def bare(a: int, b: int = 2, /, *rest: int, c: int = 3, **others: int) -> tuple[object, ...]:
-    """Its documentation."""
+    """The documentation."""
     return a, b, rest, c, others
 
 
@@ -80,7 +80,7 @@ class Model:
     @instrument.annotate("getter above")
     @property
     def above_property(self) -> str:
-        """Its documentation."""
+        """The documentation."""
         return "property"
 
     @instrument.annotate("cached")
@@ -195,9 +195,9 @@ def test_metadata_of_the_function() -> None:
     """Signature, name, documentation, module and kind match the original function."""
     assert inspect.signature(bare) == inspect.signature(bare.__wrapped__)
     assert (bare.__name__, bare.__qualname__, bare.__module__) == ("bare", "bare", __name__)
-    assert inspect.getdoc(bare) == "Its documentation."
+    assert inspect.getdoc(bare) == "The documentation."
     assert "return a, b, rest, c, others" in inspect.getsource(bare)
-    assert Model.above_property.__doc__ == "Its documentation."
+    assert Model.above_property.__doc__ == "The documentation."
 
 
 def test_pickling() -> None:
