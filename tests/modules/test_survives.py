@@ -905,7 +905,7 @@ def test_removed_in_a_forward(attach_emitter: AttachEmitter, where: str, threade
         if other is not None:
             other.remove()
         assert not hooks(model)
-        assert emitter.tree()[0] == ["Calling", ["a", ["a.lin"]]]
+        assert emitter.tree()[0] == ["TwoCalls", ["a", ["a.lin"]]]
         assert all(not name.startswith("b") for name, _ in flat(emitter.tree()))
         assert_same(gradients(expected), gradients(model))
         emitter.events.clear()
@@ -979,7 +979,7 @@ def test_profiler_within_a_forward(tmp_path: Path) -> None:
         model(batch())
         second.stop()
         assert not hooks(model)
-        assert regions_of(first, tmp_path) == ["Calling", "a", "a.lin"]
+        assert regions_of(first, tmp_path) == ["TwoCalls", "a", "a.lin"]
         assert regions_of(second, tmp_path) == ["b", "b.lin"]
 
 
@@ -1013,10 +1013,10 @@ def test_interrupt_in_a_forward(window: Window, kind: type[BaseException], direc
             assert emitter.tree()[1:] == [["a.lin"]]
         model(batch()).sum().backward()
     tree = emitter.tree()
-    assert tree[0] == ["Calling", ["a", ["a.lin"]]]
+    assert tree[0] == ["TwoCalls", ["a", ["a.lin"]]]
     assert tree[-2:] == [
-        ["Calling", ["a", ["a.lin"]], ["b", ["b.lin"]]],
-        ["Calling (backward)", ["b (backward)", ["b.lin (backward)"]], ["a (backward)", ["a.lin (backward)"]]],
+        ["TwoCalls", ["a", ["a.lin"]], ["b", ["b.lin"]]],
+        ["TwoCalls (backward)", ["b (backward)", ["b.lin (backward)"]], ["a (backward)", ["a.lin (backward)"]]],
     ]
 
 
