@@ -131,7 +131,7 @@ def step():
         "utf-8",
     )
     report = dry_run_file(path, "step")
-    assert {"item": "why", "bool": "why"} == {found.op: found.allowed for found in report.allowed_lines}
+    assert {"item": "why", "bool": "why"} == {found.op: found.allowed for found in report.allowed}
     assert ["cpu", "tolist"] == sorted(found.op for found in report.syncs)
 
 

@@ -98,7 +98,7 @@ CREATIONS = (
     "torch.UntypedStorage(4, device={d})", "torch.TypedStorage(4, device={d}, dtype=torch.float)",
     "torch.cuda.FloatTensor(2)", "torch.cuda.FloatTensor([1.0])", "torch.Generator({d})",
     "torch.Generator(device={d})", "torch.randn(2, generator=torch.Generator({d}), device={d})",
-    "by_default({d})", "inside({d})", "autocast(torch.ones(2, 2, device={d}))", "current({d})",
+    "by_default({d})", "on_device({d})", "autocast(torch.ones(2, 2, device={d}))", "on_current_device({d})",
     "torch.distributions.Normal(torch.zeros(1, device={d}), 1.0).sample()",
     *(f'torch.load(saved(), {each})["x"]' for each in LOADS),
 )  # fmt: skip
