@@ -14,7 +14,7 @@ TIME_LIMIT_S = 600  # for each call of git
 
 
 class MissingError(Exception):
-    """A repository, a commit or a file is missing; the message says which and what to do."""
+    """A repository, a commit or a file is missing; the message names it and says what to do."""
 
 
 def _git(*args: str | Path) -> subprocess.CompletedProcess[bytes]:
@@ -29,7 +29,7 @@ def _git(*args: str | Path) -> subprocess.CompletedProcess[bytes]:
 
 
 def _candidates(folder: Path, repository: str) -> Iterator[Path]:
-    """Yield where `repository` may be below `folder`: at OWNER/NAME or OWNER+NAME, bare or not."""
+    """Yield the possible places of `repository` below `folder`: OWNER/NAME or OWNER+NAME, bare or not."""
     for name in (repository, repository.replace("/", "+")):
         for place in (name, f"{name}.git", f"{name}/repo", f"{name}/repo.git"):
             yield folder / place / ".git"
@@ -68,8 +68,10 @@ def _fetch(variable: str, repository: str, commit: str, cache: Path, whole: bool
             source, options = "origin", [*options, "--filter", "blob:none"]
         done = _git("--git-dir", place, "fetch", *options, source, f"{commit}:{kept}")
         if done.returncode:
-            said = (done.stderr.decode(errors="replace").strip().splitlines() or ["git printed nothing"])[0]
-            raise MissingError(f"{url} could not be fetched ({said}); set {variable} to a folder that has clones")
+            first_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["git printed nothing"])[0]
+            raise MissingError(
+                f"{url} could not be fetched ({first_line}); set {variable} to a folder that has clones"
+            )
     return place
 
 
@@ -80,7 +82,7 @@ def locate(variable: str, repository: str, commit: str, cache: Path, whole: bool
         variable: the environment variable that names a folder of clones; unset means GitHub.
         repository: OWNER/NAME.
         commit: the full hash.
-        cache: where commits fetched from GitHub are kept.
+        cache: the folder for commits fetched from GitHub.
         whole: fetch all files of the commit at once; if not, git fetches each file when it is read.
 
     Raises:
@@ -103,8 +105,8 @@ def read_file(place: Path, commit: str, path: str) -> bytes:
     """
     done = _git("--git-dir", place, "cat-file", "blob", f"{commit}:{path}")
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        raise MissingError(f"{place} does not have {path} at {commit[:12]}: {said}")
+        message = done.stderr.decode(errors="replace").strip()
+        raise MissingError(f"{place} does not have {path} at {commit[:12]}: {message}")
     return done.stdout
 
 

@@ -56,7 +56,7 @@ def script(clone: Path) -> Script:
     return Script(
         name="small", repository="owner/small", commit=git("-C", clone, "rev-parse", "HEAD"), file="train.py",
         folder="part", parts=("part",), shows="nothing", args="", updates=8, counted="range(8)",
-        loss=r"loss ([\d.]+)", regions=("Linear", "backward"), waits=("train.py:11 item",),
+        loss=r"loss ([\d.]+)", regions=("Linear", "backward"), syncs=("train.py:11 item",),
         edits=(Edit("part/train.py", "range(3)", "range(8)"),), times=(r"took [\d.]+ s",),
     )  # fmt: skip
 
@@ -79,10 +79,10 @@ def test_entry(script: Script) -> None:
     assert re.fullmatch(r"[a-z0-9-]+", script.name)
     assert re.compile(script.loss).groups == 1
     assert all(re.compile(pattern) for pattern in script.times)
-    assert all(re.fullmatch(r"\w+\.py:\d+ \w+", line) for line in script.waits)
+    assert all(re.fullmatch(r"\w+\.py:\d+ \w+", line) for line in script.syncs)
     assert ways.middle(script)[0] >= 2  # else the steps asked for would be those of `run` alone
     for edit in script.edits:
-        assert edit.old.count("\n") == edit.new.count("\n")  # the lines of `waits` stay where they are
+        assert edit.old.count("\n") == edit.new.count("\n")  # the lines of `syncs` stay where they are
         assert edit.file.startswith(script.parts) or script.parts == (".",)
     assert script.shows
     assert script.counted

@@ -1,1 +1,1 @@
-"""What only a GPU can show, within nine and a half minutes: ``python -m scripts.gpu_check``."""
+"""Checks that need a GPU, within nine and a half minutes: ``python -m scripts.gpu_check``."""

@@ -19,7 +19,7 @@ from . import costs, driver, edges, lengths, regions, runner, table, tools
 from .check import KEEP, ROOT, Check, CheckContext
 from .runner import Result, Stop, in_child, run
 
-CHECKS = [  # by worth; what takes longest of those that run at once is first
+CHECKS = [  # by value; of those that run concurrently, the longest is first
     Check("graph", edges.graph, 120),
     Check("fork", driver.fork, 60),
     Check("environment", driver.environment, 45),
@@ -36,7 +36,7 @@ CHECKS = [  # by worth; what takes longest of those that run at once is first
     Check("nsys", tools.nsys, 60, alone=True),
     Check("ncu", tools.ncu, 75, alone=True),
     Check("tests-alone", tools.tests_alone, 120, alone=True),
-    Check("tests", tools.tests, 120, alone=True),  # the last one: all that is left of the time
+    Check("tests", tools.tests, 120, alone=True),  # last, with all of the time left
 ]
 NEEDED = ("torch", "numpy", "msgspec", "wrapt", "rich", "typer")
 USED = {
@@ -46,7 +46,7 @@ USED = {
     "xdist": "tests at once",
 }
 TOTAL_S = 570
-LAST_S = 10  # to end what still runs, and to write the results
+LAST_S = 10  # to end running checks and write the results
 EPILOG = f"""\
 It takes at most nine and a half minutes: each check runs in a process of its own with a time limit, and what the
 time did not suffice for is named. Ctrl-C and SIGTERM end it with the results so far. Exit code: 0 where no check
@@ -72,7 +72,7 @@ examples:
 
 
 def machine(device: str) -> dict[str, str]:
-    """Return what the checks run on, found out in a child: this process is to initialize nothing."""
+    """Return the versions and the GPU, found in a child process so that this one does not initialize CUDA."""
     code = (
         "import json, platform, torch; "
         f"gpu = torch.cuda.get_device_name(0) if {device!r} == 'cuda' and torch.cuda.is_available() else ''; "
@@ -83,7 +83,7 @@ def machine(device: str) -> dict[str, str]:
     return found
 
 
-def arguments_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the arguments of the command line; exit with an error if one is wrong."""
     names = [check.name for check in CHECKS]
     least_s = LAST_S + runner.LEAST_S
@@ -113,13 +113,13 @@ def arguments_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks, say how each ended, and print the table; return the exit code that ``--help`` explains."""
+    """Run the checks, report each result, and print the table; return the exit code that ``--help`` explains."""
     parser = argparse.ArgumentParser(
         prog="python -m scripts.gpu_check", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Checks what only a GPU can show of this library, and prints a table of what it found.",
     )  # fmt: skip
     began = time.monotonic()
-    args = arguments_of(parser, arguments)
+    args = parse_arguments(parser, arguments)
     if args.child is not None:
         (check,) = (check for check in CHECKS if check.name == args.checks[0])
         in_child(check, CheckContext(args.child, args.device, args.limit))
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"not installed: {', '.join(absent)}", file=sys.stderr)
         return 2
     if os.environ.get(KEEP):
-        os.environ[KEEP] = str(Path(os.environ[KEEP]).absolute())  # checks run in folders of their own
+        os.environ[KEEP] = str(Path(os.environ[KEEP]).absolute())  # checks run in their own folders
     device = "cpu" if args.rehearse else "cuda"
     try:
         found = machine(device)
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, use in USED.items():
         if importlib.util.find_spec(name) is None:
             print(f"not installed: {name} ({use})", flush=True)
-    print(_traces(args.rehearse), flush=True)
+    print(_traces_notice(args.rehearse), flush=True)
     chosen = [check for check in CHECKS if not args.checks or check.name in args.checks]
     results: dict[str, Result] = {}
     about: dict[str, Any] = found | {"rehearsal": args.rehearse, "checks": results}
@@ -156,32 +156,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def note(name: str, result: Result) -> None:
         results[name] = result
         table.write(args.out, about)
-        _say(f"{len(results):2}/{len(chosen)} {table.heading(name, result)}")
+        _print(f"{len(results):2}/{len(chosen)} {table.heading(name, result)}")
 
     with Stop() as stop:
         run(chosen, device, began + args.limit - LAST_S, stop, note)
     width = shutil.get_terminal_size((120, 24)).columns
-    _say(f"\n{table.HEADER}")
+    _print(f"\n{table.HEADER}")
     for check in chosen:
-        _say(table.row(check.name, results[check.name], width))
+        _print(table.row(check.name, results[check.name], width))
     if args.rehearse:
-        _say("This was a rehearsal on the CPU: it proves nothing about a GPU, and its figures mean nothing.")
-    _say(f"{table.counts(results)} in {time.monotonic() - began:.0f} s; results in {args.out}")
+        _print("This was a rehearsal on the CPU: it proves nothing about a GPU, and its figures mean nothing.")
+    _print(f"{table.counts(results)} in {time.monotonic() - began:.0f} s; results in {args.out}")
     if stop.number:
         return 128 + stop.number
     return int(any(result["status"] not in ("passed", "skipped") for result in results.values()))
 
 
-def _traces(rehearsal: bool) -> str:
-    """Return whether traces are kept, and where."""
+def _traces_notice(rehearsal: bool) -> str:
+    """Return a sentence that says whether and where traces are kept."""
     if rehearsal:
         return "traces are not kept: this is a rehearsal"
     folder = os.environ.get(KEEP)
     return f"small traces are kept in {folder}" if folder else f"traces are not kept: {KEEP} names no folder"
 
 
-def _say(text: str) -> None:
-    """Print; if nobody reads the output any more, as after a hang-up, the file still has the results."""
+def _print(text: str) -> None:
+    """Print; ignore a closed output, as after a hang-up: the file still has the results."""
     with suppress(OSError):
         print(text, flush=True)
 

@@ -1,4 +1,4 @@
-"""What a check is, what it is run with, and how it ends."""
+"""Definition of a check, its context and its result."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 KEEP = "INSTRUMENT_KEEP_TRACES"
-LOG = "log"  # in the folder of a check: what it printed, the end of which is shown if it does not end in time
-_LARGEST = 2 << 20  # bytes of a trace that is kept
+LOG = "log"  # a check's output, in its folder; its end is shown if the check runs out of time
+_LARGEST = 2 << 20  # bytes of a trace to keep
 
 Figures = dict[str, float | str]
 
 
 class FailedError(AssertionError):
-    """What was promised does not hold."""
+    """An expectation of a check does not hold."""
 
 
 class SkippedError(Exception):
-    """The check cannot run on this machine, as where a tool is not installed."""
+    """The check cannot run on this machine, for example because a tool is not installed."""
 
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What a check is run with.
+    """Context of a running check.
 
     Attributes:
-        folder: an empty folder for what it writes.
-        device: "cuda", or "cpu" in a rehearsal, where `cuda` stands for `torch.cuda`.
-        limit_s: after how long it is ended.
-        figures: what it measured, which is shown however it ends. A name ends with the unit, " ms", or with
-            " ratio" for that of the time beside it to another one; a whole number counts what its name says.
-        expected: by the names of figures, what each should be, in words.
+        folder: an empty folder for the check's files.
+        device: "cuda", or "cpu" in a rehearsal, where `cuda` replaces `torch.cuda`.
+        limit_s: time limit in seconds.
+        figures: measured values, shown with any result. A name ends with the unit " ms", or with " ratio" for
+            the ratio of the time of that name to another one; an integer is a count.
+        expected: the expected value of each figure, in words.
     """
 
     folder: Path
@@ -48,19 +48,19 @@ class CheckContext:
     expected: dict[str, str] = field(default_factory=dict)
 
     def note(self, name: str, value: float | str, expected: object = "") -> None:
-        """Record a figure, and what it should be if that is known."""
+        """Record a figure, with its expected value if known."""
         self.figures[name] = value
         if expected != "":
             self.expected[name] = str(expected)
 
     @property
     def rehearsal(self) -> bool:
-        """Whether there is no GPU, and figures mean nothing."""
+        """Whether the checks run on the CPU, where figures mean nothing."""
         return self.device == "cpu"
 
     @property
     def cuda(self) -> Any:
-        """`torch.cuda`, or in a rehearsal what has the same functions and does nothing."""
+        """`torch.cuda`, or in a rehearsal a stand-in with the same functions."""
         if self.rehearsal:
             from .emulated import cuda
 
@@ -70,12 +70,12 @@ class CheckContext:
         return torch.cuda
 
     def trace(self, folder: Path, name: str = "") -> Path:
-        """Return the one trace in ``folder``; kept as ``check_NAME`` where traces are kept and there is a name.
+        """Return the one trace in ``folder``, and keep a copy as ``check_NAME`` if traces are kept.
 
-        In a rehearsal each operator of it gets a kernel.
+        In a rehearsal a kernel is added for each operator.
 
         Raises:
-            FailedError: there is none, or more than one.
+            FailedError: the folder has no trace or several.
         """
         traces = sorted(folder.rglob("*.pt.trace.json*"))
         expect(len(traces) == 1, f"one trace expected in {folder}: {[path.name for path in traces]}")
@@ -102,10 +102,10 @@ class Check:
     """One check.
 
     Attributes:
-        name: in the table and on the command line.
+        name: the name in the table and on the command line.
         run: fills in figures; raises `FailedError` or `SkippedError`.
-        limit_s: how long it may take.
-        alone: whether nothing else may run beside it, as it measures times or fills the GPU.
+        limit_s: time limit in seconds.
+        alone: whether no other check may run at the same time, as it measures times or fills the GPU.
     """
 
     name: str
@@ -123,12 +123,12 @@ def expect(holds: object, otherwise: str) -> None:
 def python(
     *arguments: str | Path, limit_s: float = 60, code: int | None = 0, captured: bool = True, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python with this checkout on its path, and without the settings of `instrument`.
+    """Run Python with this checkout on its path and without settings of `instrument`.
 
-    What it prints is returned if ``captured``, else it is printed. ``environment`` has further variables.
+    Output is returned if ``captured``, otherwise printed. ``environment`` has additional variables.
 
     Raises:
-        FailedError: it took longer than ``limit_s``, or ended with another code than ``code`` (None: any).
+        FailedError: the process took longer than ``limit_s``, or its exit code is not ``code`` (None: any).
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT") or name == KEEP}
     command = [sys.executable, *map(str, arguments)]
@@ -146,17 +146,17 @@ def python(
 
 
 def search_path() -> str:
-    """Return a PYTHONPATH with this checkout before what is there."""
+    """Return a PYTHONPATH that starts with this checkout."""
     return os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
 
 
 def manifest(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of the manifest in ``folder``, none where there is none."""
+    """Return the lines of the manifest in ``folder``; none without a manifest."""
     path = folder / "manifest.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def recorded(folder: Path, steps: list[int]) -> None:
-    """Raise `FailedError` unless the manifest in ``folder`` has one window, recorded, of these steps."""
+    """Raise `FailedError` unless the manifest in ``folder`` has exactly one window, recorded, of these steps."""
     found = [(line["status"], line.get("steps"), line.get("reason")) for line in manifest(folder)]
     expect(found == [("recorded", steps, None)], f"one window of the steps {steps} expected: {found}")

@@ -1,4 +1,4 @@
-"""What instrumentation costs on a GPU: medians, compared within one process."""
+"""Costs of instrumentation on a GPU: medians, compared within one process."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from unittest import mock
 from .check import CheckContext, expect, recorded
 
 _ROUNDS = 30
-_SERIES = 3  # the least of so many medians: other programs only make it longer
+_SERIES = 3  # the least of this many medians, as other programs only add time
 
 
 class _Costs:
-    """Times, each with its ratio to another one, as a rule the first, and the most that it may be."""
+    """Times with their ratios to another time, by default the first, and the limits of these ratios."""
 
     def __init__(self, context: CheckContext, rounds: int = _ROUNDS) -> None:
         self._context, self._rounds = context, 2 if context.rehearsal else rounds
-        self.calls = self._rounds * _SERIES  # of what is measured
+        self.calls = self._rounds * _SERIES  # of each measured function
         self._too_slow: list[str] = []
         self._first = ""
 
     def measure(
         self, name: str, call: Callable[[], Any], at_most: float | None = None, *, of: str | None = None
     ) -> None:
-        """Take the time of ``call`` and the work that it launches, the least of three medians.
+        """Measure ``call`` with the work that it launches, as the least of three medians.
 
         Args:
-            name: of the figure.
-            call: what is timed.
-            at_most: how many times as long as the one called ``of`` it may take.
-            of: what it is compared with; by default the first one.
+            name: the name of the figure.
+            call: the measured function.
+            at_most: the largest ratio to the time named ``of``.
+            of: the name of the time to compare with; by default the first.
         """
         took_ms = min(self._median_ms(call) for _ in range(_SERIES))
         self._context.note(f"{name} ms", took_ms)
@@ -58,12 +58,12 @@ class _Costs:
         return median(times) / 1e6
 
     def verdict(self) -> None:
-        """Raise `FailedError` if something took too long; in a rehearsal times mean nothing."""
+        """Raise `FailedError` if a ratio is above its limit; rehearsals have no limits."""
         expect(self._context.rehearsal or not self._too_slow, "; ".join(self._too_slow))
 
 
 class _QuietEmitter:
-    """Stands for a tool that listens and does nothing with what it hears."""
+    """An emitter that does nothing."""
 
     name = "quiet"
 
@@ -71,14 +71,14 @@ class _QuietEmitter:
         """Open a range."""
 
     def pop(self, handle: Any) -> None:
-        """Close one."""
+        """Close a range."""
 
     start, end, mark = push, pop, push
 
 
 @contextlib.contextmanager
-def _listening() -> Iterator[None]:
-    """Have a tool listen."""
+def _attached_emitter() -> Iterator[None]:
+    """Attach an emitter."""
     from instrument.regions.dispatch import active
 
     emitter = _QuietEmitter()
@@ -90,10 +90,10 @@ def _listening() -> Iterator[None]:
 
 
 def checkpointing(context: CheckContext) -> None:
-    """Recomputation in backward: without modules as regions, with them, with a tool that listens, and recorded.
+    """Recomputation in backward: plain, with module regions, with an attached emitter, and recorded.
 
-    The blocks do next to nothing and are three regions each, so that the cost of regions shows: on a CPU a step
-    takes 1.4 times as long where a tool listens. Walks over the whole graph would make backward 3.5 times as long.
+    The blocks compute little and have three regions each, so the cost of regions shows: on a CPU a step takes
+    1.4 times as long with an attached emitter. Walks over the whole graph would make backward 3.5 times as long.
     """
     import instrument
 
@@ -105,14 +105,14 @@ def checkpointing(context: CheckContext) -> None:
     losses = [plain.step().item() for _ in range(3)]
     costs = _Costs(context, rounds=5)
     costs.measure("off", plain.step)
-    with _recording(context, "plain", costs.calls) as step:
+    with _record(context, "plain", costs.calls) as step:
         costs.measure("recorded without modules", lambda: (plain.step(), step()))
     with instrument.annotate_modules(training.model):
         expect([training.step().item() for _ in range(3)] == losses, "other losses with modules as regions")
         costs.measure("annotated", training.step, 1.1)
-        with _listening():
+        with _attached_emitter():
             costs.measure("listening", training.step, 2.5)
-        with _recording(context, "modules", costs.calls) as step:
+        with _record(context, "modules", costs.calls) as step:
             costs.measure(
                 "recorded with modules", lambda: (training.step(), step()), 2.5, of="recorded without modules"
             )
@@ -120,8 +120,8 @@ def checkpointing(context: CheckContext) -> None:
 
 
 @contextlib.contextmanager
-def _recording(context: CheckContext, name: str, steps: int) -> Iterator[Callable[[], None]]:
-    """Record ``steps``, each of which ends with a call of what is yielded."""
+def _record(context: CheckContext, name: str, steps: int) -> Iterator[Callable[[], None]]:
+    """Record ``steps``; each ends with a call of the yielded function."""
     import instrument
 
     plan = instrument.schedule(wait=0, warmup=1, active=steps, repeat=1)
@@ -132,9 +132,9 @@ def _recording(context: CheckContext, name: str, steps: int) -> Iterator[Callabl
 
 
 def launches(context: CheckContext) -> None:
-    """A loop of small kernels before anything, with a tool that listens, and after windows and a detector.
+    """A loop of small kernels: plain, with an attached emitter, and after windows and a detector.
 
-    CUPTI stays attached after the first window, unless `TEARDOWN_CUPTI` is set.
+    CUPTI stays attached after the first window unless `TEARDOWN_CUPTI` is set.
     """
     import torch
 
@@ -157,7 +157,7 @@ def launches(context: CheckContext) -> None:
     loop()
     costs = _Costs(context)
     costs.measure("before", loop)
-    with _listening():
+    with _attached_emitter():
         costs.measure("listening", loop, 1.1)
     with instrument.detect_syncs():
         loop()
@@ -171,7 +171,7 @@ def launches(context: CheckContext) -> None:
 
 
 def compiled(context: CheckContext) -> None:
-    """`torch.compile(mode="reduce-overhead")` across two windows: the same numbers; the times."""
+    """`torch.compile(mode="reduce-overhead")` across two windows: unchanged results, and the times."""
     import torch
 
     import instrument

@@ -1,4 +1,4 @@
-"""Nothing initializes the driver, or makes a context, before the program does."""
+"""The library neither initializes the driver nor creates a context before the program does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROGRAM = "scripts.gpu_check.programs.environment"
 
 
 def environment(context: CheckContext) -> None:
-    """Under `instrument run` a program that hides the GPU after ``import torch`` has none, as without it."""
+    """Under `instrument run`, a program that hides the GPU after ``import torch`` has none, as usual."""
     plain = python("-m", PROGRAM).stdout
     run = ("-m", "instrument", "run", "--steps", "2-3", "--out", context.folder / "run", "--", "-m", PROGRAM)
     under = python(*run).stdout
@@ -23,9 +23,9 @@ def environment(context: CheckContext) -> None:
 
 
 def fork(context: CheckContext) -> None:
-    """Children forked after a profile is made, entered, and in a window use the GPU, and so does their parent.
+    """Children forked after a profile is created, after it is entered, and in a window use the GPU.
 
-    In a window of torch up to 2.12 they cannot: there torch's profiler itself initializes the driver.
+    Their parent uses it as well. In a window of torch up to 2.12 children cannot: its profiler initializes CUDA.
     """
     import torch
 
@@ -56,7 +56,7 @@ def fork(context: CheckContext) -> None:
 
 
 def _forked(context: CheckContext) -> str:
-    """Return what a child said that is forked here: "trained", or why it could not."""
+    """Return the answer of a forked child: "trained", or its error."""
     forking = multiprocessing.get_context("fork")
     receive, send = forking.Pipe(duplex=False)
     child = forking.Process(target=_train, args=(context.device, send))
@@ -83,7 +83,7 @@ def _train(device: str, send: Connection) -> None:
 
 
 def untouched(context: CheckContext) -> None:
-    """A window of a loop on the CPU leaves CUDA as it is: not initialized, and without a context."""
+    """A window of a CPU loop neither initializes CUDA nor creates a context."""
     import torch
 
     import instrument
@@ -96,7 +96,7 @@ def untouched(context: CheckContext) -> None:
             training.step()
             prof.step()
     expect(not context.cuda.is_initialized(), "CUDA is initialized")
-    made = not context.rehearsal and torch._C._cuda_hasPrimaryContext(0)
-    context.note("contexts on the first GPU", int(made), 0)
-    expect(not made, "there is a context on the first GPU")
+    has_context = not context.rehearsal and torch._C._cuda_hasPrimaryContext(0)
+    context.note("contexts on the first GPU", int(has_context), 0)
+    expect(not has_context, "there is a context on the first GPU")
     recorded(context.folder / "run", [2, 3])

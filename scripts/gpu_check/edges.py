@@ -1,4 +1,4 @@
-"""What happens at the edges of a window."""
+"""Windows with a synchronization detector, and windows around CUDA graphs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ PROGRAM = "scripts.gpu_check.programs.graph"
 WARM_UPS = (3, 4)
 WINDOWS = ((3, 5), (50, 52))
 _REPLAYS = 100
-_LEAST_KERNELS = 5  # of a step: of forward, backward and update
+_LEAST_KERNELS = 5  # in a step: forward, backward and update
 
 
 def detector(context: CheckContext) -> None:
-    """A window beside a detector that raises, or has a budget: recorded, no finding, torch's profiler off."""
+    """A window inside a detector that raises or has a budget is recorded, without findings."""
     import torch
 
     import instrument
@@ -44,7 +44,7 @@ def detector(context: CheckContext) -> None:
 
 
 def graph(context: CheckContext) -> None:
-    """A step that is a CUDA graph: the same losses; windows of the steps asked for, at the capture and later."""
+    """A step that is a CUDA graph has the same losses, and its windows have the requested steps."""
     from instrument.traces.read import read_file
 
     for warm_ups in WARM_UPS:

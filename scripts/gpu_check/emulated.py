@@ -1,4 +1,4 @@
-"""Stands in for a GPU in a rehearsal, so that the checks' own mistakes show on any machine."""
+"""Stand-in for a GPU in a rehearsal, so errors in the checks themselves show on any machine."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ class Event:
         self._s = 0.0
 
     def record(self) -> None:
-        """Take the time."""
+        """Record the current time."""
         self._s = time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
-        """Return the ms until ``end``."""
+        """Return the time until ``end`` in ms."""
         return (end._s - self._s) * 1e3
 
 
 class Cuda:
-    """What the checks use of `torch.cuda`."""
+    """The functions of `torch.cuda` that the checks use."""
 
     Event = Event
 
     def synchronize(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing."""
 
     def is_initialized(self) -> bool:
-        """Return False: no GPU was touched."""
+        """Return False."""
         return False
 
     def mem_get_info(self) -> tuple[int, int]:
-        """Return the free and the total bytes of a GPU without memory."""
+        """Return the free and total bytes of a GPU without memory."""
         return 0, 0
 
 
 cuda = Cuda()
 
 
-def with_kernels(path: Path) -> Path:
-    """Write the trace at ``path`` with a launch and a kernel in each innermost operator; return the new file."""
+def add_kernels(path: Path) -> Path:
+    """Write a copy of the trace with a launch and a kernel in each innermost operator; return its path."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rb") as file:
         trace = json.load(file)
@@ -73,7 +73,7 @@ def with_kernels(path: Path) -> Path:
 
 
 def _innermost(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the operators in which no other one runs."""
+    """Yield the operators that contain no other."""
     operators = [event for event in events if event.get("cat") == "cpu_op"]
     operators.sort(key=lambda event: (event["tid"], float(event["ts"]), -float(event["dur"])))
     for operator, following in itertools.zip_longest(operators, operators[1:]):

@@ -1,4 +1,4 @@
-"""How long a step is where the CPU runs ahead of the GPU."""
+"""Length of steps when the CPU runs ahead of the GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STEPS, _MATMULS = 10, 8
 
 
 def ahead(context: CheckContext) -> None:
-    """Steps of eight matmuls without a synchronization: their length on the GPU, against the GPU's own clock."""
+    """The GPU length of steps of eight matmuls without a synchronization agrees with the GPU's own clock."""
     import torch
 
     import instrument
@@ -33,10 +33,10 @@ def ahead(context: CheckContext) -> None:
         for mark, end in itertools.pairwise(marks):
             mark.record()
             step()
-            end.record()  # before the window may end, and again as the next step begins
+            end.record()  # before a possible end of the window, and again at the start of the next step
             prof.step()
         context.cuda.synchronize()
-    # From the end of the first step, as `gpu_step_ns` is.
+    # From the end of the first step, like `gpu_step_ns`.
     truth_ns = marks[1].elapsed_time(marks[-1]) * 1e6 / (_STEPS - 1)
     loop = instrument.metrics(read_file(context.trace(context.folder / "run", "ahead")))["loop"]
     gpu_ns = loop["gpu_step_ns"]

@@ -1,4 +1,4 @@
-"""The network that the checks train, in the regions that README names."""
+"""The network that the checks train, with the regions that README names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import instrument
 
 
 class Block(nn.Module):
-    """A linear layer and an activation, recomputed in backward if asked for."""
+    """A linear layer and an activation, optionally recomputed in backward."""
 
     def __init__(self, width: int, recomputed: bool) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class Block(nn.Module):
         self.recomputed = recomputed
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of the shape of ``x``."""
+        """Return a tensor with the shape of ``x``."""
         if self.recomputed:
             output: Tensor = checkpoint(self._compute, x, use_reentrant=False)
             return output
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class Training:
-    """A network of blocks, its optimizer, and a step without a synchronization."""
+    """A network of blocks with its optimizer, and a step without a synchronization."""
 
     def __init__(self, device: str, blocks: int = 2, width: int = 256, *, recomputed: bool = False) -> None:
         torch.manual_seed(0)
@@ -39,7 +39,7 @@ class Training:
         self.batch = torch.randn(64, width, device=device)
 
     def step(self) -> Tensor:
-        """Train one step; return the loss, which is not read."""
+        """Train one step; return the loss without reading it."""
         with instrument.annotate("forward"):
             loss = self.model(self.batch).square().mean()
         with instrument.annotate("backward"):

@@ -1,4 +1,4 @@
-"""Regions of a window: on the CPU, on the GPU, and on the lane that the trace shows."""
+"""Regions of a window: on the CPU, on the GPU, and on the GPU lanes of the trace."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from .check import CheckContext, expect, python
 
 
-def _window(context: CheckContext, name: str) -> Path:
-    """Record three steps with modules and README's regions; return the trace."""
+def _record_window(context: CheckContext, name: str) -> Path:
+    """Record three steps with module regions and README's regions; return the trace."""
     import instrument
 
     from .network import Training
@@ -32,11 +32,11 @@ def _window(context: CheckContext, name: str) -> Path:
 
 
 def tree(context: CheckContext) -> None:
-    """The outermost regions fill at most the steps; the modules of backward, and GPU time, are in "backward"."""
+    """Outermost regions take no longer than the steps; backward's modules and GPU time are inside "backward"."""
     from instrument.traces.read import read_file
     from instrument.traces.summary import summarize
 
-    summary = summarize(read_file(_window(context, "regions")))
+    summary = summarize(read_file(_record_window(context, "regions")))
     outermost = {region.path[0]: region for region in summary.regions if len(region.path) == 1}
     cpu_ns = sum(region.cpu_ns for region in outermost.values())
     context.note("steps ms", summary.step_ns / 1e6)
@@ -56,8 +56,8 @@ def tree(context: CheckContext) -> None:
 
 
 def lanes(context: CheckContext) -> None:
-    """The names on torch's GPU lane; on those of `summarize --add-gpu-lanes`, "backward" over its kernels."""
-    trace = _window(context, "lanes")
+    """Torch's GPU lane has names of regions only; the lanes of `summarize --add-gpu-lanes` show "backward"."""
+    trace = _record_window(context, "lanes")
     events = _events(trace)
     of_torch = Counter(event["name"] for event in events if event.get("cat") == "gpu_user_annotation")
     regions = {event["name"] for event in events if event.get("cat") == "user_annotation"}
@@ -82,7 +82,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def handles(context: CheckContext) -> None:
-    """Kernels after regions that ended out of order are not under a name that is over."""
+    """Kernels after regions that ended out of order do not show under an ended region."""
     import torch
 
     import instrument
@@ -98,7 +98,7 @@ def handles(context: CheckContext) -> None:
         a @ b
         first.__exit__(None, None, None)
         second.__exit__(None, None, None)
-        a + b  # in no region
+        a + b  # outside of regions
         prof.step()
     events = _events(context.trace(context.folder / "handles", "handles"))
     kernels = [event for event in events if event.get("cat") == "kernel"]

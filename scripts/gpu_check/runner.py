@@ -1,4 +1,4 @@
-"""Runs checks in processes of their own, within one deadline."""
+"""Runs each check in its own process, within one deadline."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from typing import Any, Protocol
 from .check import LOG, Check, CheckContext, FailedError, SkippedError, search_path
 
 MODULE = ["-m", "scripts.gpu_check"]
-LEAST_S = 10  # a check is not started with less
-_MARK = "GPU_CHECK"  # the environment variable that what a check starts has in common
+LEAST_S = 10  # a check needs at least this to start
+_MARK = "GPU_CHECK"  # environment variable of all processes that a check starts
 _POLL_S = 0.05
 _RESULT = "result.json"
 Result = dict[str, Any]
 
 
 def in_child(check: Check, context: CheckContext) -> None:
-    """Run ``check`` in this process and write down how it ended."""
+    """Run ``check`` in this process and write its result."""
     result: Result = {"status": "passed"}
     try:
         check.run(context)
@@ -37,19 +37,19 @@ def in_child(check: Check, context: CheckContext) -> None:
         result = {"status": "failed", "reason": str(error)}
     except Exception as error:
         result = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-    part = context.folder / "part"  # a process that is killed leaves all of it or none
+    part = context.folder / "part"  # written completely or not at all if the process is killed
     found = {"figures": context.figures, "expected": context.expected}
     part.write_text(json.dumps(result | found, default=str))
     part.replace(context.folder / _RESULT)
 
 
 class Child:
-    """A check that runs in a process of its own.
+    """A check in its own process.
 
     Args:
-        check: which one.
+        check: the check.
         device: "cuda" or "cpu".
-        limit_s: after how long it is ended.
+        limit_s: time limit in seconds.
     """
 
     def __init__(self, check: Check, device: str, limit_s: float) -> None:
@@ -68,18 +68,18 @@ class Child:
             )  # fmt: skip
 
     def over(self) -> bool:
-        """Tell whether it ended, or has taken the time that it may."""
+        """Return whether the process has ended or reached its time limit."""
         return self._process.poll() is not None or time.monotonic() - self._began >= self._limit_s
 
     def result(self, stopped: str = "") -> Result:
-        """End it, with all that it started, and return how it ended.
+        """End the process and all that it started; return the result.
 
         Args:
-            stopped: why it was ended before its time, if so.
+            stopped: the reason if the check is ended early.
         """
         code = self._process.poll()
         seconds = round(time.monotonic() - self._began, 1)
-        self._end()
+        self._kill()
         try:
             ended: Result = json.loads((self._folder / _RESULT).read_text())
         except (OSError, ValueError):
@@ -90,8 +90,8 @@ class Child:
         self._temporary.cleanup()
         return ended | {"seconds": seconds}
 
-    def _end(self) -> None:
-        """Kill its process group, and what left it for a session of its own, as vendors' tools do."""
+    def _kill(self) -> None:
+        """Kill the process group, and processes that left it for another session, as vendors' tools do."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         mark = f"{_MARK}={self._folder}".encode()
@@ -99,22 +99,22 @@ class Child:
             with suppress(OSError):
                 if mark in path.read_bytes().split(b"\0"):
                     os.kill(int(path.parent.name), signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # one that hangs in the driver cannot be killed
+        with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver cannot be killed
             self._process.wait(2)
 
 
 class Clock(Protocol):
-    """What `run` uses of `time`."""
+    """The functions of `time` that `run` uses."""
 
     def monotonic(self) -> float:
         """Return the time in s."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Sleep for some seconds."""
 
 
 class Stop:
-    """Handles the signals that end a run: it notes the `number` of the first."""
+    """Handles the signals that end a run, and keeps the `number` of the first."""
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -122,17 +122,17 @@ class Stop:
         self.number = 0
 
     def __call__(self, number: int, _: FrameType | None) -> None:
-        """Take a signal."""
+        """Record a signal."""
         self.number = self.number or number
 
     def __enter__(self) -> Stop:
-        """Handle the signals, except those that are ignored, as SIGHUP is under nohup."""
+        """Install the handlers, except for ignored signals, such as SIGHUP under nohup."""
         taken = [number for number in self._SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         self._before = [(number, signal.signal(number, self)) for number in taken]
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Put the handlers back."""
+        """Restore the handlers."""
         for number, handler in self._before:
             signal.signal(number, handler)
 
@@ -149,16 +149,16 @@ def run(
 ) -> None:
     """Run ``checks`` until ``deadline`` or a signal.
 
-    Those that may, run beside one another, before those that run alone. Where the time cannot suffice for all that
-    the checks may take, each gets its share of what is left.
+    Checks that may run concurrently do so first; those that run alone follow. If the time cannot suffice for all
+    time limits, each check gets its share of the time left.
 
     Args:
-        checks: in the order of their worth.
+        checks: the checks, by value.
         device: "cuda" or "cpu".
-        deadline: when the last is ended, by ``clock``.
-        stop: which signals came.
-        note: called with the name and the result of each check, also of those that were not run.
-        clock: tells the time, and waits.
+        deadline: the end of the last check, on ``clock``.
+        stop: the signals received.
+        note: called with the name and the result of each check, including those that were not run.
+        clock: returns the time, and sleeps.
         start: starts a check on a device, with a time limit.
     """
     waiting = [*(check for check in checks if not check.alone), *(check for check in checks if check.alone)]
@@ -170,7 +170,7 @@ def run(
                 limit_s = share_s(waiting, deadline - clock.monotonic(), at_once)
                 check = waiting.pop(0)
                 if limit_s < LEAST_S:
-                    left_s = math.floor(10 * max(0, limit_s)) / 10  # rounded up it may be what is needed
+                    left_s = math.floor(10 * max(0, limit_s)) / 10  # rounding up could show the needed time
                     reason = f"{left_s:.1f} s were left for it, at least {LEAST_S} are needed"
                     note(check.name, {"status": "not run", "reason": reason, "seconds": 0.0})
                 else:
@@ -185,13 +185,13 @@ def run(
             note(child.check.name, child.result(stopped=f"ended by {name}"))
         for check in waiting:
             note(check.name, {"status": "not run", "reason": f"ended by {name}", "seconds": 0.0})
-    finally:  # where a result cannot be noted, no child is left on the GPU
+    finally:  # no child stays on the GPU if a result cannot be recorded
         for child in running:
             child.result(stopped="ended by an error")
 
 
 def share_s(waiting: Sequence[Check], left_s: float, at_once: int) -> float:
-    """Return how long the first of ``waiting`` may take: the last one all that is left."""
+    """Return the time limit of the first of ``waiting``; the last check gets all of the time left."""
     check, *others = waiting
     if not others:
         return left_s

@@ -1,4 +1,4 @@
-"""The results as a person reads them, a paragraph for each check, and as JSON."""
+"""The results as text, with a paragraph for each check, and as JSON."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 
 HEADER = f"{'check':14} {'result':8} {'time':>8}  what was found, and what is expected"
 _SHOWN = {"passed": "ok", "failed": "FAILED"}
-_LONGEST = 400  # of a reason, all of which is in the JSON
+_LONGEST = 400  # characters of a reason; the JSON has all of it
 
 
 def heading(name: str, result: Mapping[str, Any]) -> str:
-    """Return the name of a check, how it ended and for how long it ran."""
+    """Return a check's name, status and duration."""
     status = _SHOWN.get(result["status"], result["status"])
     return f"{name:14} {status:8} {result['seconds']:6.1f} s"
 
 
 def row(name: str, result: Mapping[str, Any], width: int) -> str:
-    """Return a check's heading, its reason and its figures, wrapped to ``width``."""
+    """Return a check's heading, reason and figures, wrapped to ``width``."""
     reason = " ".join(result.get("reason", "").split())
     reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST // 2]} ... {reason[-_LONGEST // 2 :]}"
-    said = "; ".join(filter(None, [reason, *figures_of(result.get("figures", {}), result.get("expected", {}))]))
+    text = "; ".join(filter(None, [reason, *figures_of(result.get("figures", {}), result.get("expected", {}))]))
     first = f"{heading(name, result)}  "
     lines = textwrap.wrap(
-        said, max(width, 2 * len(first)), initial_indent=first, subsequent_indent=" " * len(first),
+        text, max(width, 2 * len(first)), initial_indent=first, subsequent_indent=" " * len(first),
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     return "\n".join(lines) or first.rstrip()
@@ -38,25 +38,25 @@ def figures_of(figures: Mapping[str, float | str], expected: Mapping[str, str]) 
     for name, value in figures.items():
         if name.endswith(" ratio"):
             continue
-        said = f"{value} {name}" if isinstance(value, int) else f"{name}: {value}"
-        aside = [f"expected {expected[name]}"] if name in expected else []
+        text = f"{value} {name}" if isinstance(value, int) else f"{name}: {value}"
+        notes = [f"expected {expected[name]}"] if name in expected else []
         if name.endswith(" ms"):
-            said, ratio = f"{name.removesuffix(' ms')} {value:.3f} ms", f"{name.removesuffix('ms')}ratio"
+            text, ratio = f"{name.removesuffix(' ms')} {value:.3f} ms", f"{name.removesuffix('ms')}ratio"
             if ratio in figures:
-                aside.append(f"{figures[ratio]:.2f} x")
+                notes.append(f"{figures[ratio]:.2f} x")
             if ratio in expected:
-                aside.append(f"expected {expected[ratio]}")
-        yield said + (f" ({', '.join(aside)})" if aside else "")
+                notes.append(f"expected {expected[ratio]}")
+        yield text + (f" ({', '.join(notes)})" if notes else "")
 
 
 def counts(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return how many checks had each status: "15 passed, 1 skipped"."""
-    ways = Counter(result["status"] for result in results.values())
-    return ", ".join(f"{count} {status}" for status, count in ways.items())
+    """Return the number of checks by status: "15 passed, 1 skipped"."""
+    statuses = Counter(result["status"] for result in results.values())
+    return ", ".join(f"{count} {status}" for status, count in statuses.items())
 
 
 def write(path: Path, results: dict[str, Any]) -> None:
-    """Write what is known so far, so that a run that is cut short leaves it."""
+    """Write the results so far, so that an interrupted run keeps them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(results, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The tests marked `gpu`, the doctor, and the vendor's tools, where they are."""
+"""The tests marked `gpu`, the doctor, and the vendor's tools if installed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .check import LOG, ROOT, CheckContext, FailedError, SkippedError, expect, p
 
 PROGRAM = "scripts.gpu_check.programs.training"
 _STEPS = 6
-_TEST_S = 100  # for one test
+_TEST_S = 100  # per test
 _NCU = "tests/launch/test_run_gpu.py::test_ncu_measures_the_whole_backward_pass"
-# These measure times, fill the GPU's memory or hold its counters, so that nothing may run beside them.
+# These measure times, fill the GPU's memory or hold its counters, so they run alone.
 _ALONE = (
     "tests/syncs/test_gpu_syncs.py",
     "tests/traces/test_gpu_step_lengths.py",
@@ -24,7 +24,7 @@ _ALONE = (
 
 
 def nsys(context: CheckContext) -> None:
-    """Under Nsight Systems the report of a window has as many kernels as launches."""
+    """A report of Nsight Systems has as many kernels as launches in the window."""
     if shutil.which("nsys") is None:
         raise SkippedError("nsys is not on the PATH")
     from instrument.traces.read import read_file
@@ -43,12 +43,12 @@ def nsys(context: CheckContext) -> None:
 
 
 def ncu(context: CheckContext) -> None:
-    """Under Nsight Compute the region "backward" holds all its kernels, launched by autograd's thread."""
+    """Under Nsight Compute, the region "backward" has all its kernels, which autograd's thread launches."""
     pytest(context, _NCU)
 
 
 def doctor(context: CheckContext) -> None:
-    """With a GPU whose memory is full the doctor says why it examined the CPU, and blames nothing else."""
+    """With a full GPU memory, the doctor says why it examined the CPU instead, and reports no other problem."""
     held = [] if context.rehearsal else filled(context)
     done = python(
         "-m", "instrument", "doctor", "--json", "--out", context.folder, limit_s=context.limit_s, code=None
@@ -71,7 +71,7 @@ def doctor(context: CheckContext) -> None:
 
 
 def filled(context: CheckContext) -> list[object]:
-    """Take all the memory of the GPU but for 2 MiB at most; return what holds it."""
+    """Allocate all memory of the GPU but at most 2 MiB; return the tensors that hold it."""
     import torch
 
     torch.ones(1, device=context.device)
@@ -86,7 +86,7 @@ def filled(context: CheckContext) -> list[object]:
 
 
 def tests_alone(context: CheckContext) -> None:
-    """The tests marked `gpu` that nothing may run beside pass."""
+    """The tests marked `gpu` that must run alone pass."""
     pytest(context, *_ALONE, f"--deselect={_NCU}")
 
 
@@ -98,7 +98,7 @@ def tests(context: CheckContext) -> None:
 
 
 def gpu_tests() -> list[str]:
-    """Return the modules with tests for a GPU, without those that run alone; others may not even import here."""
+    """Return the test modules for a GPU without those that run alone; the others may not be importable."""
     found = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text())
     return [name for name in (path.relative_to(ROOT).as_posix() for path in found) if name not in _ALONE]
 
@@ -107,8 +107,8 @@ def pytest(context: CheckContext, *arguments: str) -> None:
     """Run tests marked `gpu`; ``arguments`` name them from the root of this checkout.
 
     Raises:
-        FailedError: some failed, or did not end in time; with their names.
-        SkippedError: all of them skipped.
+        FailedError: tests failed or did not end in time; the message names them.
+        SkippedError: all tests were skipped.
     """
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("hypothesis") is None:
         raise SkippedError("pytest or hypothesis is not installed")
@@ -119,7 +119,7 @@ def pytest(context: CheckContext, *arguments: str) -> None:
     command = ["-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *limited, *placed]
     late = ""
     try:
-        # Plugins that happen to be installed may warn, which fails tests here.
+        # Other installed plugins may warn, and warnings fail these tests.
         python(
             *command, limit_s=context.limit_s - 5, code=None, captured=False, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"
         )

@@ -1,1 +1,1 @@
-"""Runs public training scripts plain and under `instrument`, and compares what they print and what is found."""
+"""Runs public training scripts plain and under `instrument`, and compares their output and results."""

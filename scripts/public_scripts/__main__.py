@@ -62,7 +62,7 @@ def examine(script: Script, base: Path, say: Callable[[str], None]) -> Result:
 
 
 def _keep(result: Result, folder: Path) -> None:
-    """Write what each run printed."""
+    """Write the output of each run."""
     folder.mkdir(parents=True, exist_ok=True)
     for way, outcome in result.outcomes.items():
         name = f"{result.script.name} {way}".replace(" ", "_")
@@ -88,7 +88,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the scripts; return 0 where nothing differed, 1 where something did, 2 where one could not be run."""
+    """Run the scripts; return 0 without differences, 1 with differences, 2 if a script could not be run."""
     options = _parse(arguments)
 
     def say(line: str) -> None:

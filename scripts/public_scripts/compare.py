@@ -1,4 +1,4 @@
-"""Compares a run under `instrument` with the plain one and with what the manifest says of the script."""
+"""Compares a run under `instrument` with the plain run and with the manifest's facts about the script."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from .script import Script
 from .ways import Outcome, middle
 
-WORST_EXIT_CODE_OF_SYNCS = 1  # lines that wait were found; 2 is an error
+WORST_EXIT_CODE_OF_SYNCS = 1  # synchronizations were found; 2 is an error
 
 
 def lines(script: Script, text: str, *, numbers: bool = True) -> list[str]:
-    """Return the lines of `text` without what differs from run to run by nature: times, rates and process ids.
+    """Return the lines of `text` without values that differ from run to run: times, rates and process ids.
 
-    With `numbers` False all numbers, the device and flags are left out too: a dry run takes the branches of a
-    GPU and draws its random numbers as a GPU would.
+    With `numbers` False, numbers, devices and flags are removed as well: a dry run takes a GPU's branches and
+    draws random numbers as a GPU would.
     """
     for pattern in script.times:
         text = re.sub(pattern, "<time>", text)
@@ -30,7 +30,7 @@ def lines(script: Script, text: str, *, numbers: bool = True) -> list[str]:
 
 
 def last_loss(script: Script, outcome: Outcome) -> str | None:
-    """Return the loss that was printed last, to the last digit; of several processes all, by size."""
+    """Return the loss printed last, to the last digit; of several processes all last losses, sorted."""
     found = re.findall(script.loss, f"{outcome.out}\n{outcome.err}")
     if not found or not script.repeatable:
         return None
@@ -38,7 +38,7 @@ def last_loss(script: Script, outcome: Outcome) -> str | None:
 
 
 def _missing(expected: list[str], found: list[str]) -> list[str]:
-    """Return the lines of `expected` that `found` does not have in this order; it may have more."""
+    """Return the lines of `expected` that `found`, which may have more, lacks in this order."""
     matcher = difflib.SequenceMatcher(None, expected, found, autojunk=False)
     blocks = [(block.a, block.size) for block in matcher.get_matching_blocks()]
     kept = {index for start, size in blocks for index in range(start, start + size)}
@@ -58,8 +58,8 @@ def same_output(script: Script, plain: Outcome, other: Outcome) -> list[str]:
     """Compare exit code, standard output, the script's part of standard error, and the last loss."""
     problems = []
     if plain.code != other.code:
-        said = (other.err.strip().splitlines() or ["nothing on stderr"])[-1]
-        problems.append(f"exit code {other.code}, plain {plain.code}: {said}")
+        last_line = (other.err.strip().splitlines() or ["nothing on stderr"])[-1]
+        problems.append(f"exit code {other.code}, plain {plain.code}: {last_line}")
     difference = _first_difference(lines(script, plain.out), lines(script, other.out))
     if difference:
         problems.append(difference)
@@ -72,7 +72,7 @@ def same_output(script: Script, plain: Outcome, other: Outcome) -> list[str]:
 
 
 def recorded(script: Script, way: str, outcome: Outcome) -> list[str]:
-    """Compare the windows with the plan, and their regions with those that the script has."""
+    """Compare the windows with the schedule, and their regions with the script's."""
     first, last = {"run": (2, 4), "run --steps A-B": middle(script)}.get(way, (0, script.updates - 1))
     windows = [window for window in outcome.windows if window["status"] != "not reached"]
     problems = []
@@ -85,8 +85,10 @@ def recorded(script: Script, way: str, outcome: Outcome) -> list[str]:
         problems.append(f"{len(windows)} windows, expected {len(expected)}")
     for window in windows:
         found = (*(window["steps"] or (None, None)), window["status"])
-        begun_late = to_the_end and (first, *found[1:]) in expected  # the first steps had passed unseen
-        if found not in expected and not begun_late:
+        late_start = (
+            to_the_end and (first, *found[1:]) in expected
+        )  # the first steps passed before they were known
+        if found not in expected and not late_start:
             planned = " or ".join(f"{first}-{last} {status}" for first, last, status in dict.fromkeys(expected))
             reason = f": {window['reason']}" if window["reason"] else ""
             problems.append(f"steps {found[0]}-{found[1]} {found[2]}{reason}, expected {planned}")
@@ -97,11 +99,11 @@ def recorded(script: Script, way: str, outcome: Outcome) -> list[str]:
 
 
 def _is(name: str, region: str) -> bool:
-    """Whether `region` has the expected name, alone or with what tells it from others of this name."""
+    """Return whether `region` has the expected name, alone or with a label."""
     return re.fullmatch(rf"{re.escape(name)}([ \[#].*)?", region) is not None
 
 
-def waits(outcome: Outcome) -> Counter[str]:
+def found_syncs(outcome: Outcome) -> Counter[str]:
     """Return ``FILE:LINE OP`` of each line that `instrument syncs` found."""
     findings = [found for found in (outcome.report or {}).get("findings", []) if found["status"] == "sync"]
     return Counter(f"{_line(found)} {found['op']}" for found in findings if found["site"])
@@ -113,11 +115,11 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def dry_run(script: Script, plain: Outcome, outcome: Outcome) -> list[str]:
-    """Compare the report of `instrument syncs`: it ran to the end, in as many steps, and found the lines."""
+    """Compare the report of `instrument syncs`: a complete run, the number of steps, and the lines."""
     report = outcome.report
     if report is None:
-        said = (outcome.err.strip().splitlines() or ["nothing on stderr"])[-1]
-        return [f"no report, exit code {outcome.code}: {said}"]
+        last_line = (outcome.err.strip().splitlines() or ["nothing on stderr"])[-1]
+        return [f"no report, exit code {outcome.code}: {last_line}"]
     problems = []
     if report["error"] or not report["finished"]:
         problems.append(f"did not come to its end: {report['error']}")
@@ -134,20 +136,20 @@ def dry_run(script: Script, plain: Outcome, outcome: Outcome) -> list[str]:
         problems.append(f"{len(lost)} kinds of lines were not printed, first {lost[0]!r}")
     if report["steps"] != script.updates * script.processes:
         problems.append(f"{report['steps']} steps, expected {script.updates * script.processes}")
-    found = set(waits(outcome))
-    for title, names in (("not found", set(script.waits) - found), ("not expected", found - set(script.waits))):
+    found = set(found_syncs(outcome))
+    for title, names in (("not found", set(script.syncs) - found), ("not expected", found - set(script.syncs))):
         if names:
             problems.append(f"lines {title}: {', '.join(sorted(names))}")
     return problems
 
 
 def problems(script: Script, outcomes: dict[str, Outcome]) -> dict[str, list[str]]:
-    """Return what is wrong with each way but the first plain run; an empty list is a pass."""
+    """Return the problems of each run; an empty list is a pass."""
     plain = outcomes["plain"]
     found: dict[str, list[str]] = {}
     for way, outcome in outcomes.items():
         if way == "plain":
-            found[way] = _sound(script, plain)
+            found[way] = _problems_of_plain_run(script, plain)
         elif way == "plain again":
             found[way] = same_output(script, plain, outcome)
         elif way == "syncs":
@@ -157,11 +159,11 @@ def problems(script: Script, outcomes: dict[str, Outcome]) -> dict[str, list[str
     return found
 
 
-def _sound(script: Script, plain: Outcome) -> list[str]:
-    """What is wrong with the plain run: it has to end well and to print a loss."""
+def _problems_of_plain_run(script: Script, plain: Outcome) -> list[str]:
+    """Return the problems of the plain run, which must succeed and print a loss."""
     if plain.code:
-        said = (plain.err.strip().splitlines() or ["nothing on stderr"])[-1]
-        return [f"exit code {plain.code}: {said}"]
+        last_line = (plain.err.strip().splitlines() or ["nothing on stderr"])[-1]
+        return [f"exit code {plain.code}: {last_line}"]
     if script.repeatable and last_loss(script, plain) is None:
         return [f"printed no loss that matches {script.loss!r}"]
     return []

@@ -1,4 +1,4 @@
-"""Tiny data sets in the formats that the scripts read, made of random numbers with a fixed seed."""
+"""Tiny data sets in the scripts' formats, from random numbers with a fixed seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _idx(path: Path, values: np.ndarray[Any, Any]) -> None:
 
 
 def mnist(root: Path, folder: str = "data", train: int = 80, test: int = 50) -> None:
-    """Write MNIST with `train` and `test` random pictures; the labels are 0 to 9 in turn."""
+    """Write MNIST with `train` and `test` random images; the labels repeat 0 to 9."""
     raw = root / folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def pictures(root: Path, folder: str, train: int = 16, validation: int = 8) -> N
 
 
 def words(root: Path, folder: str, lines: int = 41, other_lines: int = 30) -> None:
-    """Write train.txt, valid.txt and test.txt, three words in a line, which are four tokens."""
+    """Write train.txt, valid.txt and test.txt with three words, or four tokens, per line."""
     target = root / folder
     target.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def words(root: Path, folder: str, lines: int = 41, other_lines: int = 30) -> No
 
 
 def tokens(root: Path, folder: str, size: int = 64, count: int = 2000) -> None:
-    """Write train.bin and val.bin of random tokens, and meta.pkl with the size of the vocabulary."""
+    """Write train.bin and val.bin with random tokens, and meta.pkl with the size of the vocabulary."""
     target = root / folder
     target.mkdir(parents=True)
     random = np.random.default_rng(0)

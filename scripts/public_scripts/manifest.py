@@ -1,6 +1,6 @@
-"""The public scripts, with what a person found in each by reading it.
+"""The public scripts, with facts that a person found by reading each.
 
-Updates were counted by hand. A line is in `waits` because its reader agrees that it waits on a GPU, whether or not
+Updates were counted by hand. A line is in `syncs` because its reader agrees that it synchronizes, whether or not
 `instrument syncs` finds it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from . import data
-from .script import Edit, Script, waits
+from .script import Edit, Script, syncs
 
 EXAMPLES = {"repository": "pytorch/examples", "commit": "77f55b912142e11fcfdf5b530231fb9c52f181e8"}
 CLEANRL = {
@@ -52,7 +52,7 @@ SCRIPTS = (
         counted="80 pictures in batches of 16 are 5, in 2 epochs",
         loss=r"\tLoss: ([\d.]+)",
         regions=("Net", "Net (backward)", "backward", "Optimizer.step#Adadelta.step"),
-        waits=waits("main.py", to="39 59 127", item="48 61 63", save="137"),
+        syncs=syncs("main.py", to="39 59 127", item="48 61 63", save="137"),
         needs=("torchvision",),
     ),
     Script(
@@ -68,7 +68,7 @@ SCRIPTS = (
         counted="80 pictures in batches of 16 are 5, in 2 epochs",
         loss=r"\tLoss: ([\d.]+)",
         regions=("VAE", "VAE (backward)", "backward", "Optimizer.step#Adam.step"),
-        waits=waits("main.py", to="75 96 118 136", item="101 107 120", cpu="125 137"),
+        syncs=syncs("main.py", to="75 96 118 136", item="101 107 120", cpu="125 137"),
         needs=("torchvision",),
     ),
     Script(
@@ -86,7 +86,7 @@ SCRIPTS = (
         counted="80 pictures in batches of 16 are 5, in 2 epochs; the discriminator steps first",
         loss=r"Loss_G: (-?[\d.]+)",
         regions=("Discriminator", "Generator", "backward", "Optimizer.step#Adam.step"),
-        waits=waits("main.py", to="162 203 229 265 269", item="237 246 258 263", float="265 269", save="276 277"),
+        syncs=syncs("main.py", to="162 203 229 265 269", item="237 246 258 263", float="265 269", save="276 277"),
         needs=("torchvision",),
     ),
     Script(
@@ -103,7 +103,7 @@ SCRIPTS = (
         counted="41 lines of 4 tokens are 41 rows of 4; range(0, 40, 5) has 8 batches, in 2 epochs",
         loss=r"loss +([\d.]+)",
         regions=("RNNModel", "backward"),
-        waits=waits("main.py", to="92 107", item="159 196", save="237", load="274"),
+        syncs=syncs("main.py", to="92 107", item="159 196", save="237", load="274"),
         times=(r"ms/batch +[\d.]+", r"time: +[\d.]+s"),
     ),
     Script(
@@ -120,8 +120,8 @@ SCRIPTS = (
         counted="as above",
         loss=r"loss +([\d.]+)",
         regions=("TransformerModel", "TransformerModel (backward)", "backward", "Optimizer.step#AdamW.step"),
-        waits=waits("main.py", to="92 105", item="159 196", save="237", load="274")
-        + waits("model.py", to="135", bool="142"),
+        syncs=syncs("main.py", to="92 105", item="159 196", save="237", load="274")
+        + syncs("model.py", to="135", bool="142"),
         times=(r"ms/batch +[\d.]+", r"time: +[\d.]+s"),
     ),
     Script(
@@ -191,7 +191,7 @@ SCRIPTS = (
         counted="6 updates of the first layer, then 6 of the second",
         loss=r"Loss:  ([\d.]+)",
         regions=("backward", "Optimizer.step#Adam.step"),
-        waits=waits("main.py", item="18 84 169 174", setitem="19 28", to="38 164 171"),
+        syncs=syncs("main.py", item="18 84 169 174", setitem="19 28", to="38 164 171"),
         edits=(
             Edit(
                 "mnist_forward_forward/main.py",
@@ -214,7 +214,7 @@ SCRIPTS = (
         counted="80 pictures in batches of 8 are 10, in 2 epochs",
         loss=r"\tLoss: ([\d.]+)",
         regions=("SiameseNetwork", "backward", "Optimizer.step#Adadelta.step"),
-        waits=waits("main.py", to="197 221 288", item="206 223 225"),
+        syncs=syncs("main.py", to="197 221 288", item="206 223 225"),
         edits=(
             Edit(
                 "siamese_network/main.py",
@@ -236,7 +236,7 @@ SCRIPTS = (
         counted="40 pictures in batches of 8 are 5, in 2 epochs",
         loss=r"Epoch: .*Loss ([\d.e+]+) ",
         regions=("ResNet", "ResNet (backward)", "backward", "Optimizer.step#SGD.step"),
-        waits=waits("main.py", to="194 379 380", bool="295 431", item="341 388", save="430", format="473 488"),
+        syncs=syncs("main.py", to="194 379 380", bool="295 431", item="341 388", save="430", format="473 488"),
         edits=(
             Edit("imagenet/main.py", "1281167, (3, 224, 224)", "40, (3, 64, 64)"),
             Edit("imagenet/main.py", "50000, (3, 224, 224)", "16, (3, 64, 64)"),
@@ -262,7 +262,7 @@ SCRIPTS = (
         counted="iterations 0 to 9, one update each",
         loss=r"iter \d+: loss ([\d.]+)",
         regions=("GPT", "GPT (backward)", "backward", "Optimizer.step#AdamW.step", "clip_grad_norm_"),
-        waits=waits("train.py", to="193", item="225 323", save="286"),
+        syncs=syncs("train.py", to="193", item="225 323", save="286"),
         times=(r"time [\d.]+ms, mfu -?[\d.]+%",),
     ),
     Script(
@@ -278,8 +278,8 @@ SCRIPTS = (
         counted="max_iters is 12, one update each",
         loss=r"train loss ([\d.]+)",
         regions=("GPT", "GPT (backward)", "backward", "Optimizer.step#AdamW.step", "clip_grad_norm_"),
-        waits=waits("trainer.py", to="43 89")
-        + waits("adder.py", to="150 153", cpu="167", int="172", item="185", save="200"),
+        syncs=syncs("trainer.py", to="43 89")
+        + syncs("adder.py", to="150 153", cpu="167", int="172", item="185", save="200"),
         times=(r"iter_dt [\d.]+ms",),
         env={"PYTHONPATH": "."},
     ),
@@ -297,7 +297,7 @@ SCRIPTS = (
         counted="one update in each of 8 epochs",
         loss=r"loss_train: ([\d.]+)",
         regions=("GCN", "GCN (backward)", "backward", "Optimizer.step#Adam.step"),
-        waits=waits("train.py", cuda="53 54 55 56 57 58 59", item="81 82 83 84 94 95"),
+        syncs=syncs("train.py", cuda="53 54 55 56 57 58 59", item="81 82 83 84 94 95"),
         times=(r"time: [\d.]+s", r"elapsed: [\d.]+s"),
         needs=("scipy",),
         env={"PYTHONPATH": "..", "PYTHONHASHSEED": "0"},
@@ -312,7 +312,7 @@ SCRIPTS = (
         counted="256 / (2 * 32) is 4 rollouts, each with 2 epochs of 2 minibatches",
         loss=r"loss (-?[\d.e-]+)",
         regions=("backward", "Optimizer.step#Adam.step", "clip_grad_norm_"),
-        waits=waits(
+        syncs=syncs(
             "ppo.py",
             bool="123 126",
             to="167 171 172 173 174 175 176 182 183 207 208",
@@ -332,8 +332,8 @@ SCRIPTS = (
         counted=f"{OFF_POLICY} updates of the critics, which step first",
         loss=r"loss (-?[\d.e-]+)",
         regions=("QNetwork", "backward", "Optimizer.step#Adam.step"),
-        waits=waits("buffers.py", tensor="246")
-        + waits(
+        syncs=syncs("buffers.py", tensor="246")
+        + syncs(
             "td3_continuous_action.py",
             to="171 172 173 174 175 176 202",
             normal="203",
@@ -355,8 +355,8 @@ SCRIPTS = (
         counted=f"{OFF_POLICY} updates of the critics, which step first",
         loss=r"loss (-?[\d.e-]+)",
         regions=("SoftQNetwork", "Actor", "backward", "Optimizer.step#Adam.step"),
-        waits=waits("buffers.py", tensor="246")
-        + waits(
+        syncs=syncs("buffers.py", tensor="246")
+        + syncs(
             "sac_continuous_action.py",
             bool="142 146",
             to="192 193 194 195 196 204 229",
@@ -382,7 +382,7 @@ SCRIPTS = (
         counted="80 pictures in batches of 16 are 5, in 2 epochs, of the discriminator",
         loss=r"G loss: (-?[\d.]+)",
         regions=("Generator", "Discriminator", "backward", "Optimizer.step#Adam.step"),
-        waits=waits("wgan_gp.py", cuda="94 95", tensor="122 159", type="150", item="197", float="201", to="201"),
+        syncs=syncs("wgan_gp.py", cuda="94 95", tensor="122 159", type="150", item="197", float="201", to="201"),
         edits=(
             Edit(
                 "implementations/wgan_gp/wgan_gp.py",
@@ -402,9 +402,9 @@ SCRIPTS = (
         updates=32,
         counted="16 pictures in batches of 4 are 4, in 8 epochs",
         regions=("ResNet", "ResNet (backward)", "backward", "Optimizer.step#SGD.step"),
-        waits=waits("train.py", to="601", item="1384 1511 1512 1513", synchronize="1506")
-        + waits("loader.py", tensor="107 109", to="139 140")
-        + waits("checkpoint_saver.py", save="110"),
+        syncs=syncs("train.py", to="601", item="1384 1511 1512 1513", synchronize="1506")
+        + syncs("loader.py", tensor="107 109", to="139 140")
+        + syncs("checkpoint_saver.py", save="110"),
     ),
     Script(
         **EXAMPLES,

@@ -1,4 +1,4 @@
-"""Writes what came out of all scripts as a Markdown page."""
+"""Writes the results of all scripts as a Markdown page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .compare import last_loss, waits
+from .compare import found_syncs, last_loss
 from .script import Script
 from .ways import Outcome
 
@@ -37,7 +37,7 @@ are the `times` of each script in `scripts/public_scripts/manifest.py`, with the
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of one script; `missing` says why it was not run."""
+    """The results of one script; `missing` is the reason if it was not run."""
 
     script: Script
     outcomes: dict[str, Outcome]
@@ -46,7 +46,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether it was run and nothing differed."""
+        """Whether the script was run and nothing differed."""
         return not self.missing and not any(self.problems.values())
 
 
@@ -62,7 +62,7 @@ def _row(result: Result) -> str:
     if plain is None:
         return f"| {name} | {script.updates} | not run | | | | | | |"
     loss = last_loss(script, plain) or "not repeatable"
-    found = len(waits(result.outcomes["syncs"])) if "syncs" in result.outcomes else "-"
+    found = len(found_syncs(result.outcomes["syncs"])) if "syncs" in result.outcomes else "-"
     cells = " | ".join(_cell(result, way) for way in SHOWN)
     return f"| {name} | {script.updates} | {loss} | {cells} | {found} |"
 
@@ -98,8 +98,8 @@ def page(results: Sequence[Result], left_out: Sequence[str] = ()) -> str:
     """Return the page: a table with a line for each script, what differed, and the scripts.
 
     Args:
-        results: what came out, in the order of the manifest.
-        left_out: the names of scripts that were not asked for.
+        results: the results, in the order of the manifest.
+        left_out: the names of scripts that were not requested.
     """
     import torch
 

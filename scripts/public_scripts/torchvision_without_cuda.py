@@ -1,7 +1,7 @@
-"""Makes torchvision importable beside a torch without CUDA, in the environment that runs this module.
+"""Makes torchvision importable with a torch without CUDA, in the environment that runs this module.
 
-Where the package index has torchvision for CUDA alone, its library of operators cannot be loaded, and the import
-fails since the operator `nms` is not declared. The datasets, transforms and models need none of its operators.
+If the package index has torchvision for CUDA only, its library of operators cannot be loaded, and the import
+fails because the operator `nms` is not declared. Datasets, transforms and models do not need its operators.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _import() -> subprocess.CompletedProcess[str]:
 
 
 def main() -> None:
-    """Declare the operators in the installed torchvision where it cannot be imported without."""
+    """Declare the operators in the installed torchvision if it cannot be imported."""
     done = _import()
     if done.returncode and "torchvision::nms" in done.stderr:
         spec = importlib.util.find_spec("torchvision")

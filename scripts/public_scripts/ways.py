@@ -1,4 +1,4 @@
-"""The ways in which a script is run, and what is kept of a run."""
+"""The commands that run a script in each way, and the outcome of a run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from typing import Any
 from .script import Script
 
 TIME_LIMIT_S = 300
-RECORDED = "instrument-recorded"  # beside the checkout, so that the script does not see it
+RECORDED = "instrument-recorded"  # outside of the checkout, so the script does not see it
 
 
 @dataclass
 class Outcome:
-    """One run: what the script printed and, under `instrument`, what was recorded or found."""
+    """Output of one run and, under `instrument`, its windows, regions or report."""
 
     code: int
     out: str
@@ -36,12 +36,12 @@ class Outcome:
 
 
 def middle(script: Script) -> tuple[int, int]:
-    """Return the three steps that `--steps` is given: the last one but one and the two before it."""
+    """Return the first and last of the three steps for `--steps`, which end with the last step but one."""
     return script.updates - 4, script.updates - 2
 
 
 def commands(script: Script) -> dict[str, list[str]]:
-    """Return the command line of each way, in the order in which they are run."""
+    """Return the command line of each way, in the order of the runs."""
     program = [*script.launcher, script.file, *shlex.split(script.args)]
     plain = program if script.launcher else [sys.executable, *program]
     run = [sys.executable, "-m", "instrument", "run", "--out", f"{{base}}/{RECORDED}"]
@@ -73,7 +73,7 @@ def _manifest(folder: Path) -> list[dict[str, Any]]:
 
 
 def _regions(folder: Path) -> set[str]:
-    """Return the names of the regions in all traces below `folder`, read without the help of `instrument`."""
+    """Return the names of the regions in all traces below `folder`, read without `instrument`."""
     names = set()
     for path in folder.glob("window-*/*.json*"):
         data = path.read_bytes()
@@ -83,7 +83,7 @@ def _regions(folder: Path) -> set[str]:
 
 
 def _execute(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str, str]:
-    """Run a command; return its exit code and what it printed. No process of it stays, whatever happens."""
+    """Run a command; return its exit code and output. All its processes are ended in any case."""
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, encoding="utf-8", errors="replace", start_new_session=True,
@@ -105,7 +105,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def run(script: Script, way: str, checkout: Path, base: Path) -> Outcome:
-    """Run `script` in a fresh copy of `checkout`, which is at the same path each time."""
+    """Run `script` in a fresh copy of `checkout`, always at the same path."""
     root, recorded = base / "checkout", base / RECORDED
     for folder in (root, recorded):
         shutil.rmtree(folder, ignore_errors=True)
@@ -122,7 +122,7 @@ def run(script: Script, way: str, checkout: Path, base: Path) -> Outcome:
 
 
 def _report(printed: str) -> dict[str, Any] | None:
-    """Return the report that `instrument syncs --json` printed; None where it printed none."""
+    """Return the report that `instrument syncs --json` printed, or None if it printed none."""
     try:
         return dict(json.loads(printed))
     except ValueError:

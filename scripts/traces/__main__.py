@@ -24,7 +24,7 @@ VARIABLE = "TRACE_REPOSITORIES"
 
 
 def digest(content: bytes) -> str:
-    """Return the SHA-256 of what `content` unpacks to; packing differs between versions of gzip."""
+    """Return the SHA-256 of the unpacked `content`, as packing differs between versions of gzip."""
     return hashlib.sha256(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).hexdigest()
 
 
@@ -32,8 +32,8 @@ def content_of(entry: dict[str, str], clone: Path, commit: str, name: str) -> by
     """Return the trace that `entry` describes, packed if its `name` says so.
 
     Raises:
-        MissingError: the file is not in the repository.
-        ValueError: its content is not the expected one.
+        MissingError: the repository does not have the file.
+        ValueError: the content is not as expected.
     """
     content = repositories.read_file(clone, commit, entry["path"])
     if "member" in entry:

@@ -13,8 +13,8 @@ def write_damaged(folder: Path) -> None:
     """Write the damaged copies of the original in `folder` next to it."""
     packed = (folder / ORIGINAL).read_bytes()
     data = gzip.decompress(packed)
-    device = b'{"device": "cpu", "dtype": "float32"}(12): nn.Module: '  # in quotes that are not escaped
-    windows = b"C:\\Users\\x\\torch\\"  # in backslashes that are not escaped
+    device = b'{"device": "cpu", "dtype": "float32"}(12): nn.Module: '  # with unescaped quotes
+    windows = b"C:\\Users\\x\\torch\\"  # with unescaped backslashes
     samples = {
         "malformed_bare_array.json": json.dumps(json.loads(data)["traceEvents"]).encode(),
         "malformed_truncated.json.gz": packed[: len(packed) * 6 // 10],

@@ -1,4 +1,4 @@
-"""Programs for the tests of `instrument run`, and how they are run."""
+"""Programs for the tests of `instrument run`, and helpers that run them."""
 
 from __future__ import annotations
 

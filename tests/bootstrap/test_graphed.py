@@ -1,4 +1,4 @@
-"""A training whose steps are CUDA graphs, under `instrument run`."""
+"""Training with CUDA graphs, under `instrument run`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ training = Training({warmups})
 training.run(100)
 print(device.violations, device.replays)
 """
-pytestmark = pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this build has CUDA graphs of its own")
+pytestmark = pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this build has real CUDA graphs")
 ROOT = str(Path(__file__).parents[2])
 
 
 @pytest.mark.parametrize("warmups", [3, 4])
 @pytest.mark.parametrize("steps", ["3-5", "50-52", "102-104"])
-def test_a_whole_step_in_a_graph(tmp_path: Path, warmups: int, steps: str) -> None:
+def test_whole_step_in_a_graph(tmp_path: Path, warmups: int, steps: str) -> None:
     """Replays are steps, and the capture is part of the first; a window ends at the latest with the program."""
     write(tmp_path, TRAIN.format(root=ROOT, warmups=warmups))
     done = run(tmp_path, [*RUN, "--steps", steps, "--", "train.py"])
@@ -63,8 +63,8 @@ print(device.violations, device.replays)
 
 
 @pytest.mark.parametrize("step_on", ["forward", "backward"])
-def test_a_model_that_became_graphs(tmp_path: Path, step_on: str) -> None:
-    """A call of the model is one step, and so is a backward pass; the model has no hook while graphs are made."""
+def test_graphed_model(tmp_path: Path, step_on: str) -> None:
+    """Each call or backward pass of a graphed model is a step, and the model has no hook during capture."""
     write(tmp_path, CALLABLES.format(root=ROOT))
     done = run(tmp_path, [*RUN, "--step-on", step_on, "--steps", "4-5,8-20", "--", "train.py"])
     assert done.stdout.splitlines()[0] == "[] 18", done.stderr
@@ -73,8 +73,8 @@ def test_a_model_that_became_graphs(tmp_path: Path, step_on: str) -> None:
     assert (second["steps"], second["status"]) == ([8, 9], "partial")
 
 
-def test_a_signal_in_the_capture(tmp_path: Path) -> None:
-    """SIGTERM saves the window once the capture is over."""
+def test_sigterm_during_capture(tmp_path: Path) -> None:
+    """SIGTERM saves the window after the capture."""
     end = """
 import signal
 

@@ -1,4 +1,4 @@
-"""`instrument run` finds all models before the first window, and each has the same name in all steps."""
+"""`instrument run` finds all models before the first window, and each keeps its name in all steps."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ for _ in range(3):
 
 
 def models(folder: Path, program: str, *options: str) -> dict[str, tuple[int, int, bool]]:
-    """Return the calls of each model, forward and backward, with their steps, and whether some are missing."""
+    """Return the calls and steps of each model, forward and backward, and whether some are missing."""
     write(folder, program)
     done = run(folder, [*RUN, *options, "--", "train.py"])
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def models(folder: Path, program: str, *options: str) -> dict[str, tuple[int, in
     }
 
 
-def test_a_model_whose_optimizer_steps_second(tmp_path: Path) -> None:
+def test_model_whose_optimizer_steps_second(tmp_path: Path) -> None:
     """The generator's backward, whose forward runs in the step before, is complete from the first step on."""
     assert models(tmp_path, GAN.format(made=0)) == {
         "Sequential[generator]": (3, 3, False),
@@ -84,8 +84,8 @@ def test_a_model_whose_optimizer_steps_second(tmp_path: Path) -> None:
     }
 
 
-def test_a_model_whose_optimizer_is_made_in_the_window(tmp_path: Path) -> None:
-    """Its backward is marked, as the forward before was missed; a model keeps its name in the window."""
+def test_model_whose_optimizer_is_created_in_the_window(tmp_path: Path) -> None:
+    """A backward whose forward was missed is marked as partial; models keep their names in the window."""
     assert models(tmp_path, GAN.format(made=2), "--steps", "1-5") == {
         "Sequential[generator]": (3, 3, False),
         "Sequential": (10, 5, False),
@@ -104,16 +104,16 @@ def test_parts_of_a_model_in_step_0(tmp_path: Path) -> None:
     }
 
 
-def test_a_closure_in_step_0(tmp_path: Path) -> None:
-    """The first step begins around the optimizer's step, as the others do, and is complete."""
+def test_closure_in_step_0(tmp_path: Path) -> None:
+    """The first step begins around the optimizer's step, as later ones do, and is complete."""
     assert models(tmp_path, LBFGS, "--steps", "all") == {
         "Optimizer.step#LBFGS.step/Sequential": (6, 3, False),
         "Optimizer.step#LBFGS.step/backward/Sequential (backward)": (6, 3, False),
     }
 
 
-def test_the_outermost_models() -> None:
-    """One search finds the models of all optimizers, each once, and only a few of a large population."""
+def test_outermost_models() -> None:
+    """One search finds the models of all optimizers once each, and only a few of a large population."""
     gc.collect()
     agent = nn.ModuleDict({"actor": nn.Linear(2, 2), "critic": nn.Linear(2, 2)})
     alone, population = nn.Linear(2, 2), [nn.Linear(1, 1) for _ in range(100)]

@@ -1,4 +1,4 @@
-"""`instrument run` on unchanged programs: the right steps, the same output, regions in every profiler."""
+"""`instrument run` on unchanged programs: steps, unchanged output, and regions in every profiler."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ COMMANDS = {
     "huggingface": ["huggingface.py"],
     "lit": ["lit.py"],
 }
-# Of the one recorded step: how often each of these occurs
+# The number of each region in the one recorded step
 REGIONS = {
     "hand": {"Sequential": 2, "Linear": 4, "backward": 2, "Linear (backward)": 4, "Optimizer.step#AdamW.step": 1},
     "gan": {
         "Generator": 1, "Discriminator": 3, "backward": 2, "Optimizer.step#Adam.step[g_optimizer]": 1,
         "Optimizer.step#Adam.step[d_optimizer]": 1,
-    },  # the generator's backward belongs to the step before, whose forward had no hook
+    },  # the generator's backward belongs to a forward of the step before, which had no hook
     "ddp": {"DistributedDataParallel": 1, "Linear": 2, "backward": 1, "Optimizer.step#SGD.step": 1},
     "huggingface": {"GPT2LMHeadModel": 2, "GPT2Block": 2, "backward": 2, "Optimizer.step#AdamW.step": 1},
     "lit": {"Linear": 4, "backward": 2, "Optimizer.step#SGD.step": 1},
@@ -74,7 +74,7 @@ def test_steps_and_regions(name: str, tmp_path: Path) -> None:
 @pytest.mark.nsys
 @pytest.mark.parametrize("name", COMMANDS)
 def test_under_nsight_systems(name: str, tmp_path: Path) -> None:
-    """The report of nsys, started here, has the regions of the recorded step."""
+    """A report of nsys, which the command starts, has the regions of the recorded step."""
     attempts = itertools.count()
 
     def record() -> tuple[Path, subprocess.CompletedProcess[str]]:

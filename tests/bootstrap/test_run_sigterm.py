@@ -1,4 +1,4 @@
-"""SIGTERM in a program of `instrument run`."""
+"""SIGTERM in a program under `instrument run`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIGTERM = (
     [("", -signal.SIGTERM), ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))", 3)],
 )
 def test_sigterm(tmp_path: Path, handler: str, code: int) -> None:
-    """An open window is saved, and the process ends by the signal; a program's own handler is kept."""
+    """An open window is saved and the process ends by the signal; the program's own handler is kept."""
     write(tmp_path, f"import signal, sys\n{handler}\n" + SIGTERM.format(body="pass"))
     with subprocess.Popen(
         [*RUN, "--steps", "2-1000000000", "--", "train.py"],
@@ -36,16 +36,16 @@ def test_sigterm(tmp_path: Path, handler: str, code: int) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
     assert process.returncode == code
     (entry,) = entries_in(tmp_path / "runs/instrument")
     assert entry["status"] == "partial"
     assert entry["files"]
-    assert "Where the step went" in said
+    assert "Where the step went" in stderr
 
 
-def test_sigterm_twice(tmp_path: Path) -> None:
-    """The second signal ends the process at once, also when Python can run no handler."""
+def test_second_sigterm(tmp_path: Path) -> None:
+    """A second signal ends the process at once, even if Python can run no handler."""
     stuck = """
 import ctypes
 def stuck():
@@ -72,7 +72,7 @@ def stuck():
 
 
 @pytest.mark.parametrize("ending", ["SyncError('on purpose')", "ZeroDivisionError('on purpose')"])
-def test_sigterm_where_saving_fails(tmp_path: Path, ending: str) -> None:
+def test_sigterm_with_failing_save(tmp_path: Path, ending: str) -> None:
     """The process still ends by the signal."""
     patch = f"""
 import instrument.integrations.loop
@@ -88,7 +88,7 @@ instrument.integrations.loop.Loop.stop = stop
 
 
 def test_sigterm_after_the_last_window(tmp_path: Path) -> None:
-    """The handler and the wakeup descriptor exist only while windows are to come."""
+    """The handler and the wakeup descriptor exist only while windows remain."""
     text = """
     import signal, threading
     wakeup = signal.set_wakeup_fd(-1)
@@ -106,7 +106,7 @@ def test_sigterm_after_the_last_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_handler_in_c_stays(tmp_path: Path, when: str) -> None:
+def test_faulthandler_stays(tmp_path: Path, when: str) -> None:
     """A handler that `faulthandler` sets in C is kept: SIGTERM prints the stacks, and the program continues."""
     register = "import faulthandler, os, signal; faulthandler.register(15, chain=False, all_threads=False)"
     sent = "\n    if _ in (3, 4): import os, signal; os.kill(os.getpid(), signal.SIGTERM)\nprint('end')"
@@ -117,8 +117,8 @@ def test_a_handler_in_c_stays(tmp_path: Path, when: str) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_handler_that_the_program_sets_later(tmp_path: Path, times: int) -> None:
-    """A handler that the program sets later gets the signals, also while windows are to come."""
+def test_handler_set_later(tmp_path: Path, times: int) -> None:
+    """A handler that the program sets later receives the signals, even while windows remain."""
     text = f"""
     import os, signal, time
     import instrument.bootstrap.termination as termination
@@ -136,8 +136,8 @@ print("end")
 
 
 @pytest.mark.parametrize("last", [64, 1024])
-def test_a_program_that_closes_all_files(tmp_path: Path, last: int) -> None:
-    """Files that the program then opens under the same numbers are neither written to nor closed."""
+def test_program_that_closes_all_files(tmp_path: Path, last: int) -> None:
+    """Files that the program opens later under the same descriptors are neither written to nor closed."""
     body = f"""
     if _ == 0:
         import os, signal, sys
@@ -158,8 +158,8 @@ assert all(os.path.getsize(file.name) == 29 for file in files)
     assert entries_in(tmp_path / "runs/instrument")[0]["files"]
 
 
-def test_children_have_the_default(tmp_path: Path) -> None:
-    """A forked process ends by the signal as without, and keeps nothing of the library."""
+def test_sigterm_in_a_forked_child(tmp_path: Path) -> None:
+    """A forked child ends by the signal as usual, and has nothing of the library."""
     write(
         tmp_path,
         TRAIN

@@ -1,4 +1,4 @@
-"""What `instrument run` counts as a step, and which windows it records."""
+"""The steps that `instrument run` counts, and the windows that it records."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ for _ in range(110):
         (FORWARD, "104", [0, 100], [[101, 103], [105, 109]]),  # 100 calls may belong to one step
     ],
 )
-def test_steps_whose_beginning_is_not_known(
+def test_untimed_steps(
     tmp_path: Path, program: str, steps: str, untimed: list[int] | None, around: list[list[int]]
 ) -> None:
-    """Such steps are not timed, as the summary says, but count as steps of the run."""
+    """Steps with an unknown start are not timed, which the summary says, but count as steps of the run."""
     write(tmp_path, program)
     done = run(tmp_path, [*RUN, "--steps", steps, "--", "train.py"])
     (entry,) = entries_in(tmp_path / "runs/instrument")
     timing = entry["timing"]
     assert (untimed, around) == (timing["untimed_steps"], timing["around_steps"])
     assert (110 if program == FORWARD else 5) == timing["run_steps"]
-    said = [] if untimed is None else ["step 0" if untimed == [0, 0] else "steps 0-100"]
+    expected = [] if untimed is None else ["step 0" if untimed == [0, 0] else "steps 0-100"]
     text = " ".join(done.stderr.split())
-    assert said == re.findall(r"\(not counting (steps? [\d-]+), whose start is unknown\)", text)
+    assert expected == re.findall(r"\(not counting (steps? [\d-]+), whose start is unknown\)", text)
 
 
 HAND = """
@@ -51,7 +51,7 @@ for parameter in model.parameters():
 
 
 @pytest.mark.parametrize("update", ["optimizer.step()", HAND.strip()])
-def test_own_windows_take_precedence(tmp_path: Path, update: str) -> None:
+def test_windows_of_the_program_take_precedence(tmp_path: Path, update: str) -> None:
     """If the program records steps itself, its own windows are recorded; a message names the ignored options."""
     text = TRAIN.replace("range(5)", "instrument.steps(range(5), 'own', at='1-3')").replace(
         "optimizer.step()", update
@@ -61,14 +61,14 @@ def test_own_windows_take_precedence(tmp_path: Path, update: str) -> None:
     assert done.returncode == 0
     (entry,) = entries_in(tmp_path / "own")
     assert entry["status"] == "recorded"
-    said = [line for line in done.stderr.splitlines() if line.startswith("instrument:")]
+    messages = [line for line in done.stderr.splitlines() if line.startswith("instrument:")]
     ignored = "instrument: the program records windows of its own, so these are ignored: --steps 1-3 --out other"
-    assert said == [ignored]
+    assert messages == [ignored]
     assert not (tmp_path / "other").exists()
     assert "are ignored" not in run(tmp_path, [*RUN, "--", "train.py"]).stderr
 
 
-def test_what_a_step_contains(tmp_path: Path) -> None:
+def test_validation_belongs_to_the_next_step(tmp_path: Path) -> None:
     """Validation after an update is part of the next step, under `run` and in `instrument.steps`."""
     text = TRAIN.replace(
         "optimizer.step()", "optimizer.step()\n    with instrument.annotate(f'validate {_}'): pass"
@@ -87,7 +87,7 @@ def test_what_a_step_contains(tmp_path: Path) -> None:
         assert [name for name in names if name.startswith("validate")] == ["validate 2"]
 
 
-def test_windows_back_to_back_in_the_backward(tmp_path: Path) -> None:
+def test_adjacent_windows_in_the_backward(tmp_path: Path) -> None:
     """If optimizers step in the backward pass, windows may follow each other without a gap."""
     write(
         tmp_path,
@@ -164,7 +164,7 @@ for number in range(12):
 
 
 @pytest.mark.parametrize(
-    ("program", "options", "last", "said"),
+    ("program", "options", "last", "message"),
     [
         (BY_HAND, [], 6, "each backward pass counts as a step"),
         (EVALUATION, [], 6, "each call of Sequential counts as a step"),
@@ -175,13 +175,13 @@ for number in range(12):
         (BY_HAND, ["--step-on", "train.py:train_step"], 6, None),
     ],
 )
-def test_what_a_step_is(tmp_path: Path, program: str, options: list[str], last: int, said: str | None) -> None:
-    """A step is the best sign of the program, which is logged unless it is an optimizer; or what the user says."""
+def test_sign_of_a_step(tmp_path: Path, program: str, options: list[str], last: int, message: str | None) -> None:
+    """The best available sign ends a step, which is logged unless it is an optimizer or given by the user."""
     write(tmp_path, program)
     done = run(tmp_path, [*RUN, "--steps", "3,1000", *options, "--", "train.py"])
     assert done.returncode == 0, done.stderr
-    assert said is None or said in done.stderr
-    assert (said is None) == ("--step-on" not in done.stderr)
+    assert message is None or message in done.stderr
+    assert (message is None) == ("--step-on" not in done.stderr)
     recorded, missed = entries_in(tmp_path / "runs/instrument")[-2:]
     assert (recorded["status"], recorded["steps"]) == ("recorded", [3, 3])
     assert missed["reason"] == f"the loop ended before step {last}"
@@ -231,8 +231,8 @@ gc.get_objects, gc.get_referrers = counted(gc.get_objects), counted(gc.get_refer
         (EVALUATION, ["--steps", "all"]),
     ],
 )  # fmt: skip
-def test_no_search_is_recorded(tmp_path: Path, program: str, options: list[str]) -> None:
-    """All objects of the process are searched before a window opens, not inside it."""
+def test_no_search_inside_a_window(tmp_path: Path, program: str, options: list[str]) -> None:
+    """The objects of the process are searched before a window opens, not inside it."""
     write(tmp_path, f"{SEARCHES}{program}\nprint(len(searches))")
     done = run(tmp_path, [*RUN, *options, "--", "train.py"])
     (entry,) = entries_in(tmp_path / "runs/instrument")
@@ -242,8 +242,8 @@ def test_no_search_is_recorded(tmp_path: Path, program: str, options: list[str])
 
 
 @pytest.mark.parametrize(("steps", "inside"), [("2-6", False), ("0", True)])
-def test_an_optimizer_that_is_made_in_a_window(tmp_path: Path, steps: str, inside: bool) -> None:
-    """Its model is searched between two steps, or in step 0 if that is recorded, which is logged."""
+def test_optimizer_created_in_a_window(tmp_path: Path, steps: str, inside: bool) -> None:
+    """The optimizer's model is searched between two steps, or in step 0 if that is recorded, which is logged."""
     program = f"""{MODEL}
 def train(network, count):
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
@@ -278,8 +278,8 @@ train(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(2, 1)), 5)
         (["--steps", "0,2-4,103"], [("skipped", [0, 0]), ("not reached", None), ("recorded", [103, 103])]),
     ],
 )
-def test_steps_that_pass_unseen(tmp_path: Path, steps: list[str], entries: list[Any]) -> None:
-    """Calls that ended before a call was known to be a step are not recorded."""
+def test_steps_before_their_sign_was_known(tmp_path: Path, steps: list[str], entries: list[Any]) -> None:
+    """Calls that ended before they were known to be steps are not recorded."""
     write(tmp_path, f"{MODEL}for _ in range(110):\n    model(torch.ones(1, 2))\n")
     done = run(tmp_path, [*RUN, *steps, "--", "train.py"])
     unseen = "steps up to 100 passed before it was known what a step is"
@@ -300,7 +300,7 @@ def test_steps_that_pass_unseen(tmp_path: Path, steps: list[str], entries: list[
     ],
 )
 def test_step_after_the_last_update(tmp_path: Path, end: str, status: str, steps: list[int] | None) -> None:
-    """The step is cut short if an error or a signal ends the program in it; at the program's end it never ran."""
+    """A step that an error or a signal ends is cut short; one at the program's normal end never ran."""
     write(tmp_path, f"{TRAIN}\n{end}\n")
     done = run(tmp_path, [*RUN, "--steps", "2,5", "--", "train.py"])
     found = entries_in(tmp_path / "runs/instrument")
@@ -315,21 +315,21 @@ def test_step_after_the_last_update(tmp_path: Path, end: str, status: str, steps
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "no.py:step", "train:a b"])
-def test_wrong_sign_of_a_step(tmp_path: Path, wrong: str) -> None:
-    """It is said at once."""
+def test_wrong_step_on(tmp_path: Path, wrong: str) -> None:
+    """A wrong `--step-on` is reported at once."""
     done = run(tmp_path, [*RUN, "--step-on", wrong, "--", "train.py"])
     assert (done.returncode, wrong.partition(":")[0] in done.stderr) == (2, True)
 
 
-def test_function_that_does_not_exist(tmp_path: Path) -> None:
+def test_missing_step_function(tmp_path: Path) -> None:
     """At the end, a message says that nothing was recorded, and why."""
     write(tmp_path, TRAIN)
     done = run(tmp_path, [*RUN, "--step-on", "train.py:nothing", "--", "train.py"])
     assert "was not found, or never called" in done.stderr
 
 
-def test_one_backward(tmp_path: Path) -> None:
-    """Code that is annotated as "backward" has that region once."""
+def test_annotated_backward(tmp_path: Path) -> None:
+    """Code annotated as "backward" has that region once."""
     text = TRAIN.replace("    model(", "    with instrument.annotate('backward'): model(")
     write(tmp_path, f"import instrument\n{text}")
     done = run(tmp_path, [*RUN, "--steps", "2", "--", "train.py"])

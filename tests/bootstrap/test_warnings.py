@@ -57,7 +57,7 @@ class Data(torch.utils.data.Dataset):
         return torch.ones(2)
 
 model = Model()
-model.register_forward_hook(lambda *_: None)  # which puts a frame around each call
+model.register_forward_hook(lambda *_: None)  # puts a frame around each call
 optimizer = Optimizer(model.parameters(), 0.1)
 scaler = torch.amp.GradScaler("cpu")
 for batch in torch.utils.data.DataLoader(Data()):
@@ -72,8 +72,8 @@ print(*places, sep="\\n")
 """
 
 
-def test_places_of_warnings(tmp_path: Path) -> None:
-    """Warnings with a ``stacklevel`` keep their places, inside and outside a window."""
+def test_locations_of_warnings(tmp_path: Path) -> None:
+    """Warnings with a ``stacklevel`` keep their locations, inside and outside of a window."""
     write(tmp_path, WARN)
     expected = run(tmp_path, [sys.executable, "train.py"]).stdout
     assert "optimizer made 3" in expected

@@ -1,4 +1,4 @@
-"""Totals by group, compared with sets of single nanoseconds."""
+"""Totals by group equal those computed from sets of single nanoseconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), min_size=1, 
 
 @given(EVENTS, st.data())
 def test_totals(events: list[tuple[int, int]], data: st.DataObject) -> None:
-    """Count, sum, covered time and extent of each group, where events repeat and groups are empty."""
+    """Count, sum, covered time and extent are right, also for repeated events and empty groups."""
     place = st.tuples(st.integers(0, len(events) - 1), st.integers(0, 3))
     pairs = data.draw(st.lists(place, max_size=20))
     start = np.array([start for start, _ in events])
@@ -38,8 +38,8 @@ def test_totals_of_huge_times() -> None:
     assert result.extent[900] == 2**62 + 5
 
 
-def test_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event comes with all its ancestors, in parts of any size."""
+def test_ancestor_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event is paired with all its ancestors, in parts of any size."""
     for pairs in (1, 3, 1 << 20):
         monkeypatch.setattr("instrument.diagnosis.groups._PAIRS", pairs)
         parts = list(ancestor_pairs(np.array([2, -1, 0]), np.array([-1, 0, 1])))
@@ -49,7 +49,7 @@ def test_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unique_codes_and_sums() -> None:
-    """Codes in use, and exact sums by group beyond the precision of a float."""
+    """Codes are numbered without gaps, and sums by group are exact beyond a float's precision."""
     names, of = unique_codes(np.array([5, 2, 5]))
     assert (names.tolist(), of.tolist()) == ([2, 5], [1, 0, 1])
     assert sum_by_group(np.array([2**60, 1, 1]), np.array([0, 0, 1]), 3).tolist() == [2**60 + 1, 1, 0]

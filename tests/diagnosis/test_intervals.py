@@ -1,4 +1,4 @@
-"""Sets of intervals, compared with sets of single nanoseconds."""
+"""Sets of intervals equal sets of single nanoseconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def points(pairs: Pairs) -> set[int]:
     return {at for start, size in pairs for at in range(start, start + size)}
 
 
-def of(intervals: Intervals) -> set[int]:
+def covered_points(intervals: Intervals) -> set[int]:
     starts, ends = (part.tolist() for part in intervals)
     edges = [edge for pair in zip(starts, ends, strict=True) for edge in pair]
     assert all(one < other for one, other in pairwise(edges)), "ascending, apart and not empty"
@@ -34,32 +34,34 @@ def of(intervals: Intervals) -> set[int]:
 def test_union(pairs: Pairs) -> None:
     """Merged intervals cover the same time, in any order, even with empty ones."""
     result = merge_overlaps(*columns(pairs))
-    assert of(result) == points(pairs)
+    assert covered_points(result) == points(pairs)
     assert total_ns(result) == len(points(pairs))
 
 
 @given(PAIRS, PAIRS)
 def test_two_sets(one: Pairs, other: Pairs) -> None:
-    """The union and the length of the intersection of two sets."""
+    """The union of two sets, and the length of their intersection, are right."""
     first, second = merge_overlaps(*columns(one)), merge_overlaps(*columns(other))
-    assert of(union(first, second)) == points(one) | points(other)
+    assert covered_points(union(first, second)) == points(one) | points(other)
     assert overlap_ns(first, second) == overlap_ns(second, first) == len(points(one) & points(other))
 
 
 @given(PAIRS, PAIRS)
 def test_covered(one: Pairs, other: Pairs) -> None:
-    """The covered part of each interval, overlapping or not."""
+    """The covered part of each interval is right, also if intervals overlap."""
     result = covered_ns(merge_overlaps(*columns(one)), *columns(other)).tolist()
     assert result == [len(points(one) & points([pair])) for pair in other]
 
 
 @given(PAIRS, st.integers(-5, 45), st.integers(-5, 45))
 def test_clip(pairs: Pairs, start: int, end: int) -> None:
-    """The parts between two times are kept."""
-    assert of(clip(merge_overlaps(*columns(pairs)), start, end)) == points(pairs) & set(range(start, end))
+    """Clipping keeps the parts between two times."""
+    assert covered_points(clip(merge_overlaps(*columns(pairs)), start, end)) == points(pairs) & set(
+        range(start, end)
+    )
 
 
-def test_far_from_zero() -> None:
+def test_large_times() -> None:
     """Times since 1970 and later are exact."""
     start = np.array([2**62, 2**62 + 1], np.int64)
     assert total_ns(merge_overlaps(start, start + 3)) == 4

@@ -1,4 +1,4 @@
-"""Kernels that communicate, or run on matrix units, by their names."""
+"""Kernels of communication and on matrix units are recognized by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from instrument.diagnosis.metrics import metrics
 
-from .made import Row, kernel, trace_of
+from .small_traces import Row, kernel, trace_of
 
 COMMUNICATE = [
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -68,27 +68,27 @@ ORDINARY_UNITS = [
 
 
 @pytest.mark.parametrize(("names", "expected"), [(COMMUNICATE, 10), (COMPUTE, 0)], ids=["yes", "no"])
-def test_communicates(names: list[str], expected: int) -> None:
+def test_communication(names: list[str], expected: int) -> None:
     """Communication kernels of each library are recognized; kernels with similar names are not."""
     found = {name: metrics(trace_of(gpu=[kernel(name, 0, 10)]))["comm_ns"] for name in names}
     assert found == dict.fromkeys(names, expected)
 
 
 @pytest.mark.parametrize(("names", "expected"), [(MATRIX_UNITS, 10), (ORDINARY_UNITS, 0)], ids=["yes", "no"])
-def test_on_matrix_units(names: list[str], expected: int) -> None:
+def test_matrix_units(names: list[str], expected: int) -> None:
     """Kernels on Tensor Cores and matrix cores are recognized by name."""
     found = {name: metrics(trace_of(gpu=[kernel(name, 0, 10)]))["tensor_core_ns"] for name in names}
     assert found == dict.fromkeys(names, expected)
 
 
-def test_share() -> None:
+def test_tensor_core_share() -> None:
     """The share is relative to the time of all kernels."""
     numbers = metrics(trace_of(gpu=[kernel("ampere_sgemm", 0, 30), kernel("nvjet_tst", 30, 40)]))
     assert numbers["tensor_core_share"] == 0.25
 
 
 def test_collective_column() -> None:
-    """A kernel that the trace marks as a collective communicates, whatever its name."""
+    """A kernel that the trace marks as a collective is communication, whatever its name."""
     named = kernel("strange", 0, 10, collective="allreduce", group="tp")
     assert metrics(trace_of(gpu=[named]))["comm_ns"] == 10
     assert metrics(trace_of(gpu=[named]), "nccl")["comm_ns"] == 0
@@ -99,7 +99,7 @@ def reduce(start: int, end: int, **columns: object) -> Row:
 
 
 def test_collective_table() -> None:
-    """By collective, group and type: bytes of the larger side, time and exposed time."""
+    """Collectives have the bytes of the larger side, time and exposed time, by name, group and type."""
     numbers = metrics(
         trace_of(
             gpu=[

@@ -7,11 +7,11 @@ import pytest
 from instrument.diagnosis.metrics import metrics
 from instrument.traces.trace import Device
 
-from .made import kernel, on_cpu, trace_of
+from .small_traces import kernel, on_cpu, trace_of
 
 
 def test_launches() -> None:
-    """One call may launch many kernels; delays count from its start, for kernels only."""
+    """One call may launch many kernels; delays count from the call's start, for kernels only."""
     numbers = metrics(
         trace_of(
             runtime=[
@@ -32,8 +32,8 @@ def test_launches() -> None:
     assert numbers["queue_length"] == {"max": 2, "mean": (10 + 20 + 35) / 45}
 
 
-def test_syncs() -> None:
-    """Concurrent synchronizations on two threads both count, and their common time counts once."""
+def test_synchronizations() -> None:
+    """Concurrent synchronizations on two threads both count; their common time counts once."""
     numbers = metrics(
         trace_of(
             runtime=[
@@ -50,7 +50,7 @@ def test_syncs() -> None:
     ("call", "blocks"), [("hipLaunchKernel", 512), ("hipExtModuleLaunchKernel", 2), ("hipModuleLaunchKernel", 512)]
 )
 def test_grid_of_threads(call: str, blocks: int) -> None:
-    """One function of HIP takes threads instead of blocks; an unlisted device is like the listed ones."""
+    """One HIP function takes a grid of threads instead of blocks; an unlisted device is like the listed ones."""
     numbers = metrics(
         trace_of(
             devices=[Device(0, sms=4096, threads_per_sm=2048), Device(1, sms=4096, threads_per_sm=2048)],
@@ -62,8 +62,8 @@ def test_grid_of_threads(call: str, blocks: int) -> None:
     assert numbers["occ_limit_weighted"] == 100 * blocks / 4096 * 256 / 2048
 
 
-def test_unlike_devices() -> None:
-    """If listed devices differ, nothing is assumed of an unlisted one."""
+def test_different_devices() -> None:
+    """If listed devices differ, the properties of an unlisted one are unknown."""
     numbers = metrics(
         trace_of(devices=[Device(0, sms=4), Device(1, sms=8)], gpu=[kernel("k", 0, 10, device=4, blocks=2)])
     )
@@ -71,7 +71,7 @@ def test_unlike_devices() -> None:
     assert numbers.about("sm_eff_span").coverage == 0
 
 
-def test_steps() -> None:
+def test_utilization_in_steps() -> None:
     """Utilization within the steps counts kernels only, clipped to the window."""
     numbers = metrics(
         trace_of(

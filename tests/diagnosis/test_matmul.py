@@ -9,12 +9,12 @@ import pytest
 
 from instrument.diagnosis.metrics import metrics
 
-from .made import Row, kernel, on_cpu, trace_of
+from .small_traces import Row, kernel, on_cpu, trace_of
 
 HALF = "c10::BFloat16"
 
 
-def product(name: str, shapes: Any, types: list[str], start: int = 0, end: int = 10) -> Row:
+def matmul(name: str, shapes: Any, types: list[str], start: int = 0, end: int = 10) -> Row:
     return on_cpu(name, start, end, shapes=json.dumps(shapes), types=json.dumps(types))
 
 
@@ -38,8 +38,8 @@ def rows(*operators: Row, **tables: list[Row]) -> list[dict[str, Any]]:
     ],
 )
 def test_shapes(name: str, shapes: Any, sizes: tuple[int, ...], size: int) -> None:
-    """Batch, m, n and k from the shapes of the inputs; 2*m*n*k operations each; each input and the result once."""
-    (found,) = rows(product(name, shapes, [HALF] * len(shapes)))
+    """Batch, m, n and k follow from the input shapes, operations from these, and bytes from inputs and result."""
+    (found,) = rows(matmul(name, shapes, [HALF] * len(shapes)))
     batch, m, n, k = sizes
     assert (found["batch"], found["m"], found["n"], found["k"]) == sizes
     assert found["flops"] == 2 * batch * m * n * k
@@ -47,38 +47,38 @@ def test_shapes(name: str, shapes: Any, sizes: tuple[int, ...], size: int) -> No
 
 
 def test_types() -> None:
-    """Bytes follow the types; with an unknown type, or another type of the result, they are None."""
-    assert rows(product("aten::mm", [[2, 3], [3, 5]], ["float", "float"]))[0]["bytes"] == 4 * 31
-    assert rows(product("aten::mm", [[2, 3], [3, 5]], ["float", "new"]))[0]["bytes"] is None
-    assert rows(product("aten::_int_mm", [[2, 3], [3, 5]], ["signed char"] * 2))[0]["bytes"] is None
+    """Bytes follow from the types; for an unknown type, or another type of the result, they are None."""
+    assert rows(matmul("aten::mm", [[2, 3], [3, 5]], ["float", "float"]))[0]["bytes"] == 4 * 31
+    assert rows(matmul("aten::mm", [[2, 3], [3, 5]], ["float", "new"]))[0]["bytes"] is None
+    assert rows(matmul("aten::_int_mm", [[2, 3], [3, 5]], ["signed char"] * 2))[0]["bytes"] is None
     assert rows(on_cpu("aten::mm", 0, 5, shapes="[[2, 3], [3, 5]]"))[0]["bytes"] is None
 
 
 @pytest.mark.parametrize(
     "shapes", ["", "[]", "[[2, 3]]", "[[2, 3], [4, 5]]", "[[2, 3], []]", "[1, 2]", "{", "null"]
 )
-def test_unreadable(shapes: str) -> None:
+def test_unreadable_shapes(shapes: str) -> None:
     """Calls with missing or mismatched shapes are excluded."""
     assert rows(on_cpu("aten::mm", 0, 10, shapes=shapes, types='["float", "float"]')) == []
 
 
 def test_innermost_only() -> None:
-    """Of nested linear, matmul and mm, only mm is counted."""
+    """Only mm counts of nested linear, matmul and mm."""
     shapes, types = [[2, 3], [3, 5]], [HALF, HALF]
     found = rows(
-        product("aten::linear", [[2, 3], [5, 3]], types, 0, 30),
-        product("aten::matmul", shapes, types, 1, 20),
-        product("aten::mm", shapes, types, 2, 10),
+        matmul("aten::linear", [[2, 3], [5, 3]], types, 0, 30),
+        matmul("aten::matmul", shapes, types, 1, 20),
+        matmul("aten::mm", shapes, types, 2, 10),
     )
     assert [(row["name"], row["calls"]) for row in found] == [("aten::mm", 1)]
 
 
-def test_rate() -> None:
-    """Throughput over the GPU time of the calls that have any."""
+def test_throughput() -> None:
+    """Throughput is relative to the GPU time of the calls that have any."""
     shapes, types = [[200, 300], [300, 500]], [HALF, HALF]
     found = rows(
-        product("aten::mm", shapes, types, 0, 10),
-        product("aten::mm", shapes, types, 20, 30),
+        matmul("aten::mm", shapes, types, 0, 10),
+        matmul("aten::mm", shapes, types, 20, 30),
         runtime=[on_cpu("cudaLaunchKernel", 5, 6, correlation=1), on_cpu("cudaLaunchKernel", 7, 8, correlation=2)],
         gpu=[kernel("gemm", 50, 150, correlation=1), kernel("reduce", 150, 250, correlation=2)],
     )

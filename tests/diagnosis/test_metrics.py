@@ -1,4 +1,4 @@
-"""The metrics mapping: its keys, their definitions, and traces that lack something."""
+"""The metrics mapping: its keys, their definitions, and incomplete traces."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from hypothesis import strategies as st
 from instrument.diagnosis.definitions import DEFINITIONS
 from instrument.diagnosis.metrics import metrics
 
-from .made import copy, fill, kernel, on_cpu, trace_of
+from .small_traces import kernel, memcpy, memset, on_cpu, trace_of
 
 
-def small() -> Any:
+def small_trace() -> Any:
     return trace_of(
         regions=[on_cpu("ProfilerStep#3", 0, 400), on_cpu("forward", 10, 90)],
         operators=[on_cpu("aten::mm", 20, 40)],
         runtime=[on_cpu("cudaLaunchKernel", 25, 30, correlation=1)],
-        gpu=[kernel("gemm", 100, 300, correlation=1), copy("Memcpy DtoD (Device -> Device)", 350, 500, bytes=8)],
+        gpu=[kernel("gemm", 100, 300, correlation=1), memcpy("Memcpy DtoD (Device -> Device)", 350, 500, bytes=8)],
     )
 
 
 def test_every_number_is_defined() -> None:
     """The keys of every trace match the table of definitions."""
-    assert metrics(small()).keys() == DEFINITIONS.keys()
+    assert metrics(small_trace()).keys() == DEFINITIONS.keys()
     assert metrics(trace_of()).keys() == DEFINITIONS.keys()
 
 
 @pytest.mark.parametrize("key", DEFINITIONS)
-def test_about(key: str) -> None:
+def test_definition(key: str) -> None:
     """Each metric has a definition, unit, window and coverage."""
-    about = metrics(small()).about(key)
+    about = metrics(small_trace()).about(key)
     assert about.definition.endswith((".", ";")) and about.unit and about.window
     assert about.coverage is None or 0 <= about.coverage <= 1
     empty = metrics(trace_of()).about(key)
@@ -44,8 +44,8 @@ def test_about(key: str) -> None:
 
 
 def test_windows_and_coverage() -> None:
-    """Windows are first and last times; coverage is the share of linked GPU time."""
-    numbers = metrics(small())
+    """Windows are the first and last times; coverage is the share of linked GPU time."""
+    numbers = metrics(small_trace())
     assert numbers.about("busy_ns").window_ns == (100, 500)
     assert numbers.about("steps").window_ns == (0, 400)
     assert numbers.about("queue_length").window_ns == (25, 500)
@@ -61,8 +61,8 @@ def test_windows_and_coverage() -> None:
         numbers.about("nothing")
 
 
-def test_lengths_of_steps() -> None:
-    """The work of the first step runs while the second launches: the loop is as fast as the GPU."""
+def test_step_lengths() -> None:
+    """If the work of a step runs while the next one launches, the loop is as fast as the GPU."""
     numbers = metrics(
         trace_of(
             regions=[on_cpu(f"ProfilerStep#{step}", 100 * step, 100 * step + 90) for step in (3, 4, 5)],
@@ -108,23 +108,23 @@ def test_lengths_of_steps() -> None:
     assert metrics(trace_of())["loop"] is None
 
 
-def test_pickles() -> None:
+def test_pickling() -> None:
     """Unpickled metrics keep their definitions."""
-    numbers = metrics(small())
+    numbers = metrics(small_trace())
     other = pickle.loads(pickle.dumps(numbers))
     assert other == numbers
     assert other.about("busy_ns") == numbers.about("busy_ns")
 
 
-def test_split_by_hand() -> None:
+def test_split_of_overlapping_work() -> None:
     """Overlapping work on two streams is split into parts that add up."""
     numbers = metrics(
         trace_of(
             gpu=[
                 kernel("gemm", 0, 100),
                 kernel("ncclDevKernel_AllReduce", 50, 150, stream=9),
-                copy("Memcpy HtoD (Pinned -> Device)", 140, 170, stream=10),
-                fill(200, 210),
+                memcpy("Memcpy HtoD (Pinned -> Device)", 140, 170, stream=10),
+                memset(200, 210),
             ]
         )
     )
@@ -166,7 +166,7 @@ def test_gaps_at_the_limit() -> None:
         {},
         {"operators": [on_cpu("aten::mm", 0, 5)]},
         {"regions": [on_cpu("ProfilerStep#1", 0, 5)]},
-        {"gpu": [copy("Memcpy DtoH (Device -> Pinned)", 3, 9)]},
+        {"gpu": [memcpy("Memcpy DtoH (Device -> Pinned)", 3, 9)]},
         {"gpu": [kernel("empty", 5, 5)]},
         {"gpu": [kernel("a", 0, 10), kernel("b", 5, 8), kernel("c", 5, 5), kernel("d", 7, 20)]},
         {"gpu": [kernel("a", 0, 10, device=-1, stream=-1, blocks_per_sm=0.5, occupancy_percent=0.0)]},
@@ -174,8 +174,8 @@ def test_gaps_at_the_limit() -> None:
     ],
     ids=["nothing", "cpu", "step", "copy", "instant", "overlap", "unknown place", "sync"],
 )
-def test_poor_traces(tables: dict[str, Any]) -> None:
-    """Whatever a trace lacks, all keys exist without NaN; a ratio to 0 is None."""
+def test_incomplete_traces(tables: dict[str, Any]) -> None:
+    """Incomplete traces have all keys, without NaN; a ratio to 0 is None."""
     numbers = metrics(trace_of(**tables))
     json.dumps(numbers, allow_nan=False)
     assert numbers.keys() == DEFINITIONS.keys()
@@ -183,7 +183,7 @@ def test_poor_traces(tables: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(", "*", 7, re.compile(b"nccl")])
-def test_bad_pattern(pattern: Any) -> None:
+def test_invalid_pattern(pattern: Any) -> None:
     """An invalid regular expression is refused with the argument's name and value."""
     with pytest.raises(ValueError, match='"collectives" must be') as caught:
         metrics(trace_of(), pattern)
@@ -191,7 +191,7 @@ def test_bad_pattern(pattern: Any) -> None:
 
 
 def test_own_pattern() -> None:
-    """A pattern replaces the known kernels; text ignores case, a compiled pattern keeps its flags."""
+    """A given pattern replaces the known kernels; text ignores case, a compiled pattern keeps its flags."""
     trace = trace_of(gpu=[kernel("MyExchange", 0, 10), kernel("ncclDevKernel_Generic", 20, 25)])
     assert metrics(trace)["comm_ns"] == 5
     assert metrics(trace, "exchange")["comm_ns"] == 10
@@ -225,13 +225,13 @@ def test_impossible_times(times: list[tuple[int, int, int]]) -> None:
 
 
 def test_several_gpus() -> None:
-    """Each GPU has its own split of the same time; compute on one does not hide communication on another."""
+    """Each GPU has its own split of the time; compute on one does not hide communication on another."""
     numbers = metrics(
         trace_of(
             gpu=[
                 kernel("gemm", 0, 100),
                 kernel("ncclDevKernel_AllReduce", 20, 80, device=1),
-                copy("Memcpy HtoD (Pinned -> Device)", 80, 90, device=1),
+                memcpy("Memcpy HtoD (Pinned -> Device)", 80, 90, device=1),
             ]
         )
     )

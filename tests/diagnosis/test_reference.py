@@ -1,4 +1,4 @@
-"""Metrics of real traces, compared with values computed in exact arithmetic."""
+"""Metrics of real traces equal values computed in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ def same(expected: Any, actual: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_exact_value(name: str) -> None:
-    """Integers are equal, floats to twelve digits; additional metrics are allowed."""
+def test_exact_values(name: str) -> None:
+    """Integers are equal, and floats are equal to twelve digits; additional metrics are allowed."""
     reference = json.loads(REFERENCE.read_text())["exact_all_traces"][name]
     actual = metrics(read(name), "nccl|rccl")
     wrong = {key: (value, actual.get(key)) for key, value in reference.items() if not same(value, actual.get(key))}
     assert not wrong
 
 
-def test_no_reference_left_out() -> None:
+def test_all_references_are_compared() -> None:
     """Each trace that has exact values is compared."""
     reference = json.loads(REFERENCE.read_text())
     assert reference["exact_all_traces"].keys() == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fit_for_json(name: str) -> None:
-    """There is neither NaN nor a numpy number, and automatic collectives keep the sum exact."""
+def test_json_types(name: str) -> None:
+    """All values are plain JSON without NaN, and the parts of the span add up."""
     numbers = metrics(read(name))
     json.dumps(numbers, allow_nan=False)
     parts = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
@@ -92,14 +92,14 @@ def test_deep_ep_is_communication() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("deepseek")])
-def test_nothing_else_is_communication(name: str) -> None:
-    """In the other traces, only kernels of NCCL and RCCL communicate."""
+def test_only_nccl_is_communication(name: str) -> None:
+    """In the other traces, only NCCL and RCCL kernels are communication."""
     trace = read(name)
     assert metrics(trace)["comm_ns"] == metrics(trace, "nccl|rccl")["comm_ns"]
 
 
-def test_right_where_others_are_wrong() -> None:
-    """Metrics that common tools report wrongly for these traces."""
+def test_values_that_other_tools_report_wrongly() -> None:
+    """Metrics that common tools report wrongly for these traces are right."""
     assert metrics(read("tl_h100_bert_small.json.gz"))["compute_ns"] == 307_197
     graph = metrics(read("tl_vllm_decode_full_cudagraph.json.gz"))
     assert graph["idle_ns"] == 25_473
@@ -109,15 +109,15 @@ def test_right_where_others_are_wrong() -> None:
 
 
 def test_efficiency_on_amd() -> None:
-    """ROCm traces lack blocks per multiprocessor; they follow from the grid, even if it counts threads."""
+    """In ROCm traces, blocks per multiprocessor follow from the grid, even if it counts threads."""
     numbers = metrics(read("tl_torch_compile_triton.json.gz"))
     assert 0.9 < numbers["sm_eff_span"] <= 1
     assert numbers["occ_weighted"] is None
     assert 0 < numbers["occ_limit_weighted"] <= 100
 
 
-def test_matmul_by_hand() -> None:
-    """The addmm of an MLP in bfloat16: 5185 x 1024 by 1024 x 1024, plus a bias."""
+def test_matmul_of_an_mlp() -> None:
+    """The bfloat16 addmm of an MLP, 5185 x 1024 by 1024 x 1024 plus a bias, has its known operations and bytes."""
     rows = metrics(read("tl_h100_owlv2.json.gz"))["matmul_table"]
     found = next(row for row in rows if (row["name"], row["m"], row["n"]) == ("aten::addmm", 5185, 1024))
     assert found["flops"] == 2 * 5185 * 1024 * 1024

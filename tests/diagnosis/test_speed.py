@@ -13,8 +13,8 @@ from instrument.traces.table import KERNEL, Array, Strings
 from instrument.traces.trace import ReadLosses, Thread, Trace
 
 
-def large(launches: int) -> Trace:
-    """Per launch: a kernel, a call, two nested operators; a hundred launches in each of two nested regions."""
+def large_trace(launches: int) -> Trace:
+    """Return a trace with a kernel, a call and two operators per launch; 100 launches per nested region."""
     strings, number = Strings(), np.arange(launches)
 
     def every(each: int, start: int, size: int, name: str, names: int = 50) -> dict[str, Array]:
@@ -52,7 +52,7 @@ def seconds(trace: Trace) -> float:
 
 
 def test_time_is_linear() -> None:
-    """Eight times the events take no more than some sixteen times as long, and 800,000 less than three seconds."""
-    few, many = seconds(large(25_000)), seconds(large(200_000))
+    """Eight times the events take at most 16 times as long, and 800,000 events less than three seconds."""
+    few, many = seconds(large_trace(25_000)), seconds(large_trace(200_000))
     assert many < 16 * max(few, 0.01)
     assert many < 3

@@ -8,11 +8,11 @@ import pytest
 
 from instrument.diagnosis.metrics import Metrics, metrics
 
-from .made import kernel, on_cpu, trace_of
+from .small_traces import kernel, on_cpu, trace_of
 
 
-def launched(name: str, at: int, start: int, end: int, **columns: Any) -> tuple[Any, Any]:
-    """A call that launches a kernel, with its time as correlation."""
+def launch_of(name: str, at: int, start: int, end: int, **columns: Any) -> tuple[Any, Any]:
+    """Return a call and the kernel that it launches, with the call's time as correlation."""
     return (
         on_cpu("cudaLaunchKernel", at, at + 1, correlation=at),
         kernel(name, start, end, correlation=at, **columns),
@@ -23,8 +23,8 @@ def of(numbers: Metrics, table: str, *columns: str) -> dict[str, tuple[Any, ...]
     return {row["name"]: tuple(row[column] for column in columns) for row in numbers[table]}
 
 
-def test_kernels() -> None:
-    """Count, sum, mean, extremes and share by name, the longest first."""
+def test_kernel_table() -> None:
+    """Kernels have count, sum, mean, extremes and share by name, longest first."""
     numbers = metrics(trace_of(gpu=[kernel("b", 0, 10), kernel("a", 10, 40), kernel("b", 50, 70)]))
     columns = ("count", "sum_ns", "mean_ns", "min_ns", "max_ns", "share")
     assert of(numbers, "kernel_table", *columns) == {
@@ -35,11 +35,11 @@ def test_kernels() -> None:
 
 @pytest.fixture
 def nested() -> Metrics:
-    """An operator in a region in a region, two kernels that overlap, and one launched from outside."""
+    """Return metrics of nested regions, with two overlapping kernels and one launched outside of them."""
     pairs = [
-        launched("k", 12, 100, 120, stream=1),
-        launched("k", 31, 110, 140, stream=2),
-        launched("k", 95, 200, 230),
+        launch_of("k", 12, 100, 120, stream=1),
+        launch_of("k", 31, 110, 140, stream=2),
+        launch_of("k", 95, 200, 230),
     ]
     return metrics(
         trace_of(
@@ -61,8 +61,8 @@ def nested() -> Metrics:
     )
 
 
-def test_operators(nested: Metrics) -> None:
-    """CPU time without children; GPU time without and with children, and the time covered."""
+def test_operator_table(nested: Metrics) -> None:
+    """Operators have CPU time without children, GPU time with and without children, and covered GPU time."""
     columns = ("calls", "cpu_self_ns", "gpu_self_ns", "gpu_ns", "gpu_busy_ns")
     assert of(nested, "operator_table", *columns) == {
         "aten::linear": (1, 28 - 14, 0, 50, 40),
@@ -70,8 +70,8 @@ def test_operators(nested: Metrics) -> None:
     }
 
 
-def test_regions(nested: Metrics) -> None:
-    """A kernel counts once per name around it; projections are per call."""
+def test_region_table(nested: Metrics) -> None:
+    """A kernel counts once for each enclosing name; projections are per call."""
     columns = ("calls", "cpu_ns", "gpu_count", "gpu_ns", "gpu_busy_ns", "gpu_projection_ns")
     assert of(nested, "region_table", *columns) == {
         "step": (1, 90, 2, 50, 40, 40),
@@ -79,7 +79,7 @@ def test_regions(nested: Metrics) -> None:
     }
 
 
-def test_modules(nested: Metrics) -> None:
+def test_module_table(nested: Metrics) -> None:
     """Modules include the work of inner modules, also through Python functions; other frames are excluded."""
     columns = ("calls", "gpu_ns", "gpu_busy_ns", "gpu_projection_ns")
     assert of(nested, "module_table", *columns) == {
@@ -89,14 +89,14 @@ def test_modules(nested: Metrics) -> None:
 
 
 def test_self_time_of_interleaved_children() -> None:
-    """Children that overlap take their common time once."""
+    """The common time of overlapping children is subtracted once."""
     numbers = metrics(trace_of(operators=[on_cpu("a", 0, 100), on_cpu("b", 10, 40), on_cpu("c", 30, 60)]))
     assert of(numbers, "operator_table", "cpu_self_ns")["a"] == (50,)
 
 
 def test_projection_over_a_pause() -> None:
-    """From the first start to the last end, whatever happens between."""
-    pairs = [launched("k", 1, 10, 20), launched("k", 2, 80, 90)]
+    """A projection lasts from the first start to the last end, including pauses."""
+    pairs = [launch_of("k", 1, 10, 20), launch_of("k", 2, 80, 90)]
     numbers = metrics(
         trace_of(
             regions=[on_cpu("r", 0, 5)], runtime=[call for call, _ in pairs], gpu=[kernel for _, kernel in pairs]

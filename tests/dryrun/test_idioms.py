@@ -41,7 +41,7 @@ UNSEEN = {"first-sparse_adam"}  # sparse tensors, which a run without data does 
 
 
 def names() -> dict[str, Any]:
-    """Return the names that idioms use: tensors on the GPU, a module with gradients, a CPU tensor, a pinned one."""
+    """Return the names that idioms use: tensors on the GPU, a module with gradients, CPU tensors."""
     t = torch.randn(4, device="cuda")
     m = nn.Linear(4, 2).to("cuda")
     m(t).sum().backward()

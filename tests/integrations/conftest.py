@@ -1,4 +1,4 @@
-"""What every test of an integration begins with."""
+"""Fixtures that every test of an integration uses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ import pytest
 def no_earlier_optimizers() -> None:
     """Free optimizers of earlier tests, which frameworks keep in reference cycles.
 
-    With two alive, both get labels.
+    With two alive, both would get labels.
     """
     gc.collect()

@@ -1,4 +1,4 @@
-"""What the tests of the Lightning adapter share."""
+"""Models, data and helpers that the tests of the Lightning adapter share."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SCRIPT = ROOT / "integrations" / "lightning" / "train.py"
 DATA = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
-class Training:
-    """The methods of a module of either package."""
+class TrainingMethods:
+    """The methods of a module, for either package."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,16 +63,16 @@ class Training:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Module(Training, pl.LightningModule):
+class Module(TrainingMethods, pl.LightningModule):
     """One optimizer, stepped by Lightning."""
 
 
-class OtherModule(Training, pytorch_lightning.LightningModule):
+class OtherModule(TrainingMethods, pytorch_lightning.LightningModule):
     """The same module for the other package."""
 
 
-class Manual(Module):
-    """Two optimizers, as of a GAN, stepped by the module: the second one on every other batch if ``rare``."""
+class ManualModule(Module):
+    """Two optimizers, as of a GAN, stepped by the module itself; the second every other batch if ``rare``."""
 
     def __init__(self, rare: bool = False) -> None:
         super().__init__()
@@ -119,13 +119,13 @@ def steps(callback: Any) -> list[Any]:
     return [window["steps"] and tuple(window["steps"]) for window in callback.loop.windows]
 
 
-def windowed(out: Path) -> list[dict[str, Any]]:
+def recorded_events(out: Path) -> list[dict[str, Any]]:
     (trace,) = out.glob("window-*/*.gz")
     return annotations(trace)
 
 
-def shape(events: list[dict[str, Any]]) -> str:
-    """Return the regions as a tree, without those of modules."""
+def region_tree(events: list[dict[str, Any]]) -> str:
+    """Return the regions as a tree, without the regions of modules."""
     ranges = [
         Range(e["name"], round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000), "push_pop", e["tid"], e["pid"])
         for e in events
@@ -134,7 +134,7 @@ def shape(events: list[dict[str, Any]]) -> str:
     return outline(ranges)
 
 
-def left_nothing(trainer: Any, callback: Any) -> bool:
+def is_clean(trainer: Any, callback: Any) -> bool:
     patched = {"save_checkpoint", "training_step"} & (vars(trainer).keys() | vars(trainer.strategy).keys())
     return not (patched or callback.loop.running or Loop.current() or torch.autograd._profiler_enabled())
 

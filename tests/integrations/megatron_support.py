@@ -1,4 +1,4 @@
-"""What the tests of the Megatron adapter share."""
+"""Helpers that the tests of the Megatron adapter share."""
 
 from __future__ import annotations
 

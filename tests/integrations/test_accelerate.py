@@ -39,33 +39,33 @@ def losses(output: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def unchanged() -> list[str]:
-    """Return what the script prints without this library."""
+    """Return the losses that the script prints without this library."""
     return losses(run(python(SCRIPT), environment({"INSTRUMENT": "0"})).stdout)
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Return what the script writes and prints."""
+    """Return the folder and the output of the script."""
     out = tmp_path_factory.mktemp("script") / "out"
     return out, run(python(SCRIPT, ["--out", str(out)]), environment({"COLUMNS": "100"}))
 
 
 def test_same_losses(script: tuple[Path, subprocess.CompletedProcess[str]], unchanged: list[str]) -> None:
-    """The losses of the script are the same as without this library, to the last bit."""
+    """The losses of the script are bit-identical to those without this library."""
     assert 12 == len(unchanged)
     assert unchanged == losses(script[1].stdout)
     assert "Where the step went" in script[1].stderr
 
 
-def test_tree(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    """Each recorded step has its micro-steps and its update, and the checkpoint before it."""
+def test_regions_of_the_script(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    """Each recorded step has its micro-steps, its update, and the checkpoint before it."""
     step = "".join(f"  {line}\n" for line in STEP.splitlines())
     expected = f"ProfilerStep#2\n{step}ProfilerStep#3\n{step}ProfilerStep#4\n  checkpoint\n{step}"
     assert expected == tree(recorded(script[0]), {*NAMES, "ProfilerStep"}) + "\n"
 
 
 @pytest.mark.nsys
-def test_nsys(tmp_path: Path, unchanged: list[str]) -> None:
+def test_nsight_systems(tmp_path: Path, unchanged: list[str]) -> None:
     """Under Nsight Systems every step of the run has its ranges."""
     report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path / "out")])
     found = [r for r in nsys.ranges(report.file) if r.kind == "push_pop"]
@@ -131,7 +131,7 @@ def windows(out: Path) -> list[Any]:
     return [json.loads(line)["steps"] for line in (out / "manifest.jsonl").read_text().splitlines()]
 
 
-def test_the_same_accelerator(tmp_path: Path) -> None:
+def test_accelerator_is_restored(tmp_path: Path) -> None:
     """The accelerator keeps its class, and is as before once the adapter is detached."""
     given = accelerator()
     before = dict(vars(given))
@@ -158,7 +158,7 @@ def test_end_of_training(tmp_path: Path) -> None:
 
 
 def test_updates_are_steps(tmp_path: Path) -> None:
-    """Batches that only accumulate gradients are not steps."""
+    """Updates are steps; batches that only accumulate gradients are not."""
     training = Training(attached(accelerator(3), tmp_path / "out", wait=1, warmup=0, active=2))
     training.run(12)
     adapter_of(training.accelerator).detach()
@@ -166,15 +166,15 @@ def test_updates_are_steps(tmp_path: Path) -> None:
     assert {"micro-step": 6, "backward": 6, "Net": 6} == counts(found, ["micro-step", "backward", "Net"])
 
 
-def test_without_accumulation_there_are_no_micro_steps(tmp_path: Path) -> None:
-    """A body of ``accumulate`` that is a whole step has no region "micro-step"."""
+def test_no_micro_steps_without_accumulation(tmp_path: Path) -> None:
+    """Without accumulation, the body of ``accumulate`` is a whole step and has no region "micro-step"."""
     training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.run(3)
     adapter_of(training.accelerator).detach()
     assert {"micro-step": 0, "backward": 2} == counts(recorded(tmp_path / "out"), ["micro-step", "backward"])
 
 
-def test_skipped_updates_count(tmp_path: Path) -> None:
+def test_skipped_updates_are_steps(tmp_path: Path) -> None:
     """An update that the gradient scaler skips is a step."""
     training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.optimizer._is_overflow = True
@@ -185,8 +185,8 @@ def test_skipped_updates_count(tmp_path: Path) -> None:
     assert {"backward": 2} == counts(recorded(tmp_path / "out"), ["backward"])
 
 
-def test_a_copy_of_the_optimizer(tmp_path: Path) -> None:
-    """A copy steps its own parameters, and its steps do not count."""
+def test_copy_of_the_optimizer(tmp_path: Path) -> None:
+    """A copied optimizer updates its own parameters, and its steps do not count."""
     training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     other = copy.deepcopy(training.optimizer)
     (parameter,) = other.param_groups[0]["params"][:1]
@@ -198,23 +198,23 @@ def test_a_copy_of_the_optimizer(tmp_path: Path) -> None:
     assert not torch.autograd._profiler_enabled()
 
 
-def test_freed(tmp_path: Path) -> None:
-    """`free_memory` frees the model, and the steps of an optimizer that is prepared afterwards count."""
-    used = attached(accelerator(), tmp_path / "out", at="5")
-    training = Training(used)
+def test_free_memory(tmp_path: Path) -> None:
+    """`free_memory` frees the model, and steps of an optimizer prepared later count."""
+    attached_accelerator = attached(accelerator(), tmp_path / "out", at="5")
+    training = Training(attached_accelerator)
     training.run(3)
-    gone = weakref.ref(training.model)
+    reference = weakref.ref(training.model)
     del training
-    used.free_memory()
+    attached_accelerator.free_memory()
     gc.collect()
-    assert gone() is None
-    Training(used).run(4)
-    adapter_of(used).detach()
+    assert reference() is None
+    Training(attached_accelerator).run(4)
+    adapter_of(attached_accelerator).detach()
     entries = [json.loads(line) for line in (tmp_path / "out/manifest.jsonl").read_text().splitlines()]
     assert [(entry["status"], entry["steps"]) for entry in entries] == [("recorded", [5, 5])]
 
 
-def test_prepared_before(tmp_path: Path) -> None:
+def test_attach_after_prepare(tmp_path: Path) -> None:
     """`attach` may be called after everything is prepared."""
     training = Training(accelerator())
     attached(training.accelerator, tmp_path / "out", wait=0, warmup=0, active=2)
@@ -234,7 +234,7 @@ def test_two_optimizers(tmp_path: Path) -> None:
     assert [[0, 1]] == windows(tmp_path / "out")
 
 
-def test_a_scheduler_around_the_step(tmp_path: Path) -> None:
+def test_scheduler_that_wraps_the_step(tmp_path: Path) -> None:
     """A scheduler that replaces the optimizer's method keeps working, while attached and after."""
     expected = Training(accelerator(), scheduled=True)
     expected.run(6)
@@ -246,8 +246,8 @@ def test_a_scheduler_around_the_step(tmp_path: Path) -> None:
     assert expected.losses[:3] == training.losses[:3]
 
 
-def test_an_error_inside_a_step(tmp_path: Path) -> None:
-    """The region of the step is closed, and recording continues with the loop."""
+def test_error_inside_a_step(tmp_path: Path) -> None:
+    """After an error, the region of the step is closed and recording continues."""
     training = Training(attached(accelerator(2), tmp_path / "out", wait=0, warmup=0, active=2))
     with pytest.raises(RuntimeError, match="lost"), training.accelerator.accumulate(training.model):
         raise RuntimeError("lost")
@@ -256,15 +256,15 @@ def test_an_error_inside_a_step(tmp_path: Path) -> None:
     assert {"micro-step": 4} == counts(recorded(tmp_path / "out"), ["micro-step"])
 
 
-def test_resumed(tmp_path: Path) -> None:
-    """Steps have their numbers in the whole run."""
+def test_resumed_run(tmp_path: Path) -> None:
+    """Steps are numbered over the whole run."""
     training = Training(attached(accelerator(), tmp_path / "out", at=101, active=1, first_step=100))
     training.run(3)
     adapter_of(training.accelerator).detach()
     assert [[101, 101]] == windows(tmp_path / "out")
 
 
-def test_again(tmp_path: Path) -> None:
+def test_second_adapter(tmp_path: Path) -> None:
     """A second adapter detaches the first."""
     training = Training(attached(accelerator(), tmp_path / "one", wait=0, warmup=0, active=9))
     training.run(2)
@@ -275,7 +275,7 @@ def test_again(tmp_path: Path) -> None:
 
 
 def test_checkpoints(tmp_path: Path) -> None:
-    """Writing the state or the model is the region "checkpoint", and both are written as without."""
+    """Saving the state or the model is the region "checkpoint", and both files are written."""
     training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.run(1)
     training.accelerator.save_state(str(tmp_path / "state"))
@@ -291,35 +291,35 @@ OPTIONS = {"activities": ["cpu"], "record_shapes": True, "schedule_option": {"wa
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_profile_of_accelerate(tmp_path: Path, given: bool) -> None:
-    """A `ProfileKwargs`, given or found in the accelerator, has the meaning that it has in ``profile()``."""
+def test_profile_kwargs(tmp_path: Path, given: bool) -> None:
+    """A `ProfileKwargs`, given or found in the accelerator, has its usual meaning."""
     called = []
     profile = ProfileKwargs(
         **OPTIONS, output_trace_dir=str(tmp_path / "out"), on_trace_ready=lambda p: called.append(p.key_averages())
     )
-    made = accelerator(kwargs_handlers=[] if given else [profile])
-    training = Training(attached(made, profile=profile) if given else attached(made))
+    target = accelerator(kwargs_handlers=[] if given else [profile])
+    training = Training(attached(target, profile=profile) if given else attached(target))
     training.run(7)
-    adapter_of(made).detach()
+    adapter_of(target).detach()
     assert [[2, 2], [5, 5]] == windows(tmp_path / "out")[:2]
     assert 2 == len(called)
 
 
-def test_own_arguments_before_the_profile(tmp_path: Path) -> None:
+def test_arguments_override_profile_kwargs(tmp_path: Path) -> None:
     """Arguments take precedence over a `ProfileKwargs`."""
-    profile = ProfileKwargs(**OPTIONS, output_trace_dir=str(tmp_path / "theirs"))
-    made = accelerator()
-    training = Training(attached(made, tmp_path / "out", profile=profile, wait=0, warmup=0, active=2))
+    profile = ProfileKwargs(**OPTIONS, output_trace_dir=str(tmp_path / "other"))
+    target = accelerator()
+    training = Training(attached(target, tmp_path / "out", profile=profile, wait=0, warmup=0, active=2))
     training.run(3)
-    adapter_of(made).detach()
+    adapter_of(target).detach()
     assert [[0, 1]] == windows(tmp_path / "out")
-    assert not (tmp_path / "theirs").exists()
+    assert not (tmp_path / "other").exists()
 
 
 def test_wrong_arguments() -> None:
     """Wrong arguments fail at once and leave the accelerator unchanged."""
-    made = accelerator()
-    before = dict(vars(made))
+    target = accelerator()
+    before = dict(vars(target))
     for arguments, message in [
         ({"first_step": -1}, '"first_step" must be an integer >= 0: -1'),
         ({"profile": 3}, '"profile" must be an accelerate.utils.ProfileKwargs: 3'),
@@ -327,14 +327,14 @@ def test_wrong_arguments() -> None:
         ({"modules": -1}, '"modules" must be'),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
-            attach(accelerator=made, **arguments)
+            attach(accelerator=target, **arguments)
     with pytest.raises(TypeError, match='"accelerator" must be'):
         attach(accelerator=3)  # type: ignore[arg-type, unused-ignore]
-    assert before == vars(made)
+    assert before == vars(target)
 
 
 def broken(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("ours")
+    raise RuntimeError("internal")
 
 
 @pytest.mark.parametrize(

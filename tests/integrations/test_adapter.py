@@ -1,4 +1,4 @@
-"""The base of all adapters: `attach`, `detach`, and what happens when a hook fails."""
+"""The base of all adapters: `attach`, `detach`, and failing hooks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.programs import environment, python, run
 
 
 class Framework:
-    """A class to hook."""
+    """A class whose method is hooked."""
 
     def train(self, steps: int) -> int:
         return steps
 
 
 class FrameworkAdapter(Adapter):
-    """Hooks `Framework` and, if it is to fail, raises then."""
+    """Hooks `Framework`, and then fails if ``fails`` is set."""
 
     fails = False
 
@@ -44,7 +44,7 @@ def adapter(tmp_path: Path) -> FrameworkAdapter:
 
 
 def test_attach_and_detach(adapter: FrameworkAdapter) -> None:
-    """Each of the two works once, in any number of calls, and an adapter can be attached again."""
+    """Repeated calls have no further effect, and an adapter can be attached again."""
     for _ in range(2):
         assert adapter.attach() is adapter.attach() is adapter
         assert Framework.train is not TRAIN
@@ -64,16 +64,16 @@ def test_context_manager(adapter: FrameworkAdapter) -> None:
 
 
 @pytest.mark.usefixtures("lenient")
-def test_hooks_that_fail(adapter: FrameworkAdapter) -> None:
-    """If one hook fails, none stays."""
+def test_failing_hook(adapter: FrameworkAdapter) -> None:
+    """If one hook fails, all are removed."""
     adapter.fails = True
     adapter.attach()
     assert (False, TRAIN, []) == (adapter.attached, Framework.train, adapter.changes)
 
 
 @pytest.mark.usefixtures("lenient")
-def test_a_change_that_cannot_be_undone(adapter: FrameworkAdapter) -> None:
-    """The other changes are undone, and this one again with the next `detach`."""
+def test_change_that_cannot_be_undone(adapter: FrameworkAdapter) -> None:
+    """The other changes are undone, and the failing one at the next `detach`."""
     adapter.attach()
     failing = [True]
 
@@ -90,14 +90,14 @@ def test_a_change_that_cannot_be_undone(adapter: FrameworkAdapter) -> None:
 
 
 @pytest.mark.usefixtures("lenient")
-def test_an_adapter_that_cannot_be_made() -> None:
-    """An inert adapter does nothing."""
+def test_inert_adapter() -> None:
+    """An inert adapter installs nothing."""
     adapter = FrameworkAdapter.inert("any", argument=1)
     with adapter.attach():
         assert (False, TRAIN, []) == (adapter.attached, Framework.train, adapter.windows)
 
 
-def test_off(adapter: FrameworkAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instrument_0(adapter: FrameworkAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under INSTRUMENT=0 nothing is hooked."""
     monkeypatch.setattr(settings, "enabled", False)
     assert not adapter.attach().attached
@@ -105,7 +105,7 @@ def test_off(adapter: FrameworkAdapter, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_missing_method(adapter: FrameworkAdapter, caplog: pytest.LogCaptureFixture) -> None:
-    """A method that a version of the framework lacks is logged, and not hooked."""
+    """A method that the framework's version lacks is logged and skipped."""
     with caplog.at_level(logging.INFO, "instrument"):
         adapter.wrap(Framework, "fit", adapter.in_region("fit"))
     assert "Framework has no fit, which is not followed" in caplog.text
@@ -136,15 +136,15 @@ adapter.loop.step()
     assert '"partial"' in (tmp_path / "out" / "manifest.jsonl").read_text()
 
 
-def test_require() -> None:
-    """A missing package is named with the command that installs it."""
+def test_require_package() -> None:
+    """The error for a missing package has the command that installs it."""
     require("json")
     with pytest.raises(ImportError, match="pip install no-such"):
         require("no_such.core", "no-such")
 
 
 @pytest.mark.parametrize("name", ["accelerate", "deepspeed", "megatron", "torchtitan", "vllm"])
-def test_every_framework_has_the_same_function(name: str, tmp_path: Path) -> None:
+def test_signature_of_attach(name: str, tmp_path: Path) -> None:
     """`attach` takes a folder, keywords of the framework and those of `Loop`, and returns an adapter."""
     module: Any = pytest.importorskip(f"instrument.integrations.{name}", exc_type=ImportError)
     signature = inspect.signature(module.attach)

@@ -1,4 +1,4 @@
-"""DeepSpeed: its engines' steps, and its own ranges as regions."""
+"""DeepSpeed: steps of its engines, and its own ranges as regions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from instrument.integrations import deepspeed as ours
+from instrument.integrations import deepspeed as integration
 from instrument.integrations.deepspeed import attach
 from instrument.integrations.loop import Loop
 from tests.conftest import Events
@@ -57,23 +57,23 @@ def annotated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_same_losses(annotated: tuple[Path, str], tmp_path: Path) -> None:
-    """With and without this library, the script prints the same losses to the last bit."""
+    """With and without this library, the script prints bit-identical losses."""
     plain = start("--out", tmp_path, INSTRUMENT="0")
     assert len(losses(plain)) == 12
     assert losses(plain) == losses(annotated[1])
     assert [] == list(tmp_path.iterdir())
 
 
-def test_tree(annotated: tuple[Path, str]) -> None:
-    """A step has two micro-steps, which contain DeepSpeed's own ranges once."""
+def test_regions_of_the_script(annotated: tuple[Path, str]) -> None:
+    """A step has two micro-steps, which contain DeepSpeed's own ranges once each."""
     assert tree(recorded_in(annotated[0]), PARTS) == f"{STEP}\n{STEP}"
     (line,) = (annotated[0] / "manifest.jsonl").read_text().splitlines()
     assert json.loads(line)["steps"] == [2, 3]
 
 
 @pytest.mark.nsys
-def test_nsys(tmp_path: Path) -> None:
-    """The ranges are in the report of Nsight Systems."""
+def test_nsight_systems(tmp_path: Path) -> None:
+    """A report of Nsight Systems has the ranges."""
     report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path)])
     parts = [part for part in PARTS if part != "Sequential"]
     assert STEP.replace("      Sequential\n", "") in tree(nsys.ranges(report.file), parts)
@@ -101,17 +101,19 @@ def deepspeed() -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def as_before(deepspeed: Any) -> Iterator[None]:
-    def now() -> list[dict[str, Any]]:
+def deepspeed_is_restored(deepspeed: Any) -> Iterator[None]:
+    def attributes() -> list[dict[str, Any]]:
         return [{name: value for name, value in vars(owner).items() if callable(value)} for owner in owners]
 
     owners = [
-        owner for owner in ours._owners() if owner.__name__.startswith(("deepspeed.utils", "DeepSpeedEngine"))
+        owner
+        for owner in integration._owners()
+        if owner.__name__.startswith(("deepspeed.utils", "DeepSpeedEngine"))
     ]
     owners.append(type(deepspeed.accelerator.get_accelerator()))
-    before = now()
+    before = attributes()
     yield
-    assert before == now()
+    assert before == attributes()
     assert Loop.current() is None
 
 
@@ -126,14 +128,14 @@ def engine(deepspeed: Any, accumulate: int = 1) -> Any:
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 
-def train(made: Any, batches: int, fail_at: int | None = None) -> list[float]:
+def train(target: Any, batches: int, fail_at: int | None = None) -> list[float]:
     found = []
     for batch in range(batches):
-        loss = made(torch.ones(1, 2)).sum()
+        loss = target(torch.ones(1, 2)).sum()
         if batch == fail_at:
             raise RuntimeError("out of data")
-        made.backward(loss)
-        made.step()
+        target.backward(loss)
+        target.step()
         found.append(float(loss.detach()))
     return found
 
@@ -142,21 +144,21 @@ def steps(attached: Any) -> list[Any]:
     return [entry["steps"] for entry in attached.loop.windows if entry["status"] == "recorded"]
 
 
-def test_engine_made_before(deepspeed: Any, tmp_path: Path) -> None:
-    """An existing engine is followed from the number of its own next step, and trains again afterwards."""
-    made = engine(deepspeed, accumulate=2)
-    train(made, 6)
-    with attach(tmp_path, at="4,6", engine=made) as attached:
-        train(made, 4)
-        train(made, 6)
+def test_existing_engine(deepspeed: Any, tmp_path: Path) -> None:
+    """An existing engine is followed from its next step on, and trains after `detach`."""
+    target = engine(deepspeed, accumulate=2)
+    train(target, 6)
+    with attach(tmp_path, at="4,6", engine=target) as attached:
+        train(target, 4)
+        train(target, 6)
     assert steps(attached) == [[4, 4], [6, 6]]
     assert tree(recorded_in(tmp_path), ["step", "micro-step"]) == "\n".join(
         ["step\n  micro-step\n  micro-step"] * 2
     )
 
 
-def test_other_engine(deepspeed: Any, tmp_path: Path) -> None:
-    """An engine beside the first, and one that evaluates, make no steps."""
+def test_second_engine(deepspeed: Any, tmp_path: Path) -> None:
+    """A second engine, and one in evaluation, make no steps."""
     first, other = engine(deepspeed), engine(deepspeed)
     with attach(tmp_path, at=1, active=1) as attached:
         for _ in range(3):
@@ -170,11 +172,11 @@ def test_other_engine(deepspeed: Any, tmp_path: Path) -> None:
 
 
 def test_error_in_step(deepspeed: Any, tmp_path: Path) -> None:
-    """An error between forward and backward leaves nothing open once the adapter is detached."""
-    made = engine(deepspeed)
+    """After an error between forward and backward, `detach` leaves nothing open."""
+    target = engine(deepspeed)
     attached = attach(tmp_path, at=1, active=5)
     with pytest.raises(RuntimeError, match="out of data"):
-        train(made, 5, fail_at=3)
+        train(target, 5, fail_at=3)
     attached.detach()
     attached.detach()
     assert not torch.autograd._profiler_enabled()
@@ -184,27 +186,27 @@ def test_error_in_step(deepspeed: Any, tmp_path: Path) -> None:
 
 
 def test_error_in_forward(deepspeed: Any, tmp_path: Path) -> None:
-    """An error in forward closes the step, and the next one is a step again."""
-    made = engine(deepspeed)
+    """An error in forward closes the step, and the next one counts."""
+    target = engine(deepspeed)
     with attach(tmp_path, at=0, active=1) as attached:
         with pytest.raises(RuntimeError):
-            made(torch.ones(1, 3))
+            target(torch.ones(1, 3))
         assert [] == attached.loop._open
-        train(made, 2)
+        train(target, 2)
     assert steps(attached) == [[0, 0]]
 
 
 @pytest.mark.usefixtures("lenient")
 def test_failures_of_the_library(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure of this library does not stop the training, which has the same losses."""
+    """A failure of this library does not change the losses."""
     expected = train(engine(deepspeed), 3)
-    monkeypatch.setattr(ours.DeepSpeedAdapter, "_begin", lambda self, engine: 1 / 0)
+    monkeypatch.setattr(integration.DeepSpeedAdapter, "_begin", lambda self, engine: 1 / 0)
     with attach(tmp_path):
         assert train(engine(deepspeed), 3) == expected
 
 
-def test_ranges_balanced(deepspeed: Any, recorded: Any, tmp_path: Path) -> None:
-    """Ranges that an error leaves open in DeepSpeed are closed, and later ranges are not inside them."""
+def test_ranges_left_open(deepspeed: Any, recorded: Any, tmp_path: Path) -> None:
+    """Ranges that an error leaves open in DeepSpeed are closed, and later ranges are not nested in them."""
     from deepspeed.utils import nvtx
 
     accelerator = deepspeed.accelerator.get_accelerator()
@@ -224,7 +226,7 @@ def test_ranges_balanced(deepspeed: Any, recorded: Any, tmp_path: Path) -> None:
             with pytest.raises(RuntimeError):
                 fails()
             follows()
-            accelerator.range_pop()  # of nothing
+            accelerator.range_pop()  # without a push
 
         events: Events = recorded(both)
     names = [event["name"].rsplit(".")[-1] for event in events]
@@ -232,8 +234,8 @@ def test_ranges_balanced(deepspeed: Any, recorded: Any, tmp_path: Path) -> None:
     assert max(event["ts"] + event["dur"] for event in events[:2]) <= events[2]["ts"]
 
 
-def test_compiled(deepspeed: Any, tmp_path: Path) -> None:
-    """Functions that DeepSpeed decorates compile without a graph break, and once, also under a profiler."""
+def test_compiled_functions(deepspeed: Any, tmp_path: Path) -> None:
+    """Functions with DeepSpeed's decorator compile once and without a graph break, even under a profiler."""
     from deepspeed.utils import nvtx
 
     with attach(tmp_path, record=False):
@@ -252,27 +254,29 @@ def test_compiled(deepspeed: Any, tmp_path: Path) -> None:
 
 def test_checkpoint(deepspeed: Any, tmp_path: Path) -> None:
     """Writing a checkpoint is a region."""
-    made = engine(deepspeed)
+    target = engine(deepspeed)
     with attach(tmp_path / "runs", at=0, active=3):
-        train(made, 1)
-        made.save_checkpoint(str(tmp_path / "saved"))
-        train(made, 2)
+        train(target, 1)
+        target.save_checkpoint(str(tmp_path / "saved"))
+        train(target, 2)
     assert tree(recorded_in(tmp_path / "runs"), ["step", "checkpoint"]) == "step\ncheckpoint\nstep\nstep"
 
 
-def test_environment(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`install` attaches once to the environment's loop, and does nothing without one."""
-    made: list[ours.DeepSpeedAdapter] = []
-    adapter = ours.DeepSpeedAdapter
-    monkeypatch.setattr(ours, "DeepSpeedAdapter", lambda loop: made.append(adapter(loop)) or made[-1])
+def test_install(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`install` attaches once to the environment's loop, and has no effect without one."""
+    adapters: list[integration.DeepSpeedAdapter] = []
+    adapter = integration.DeepSpeedAdapter
+    monkeypatch.setattr(
+        integration, "DeepSpeedAdapter", lambda loop: adapters.append(adapter(loop)) or adapters[-1]
+    )
     for loop in (None, Loop(tmp_path, at=0, active=1)):
-        monkeypatch.setattr(ours, "loop_from_environment", lambda loop=loop: loop)
-        ours.install.cache_clear()
-        ours.install()
-        ours.install()
-    ours.install.cache_clear()
+        monkeypatch.setattr(integration, "loop_from_environment", lambda loop=loop: loop)
+        integration.install.cache_clear()
+        integration.install()
+        integration.install()
+    integration.install.cache_clear()
     train(engine(deepspeed), 2)
-    (only,) = made
+    (only,) = adapters
     only.detach()
     assert steps(only) == [[0, 0]]
     assert len(traces(tmp_path)) == 1

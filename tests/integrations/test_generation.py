@@ -1,4 +1,4 @@
-"""`annotate_generation`: prefill and decode of real models, with the same tokens."""
+"""`annotate_generation`: prefill and decode of real models, with unchanged tokens."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ TOKENS = 4
 ANSWER = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
 
 
-def held(kind: type) -> dict[str, Any]:
+def attributes(kind: type) -> dict[str, Any]:
     """Return the attributes of a class, except those that Transformers itself caches there."""
     return {name: value for name, value in vars(kind).items() if not name.endswith("_cached_value")}
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    before = [held(kind) for kind in (GenerationMixin, GPT2LMHeadModel)]
+def classes_are_restored() -> Iterator[None]:
+    before = [attributes(kind) for kind in (GenerationMixin, GPT2LMHeadModel)]
     yield
-    assert before == [held(kind) for kind in (GenerationMixin, GPT2LMHeadModel)]
+    assert before == [attributes(kind) for kind in (GenerationMixin, GPT2LMHeadModel)]
     assert [] == generation.generation.requests
 
 
@@ -87,26 +87,26 @@ def parts(events: Events) -> list[tuple[str, int]]:
         ({"max_new_tokens": 1, "min_new_tokens": 1}, [("prefill", 1)]),
     ],
 )
-def test_parts(
+def test_prefill_and_decode(
     model: GPT2LMHeadModel,
     recorded: Callable[..., Events],
     arguments: dict[str, Any],
     expected: list[tuple[str, int]],
 ) -> None:
-    """The prompt is the prefill, every token after the first is a decode; the tokens are the same."""
-    without = generate(model, **arguments)
+    """The prompt is the prefill, and each later token a decode; the tokens are unchanged."""
+    plain = generate(model, **arguments)
     answers = []
     with annotate_generation(model), instrument.annotate_modules(model, 0, modes=False):
         events = recorded(lambda: answers.append(generate(model, **arguments)))
     assert expected == parts(events)
-    assert [without] == answers
+    assert [plain] == answers
     assert 1 == [event["name"] for event in events].count("generate")
 
 
-def test_assisted(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> None:
-    """A decode checks several tokens at once, and excludes the drafting by the assistant."""
+def test_assisted_decoding(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> None:
+    """A decode verifies several tokens at once, and excludes the assistant's drafting."""
     assistant = copy.deepcopy(model)
-    without = generate(model, assistant_model=assistant)
+    plain = generate(model, assistant_model=assistant)
     answers = []
     with annotate_generation(model), instrument.annotate_modules(model, 0, modes=False):
         events = recorded(lambda: answers.append(generate(model, assistant_model=assistant)))
@@ -114,24 +114,24 @@ def test_assisted(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> No
     assert ("prefill", 1) == found[0]
     assert {("decode", 1)} >= {*found[1:]}
     assert len(found) <= TOKENS
-    assert [without] == answers
+    assert [plain] == answers
 
 
 def test_encoder_and_decoder(recorded: Callable[..., Events]) -> None:
-    """In a model with an encoder, the prefill is the first step of the decoder."""
+    """In an encoder-decoder model, the prefill is the first step of the decoder."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 32, "d_model": 8, "d_ff": 8, "d_kv": 8, "num_layers": 1, "num_heads": 1}
     model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)).eval()
-    without = generate(model)
+    plain = generate(model)
     answers = []
     with annotate_generation(model):
         events = recorded(lambda: answers.append(generate(model)))
     assert ["generate", "prefill", *["decode"] * (TOKENS - 1)] == [event["name"] for event in events]
-    assert [without] == answers
+    assert [plain] == answers
 
 
 def test_compiled_decoding(model: GPT2LMHeadModel) -> None:
-    """With a static cache the forward of a decode is compiled, once, and stays so when the regions come and go."""
+    """With a static cache the decode is compiled once, whether regions are shown or not."""
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -154,7 +154,7 @@ def test_compiled_decoding(model: GPT2LMHeadModel) -> None:
 
 
 def test_only_this_model(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> None:
-    """Other models of the class, and copies, have no regions; neither has this one after `remove`."""
+    """Other models of the class, copies, and the model itself after `remove` have no regions."""
     with annotate_generation(model):
         other = pickle.loads(pickle.dumps(copy.deepcopy(model)))
         torch.save(model, io.BytesIO())
@@ -162,8 +162,8 @@ def test_only_this_model(model: GPT2LMHeadModel, recorded: Callable[..., Events]
     assert [] == recorded(lambda: generate(model))
 
 
-def test_twice(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> None:
-    """With two handles on one model each part is one region, and either may be removed first."""
+def test_two_handles(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> None:
+    """With two handles on one model each part is one region, and either handle may be removed first."""
     first, second = annotate_generation(model), annotate_generation(model)
     assert 1 == [event["name"] for event in recorded(lambda: generate(model))].count("generate")
     first.remove()
@@ -172,7 +172,7 @@ def test_twice(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> None:
     assert [] == recorded(lambda: generate(model))
 
 
-def test_an_error_closes_everything(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> None:
+def test_error_closes_regions(model: GPT2LMHeadModel, recorded: Callable[..., Events]) -> None:
     """A stopping criterion that raises in the second decode leaves no region open."""
 
     def stop(tokens: torch.Tensor, _: Any) -> bool:
@@ -196,17 +196,17 @@ def test_an_error_closes_everything(model: GPT2LMHeadModel, recorded: Callable[.
 @pytest.mark.usefixtures("lenient")
 def test_failures_of_the_library(model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure to open a region does not change the tokens."""
-    without = generate(model)
+    plain = generate(model)
 
     def broken(name: str) -> Any:
         if name != "generate":
-            raise RuntimeError("ours")
+            raise RuntimeError("internal")
         return annotate(name)
 
     annotate = instrument.annotate
     with annotate_generation(model), profile(activities=[ProfilerActivity.CPU]):
         monkeypatch.setattr(instrument, "annotate", broken)
-        assert without == generate(model)
+        assert plain == generate(model)
 
 
 def test_wrong_models() -> None:
@@ -217,8 +217,8 @@ def test_wrong_models() -> None:
         annotate_generation(torch.nn.Linear(1, 1))
 
 
-def test_evaluation_that_generates(model: GPT2LMHeadModel, tmp_path: Path) -> None:
-    """An evaluation with ``predict_with_generate`` shows its generations."""
+def test_predict_with_generate(model: GPT2LMHeadModel, tmp_path: Path) -> None:
+    """An evaluation with ``predict_with_generate`` has generation regions."""
 
     class Tokens(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:

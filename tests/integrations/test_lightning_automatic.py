@@ -28,11 +28,11 @@ from tests.integrations.lightning_support import (  # noqa: F401
     OtherModule,
     callback,
     data,
-    left_nothing,
+    is_clean,
     quiet,
+    recorded_events,
     steps,
     trainer,
-    windowed,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -41,12 +41,12 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Request windows in this folder by the environment."""
-    plan = {"out": str(tmp_path / "asked"), "wait": 0, "warmup": 0, "active": 2}
+    plan = {"out": str(tmp_path / "requested"), "wait": 0, "warmup": 0, "active": 2}
     monkeypatch.setenv("INSTRUMENT_RUN", json.dumps(plan))
     environment.loop_from_environment.cache_clear()
-    yield tmp_path / "asked"
+    yield tmp_path / "requested"
     environment.loop_from_environment.cache_clear()
     while _patches:
         _patches.popitem()[1].undo()
@@ -66,49 +66,49 @@ def test_not_requested(tmp_path: Path, package: Any) -> None:
 
 
 @PACKAGES
-def test_installed(tmp_path: Path, asked: Path, package: Any) -> None:
+def test_installed(tmp_path: Path, requested: Path, package: Any) -> None:
     """Each Trainer has one callback that drives the loop of the process, after any number of installs."""
     install()
     install()
-    made = trainer(tmp_path, package=package)
-    assert 1 == len(automatic(made))
-    made.fit(Module() if package is pl else OtherModule(), data(3))
-    assert {"step", "forward", "backward"} <= {event["name"] for event in windowed(asked)}
+    pl_trainer = trainer(tmp_path, package=package)
+    assert 1 == len(automatic(pl_trainer))
+    pl_trainer.fit(Module() if package is pl else OtherModule(), data(3))
+    assert {"step", "forward", "backward"} <= {event["name"] for event in recorded_events(requested)}
 
 
-def test_explicit_callbacks_take_precedence(tmp_path: Path, asked: Path) -> None:
-    """A callback or profiler in the program takes precedence, the first of several."""
+def test_explicit_callbacks_take_precedence(tmp_path: Path, requested: Path) -> None:
+    """A callback or profiler of the program takes precedence; of several, the first does."""
     install()
-    ours, second = callback(tmp_path), callback(tmp_path / "second")
-    made = trainer(tmp_path, AutomaticCallback(), ours, second)
-    made.fit(Module(), data(3))
-    assert ([(0, 2)], []) == (steps(ours), steps(second))
-    names = Counter(event["name"] for event in windowed(tmp_path / "out"))
+    adapter, second = callback(tmp_path), callback(tmp_path / "second")
+    pl_trainer = trainer(tmp_path, AutomaticCallback(), adapter, second)
+    pl_trainer.fit(Module(), data(3))
+    assert ([(0, 2)], []) == (steps(adapter), steps(second))
+    names = Counter(event["name"] for event in recorded_events(tmp_path / "out"))
     assert (3, 3) == (names["step"], names["forward"])
     profiler = InstrumentProfiler(tmp_path / "profiler", wait=0, warmup=0, active=2)
     trainer(tmp_path, profiler=profiler).fit(Module(), data(3))
     assert [(0, 1)] == steps(profiler)
-    assert not asked.exists()
+    assert not requested.exists()
 
 
-def test_within_another_loop(tmp_path: Path, asked: Path) -> None:
-    """An evaluation inside a loop that something else drives is a region of it, and does not stop it."""
+def test_within_another_loop(tmp_path: Path, requested: Path) -> None:
+    """An evaluation inside another loop is a region of that loop, and does not stop it."""
     loop = environment.loop_from_environment()
     loop.start()
     try:
-        made = trainer(tmp_path, AutomaticCallback())
-        made.validate(Module(), data(1), verbose=False)
+        pl_trainer = trainer(tmp_path, AutomaticCallback())
+        pl_trainer.validate(Module(), data(1), verbose=False)
         failing = Module()
         failing.validation_step = lambda *_: 1 / 0
         with pytest.raises(ZeroDivisionError):
-            made.validate(failing, data(1), verbose=False)
+            pl_trainer.validate(failing, data(1), verbose=False)
         assert (True, []) == (loop.running, loop._open)
     finally:
         loop.stop()
-    assert "evaluation" in {event["name"] for event in windowed(asked)}
+    assert "evaluation" in {event["name"] for event in recorded_events(requested)}
 
 
-def test_wrong_environment(tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_environment(tmp_path: Path, requested: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong environment variable does not stop a Trainer."""
     monkeypatch.setenv("INSTRUMENT_RUN", '{"active": 0}')
     environment.loop_from_environment.cache_clear()
@@ -118,7 +118,7 @@ def test_wrong_environment(tmp_path: Path, asked: Path, monkeypatch: pytest.Monk
 
 
 def test_entry_point_is_light() -> None:
-    """Loading the entry point imports only a few small modules of this library."""
+    """Loading the entry point imports only a few small modules."""
     code = """
 import sys
 import instrument.integrations.lightning as door
@@ -132,21 +132,21 @@ print(sorted({"torch", "lightning", "pytorch_lightning", "structlog", "wrapt"} &
 
 
 @pytest.mark.parametrize("method", ["validate", "test", "predict"])
-def test_evaluation_by_itself(tmp_path: Path, method: str) -> None:
-    """In an evaluation without a training before it, the batches are the steps."""
-    ours = callback(tmp_path, wait=1, active=2, repeat=1)
-    made = trainer(tmp_path, ours)
-    getattr(made, method)(Module(), data(5), **({} if method == "predict" else {"verbose": False}))
-    assert [(1, 2)] == steps(ours)
-    names = Counter(event["name"] for event in windowed(tmp_path / "out"))
+def test_evaluation_without_training(tmp_path: Path, method: str) -> None:
+    """In an evaluation without earlier training, batches are steps."""
+    adapter = callback(tmp_path, wait=1, active=2, repeat=1)
+    pl_trainer = trainer(tmp_path, adapter)
+    getattr(pl_trainer, method)(Module(), data(5), **({} if method == "predict" else {"verbose": False}))
+    assert [(1, 2)] == steps(adapter)
+    names = Counter(event["name"] for event in recorded_events(tmp_path / "out"))
     assert (2, 2) == (names["step"], names["Linear"])
-    assert left_nothing(made, ours)
+    assert is_clean(pl_trainer, adapter)
 
 
 def test_evaluation_too_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An evaluation that records nothing logs the reason."""
-    ours = callback(tmp_path, wait=50, active=2, repeat=1)
-    trainer(tmp_path, ours).validate(Module(), data(3), verbose=False)
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "instrument"]
-    assert said.startswith("instrument: no window was recorded in ")
-    assert "steps 50-51 were asked for, and the loop ended before step 3" in said
+    adapter = callback(tmp_path, wait=50, active=2, repeat=1)
+    trainer(tmp_path, adapter).validate(Module(), data(3), verbose=False)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "instrument"]
+    assert message.startswith("instrument: no window was recorded in ")
+    assert "steps 50-51 were asked for, and the loop ended before step 3" in message

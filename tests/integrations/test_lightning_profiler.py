@@ -1,4 +1,4 @@
-"""`InstrumentProfiler` of Lightning."""
+"""`InstrumentProfiler`, as the profiler of Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.integrations.lightning_support import (  # noqa: F401
     Module,
     callback,
     data,
-    left_nothing,
+    is_clean,
     quiet,
-    shape,
+    recorded_events,
+    region_tree,
     steps,
     trainer,
-    windowed,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -37,11 +37,11 @@ def test_profiler(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) 
     logger = logging.getLogger("lightning.pytorch")
     monkeypatch.setattr(logger, "propagate", True)
     logger.setLevel(logging.INFO)
-    ours = InstrumentProfiler(tmp_path / "out", wait=1, warmup=0, active=1)
-    made = trainer(tmp_path, profiler=ours, accumulate_grad_batches=2)
-    made.fit(Module(), data(4), data(1))
-    events = windowed(tmp_path / "out")
-    lines = shape(events).splitlines()
+    adapter = InstrumentProfiler(tmp_path / "out", wait=1, warmup=0, active=1)
+    pl_trainer = trainer(tmp_path, profiler=adapter, accumulate_grad_batches=2)
+    pl_trainer.fit(Module(), data(4), data(1))
+    events = recorded_events(tmp_path / "out")
+    lines = region_tree(events).splitlines()
     strategy = "[Strategy]SingleDeviceStrategy"
     chosen = [
         line
@@ -67,12 +67,12 @@ def test_profiler(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) 
     ]
     assert not {"forward", "micro-step"} & {event["name"] for event in events}
     assert caplog.text.count("Where the step went") == 1
-    assert "Where the step went" in ours.summary()
-    assert left_nothing(made, ours)
+    assert "Where the step went" in adapter.summary()
+    assert is_clean(pl_trainer, adapter)
 
 
-def test_profiler_of_a_run_that_fails(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report is logged, although Lightning omits it."""
+def test_profiler_of_a_failing_run(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is logged although Lightning omits it."""
     logger = logging.getLogger("lightning.pytorch")
     monkeypatch.setattr(logger, "propagate", True)
     logger.setLevel(logging.INFO)
@@ -84,34 +84,34 @@ def test_profiler_of_a_run_that_fails(tmp_path: Path, caplog: Any, monkeypatch: 
 
 
 def test_profiler_actions_left_open(tmp_path: Path, recorded: Any) -> None:
-    """Actions that are not stopped, stopped in another order, or twice, end with the enclosing one."""
-    ours = InstrumentProfiler(tmp_path)
-    made = trainer(tmp_path, profiler=ours)
+    """Actions that are not stopped, or stopped twice or in another order, end with the enclosing one."""
+    adapter = InstrumentProfiler(tmp_path)
+    pl_trainer = trainer(tmp_path, profiler=adapter)
     module = Module()
 
     def body(index: int) -> None:
-        ours.stop("never begun")
+        adapter.stop("never begun")
         for action in ("a", "b", "c", "c", "left"):
-            ours.start(action)
+            adapter.start(action)
         for action in ("c", "b", "c", "a", "a"):
-            ours.stop(action)
-        ours.start("left too")
+            adapter.stop(action)
+        adapter.start("left too")
 
     module.body = body
-    names = Counter(event["name"] for event in recorded(lambda: made.fit(module, data(2))))
+    names = Counter(event["name"] for event in recorded(lambda: pl_trainer.fit(module, data(2))))
     expected = {"a": 2, "b": 2, "c": 4, "left": 2, "left too": 2}
     assert expected == {name: names[name] for name in expected}
-    assert not ours.loop._open
+    assert not adapter.loop._open
 
 
 def test_callback_and_profiler(tmp_path: Path, caplog: Any) -> None:
     """Together, callback and profiler record one window, in which each part of a step occurs once."""
-    ours = callback(tmp_path)
-    made = trainer(tmp_path, ours, profiler=InstrumentProfiler(tmp_path / "other", wait=0, active=1))
-    made.fit(Module(), data(2))
-    assert [(0, 1)] == steps(ours)
+    adapter = callback(tmp_path)
+    pl_trainer = trainer(tmp_path, adapter, profiler=InstrumentProfiler(tmp_path / "other", wait=0, active=1))
+    pl_trainer.fit(Module(), data(2))
+    assert [(0, 1)] == steps(adapter)
     assert not (tmp_path / "other").exists()
-    names = Counter(event["name"] for event in windowed(tmp_path / "out"))
+    names = Counter(event["name"] for event in recorded_events(tmp_path / "out"))
     training_step = "[Strategy]SingleDeviceStrategy.training_step"
     expected = {"step": 2, "forward": 0, training_step: 2, "backward": 2, "run_training_epoch": 0}
     assert expected == {name: names[name] for name in expected}

@@ -1,4 +1,4 @@
-"""`Loop`: what every adapter drives."""
+"""`Loop`, which every adapter drives."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(2, 2))
 
 
-def test_models_are_not_kept(tmp_path: Path) -> None:
-    """A model that was named can go while the loop runs."""
+def test_models_are_not_kept_alive(tmp_path: Path) -> None:
+    """A named model can be freed while the loop runs."""
     loop = Loop(tmp_path)
     loop.start()
     named = model()
-    gone = weakref.ref(named)
+    reference = weakref.ref(named)
     loop.name(named, named)
     del named
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     loop.stop()
 
 
 @pytest.mark.parametrize("modules", [2, False])
-def test_models_that_it_has(tmp_path: Path, modules: int | bool) -> None:
-    """It knows those that were named until it stops, also where they get no regions."""
+def test_known_models(tmp_path: Path, modules: int | bool) -> None:
+    """A loop knows the models named until it stops, even without regions for them."""
     loop = Loop(tmp_path, modules=modules)
     first, second = model(), model()
     loop.start(first)
@@ -46,8 +46,8 @@ def test_models_that_it_has(tmp_path: Path, modules: int | bool) -> None:
     assert not set(loop.models)
 
 
-def test_copies_begin_anew(tmp_path: Path) -> None:
-    """A copy or a pickle of a loop, running or not, has its arguments and none of its state."""
+def test_copies_have_no_state(tmp_path: Path) -> None:
+    """A copy or a pickle of a loop has its arguments and none of its state."""
     loop = Loop(tmp_path, at="2-3", modules=2, budget=1)
     loop.start(model())
     for other in (copy.deepcopy(loop), pickle.loads(pickle.dumps(loop))):
@@ -57,8 +57,8 @@ def test_copies_begin_anew(tmp_path: Path) -> None:
     loop.stop()
 
 
-def test_plan_of_each_run(tmp_path: Path) -> None:
-    """A start with another number begins the plan anew; without one, or with the next, it goes on."""
+def test_schedule_of_each_run(tmp_path: Path) -> None:
+    """A start at another step restarts the schedule; one without a step, or at the next step, continues it."""
     loop = Loop(tmp_path, at="1,3")
     for first in (0, 2, None, 0):
         loop.start(first_step=first)
@@ -69,20 +69,20 @@ def test_plan_of_each_run(tmp_path: Path) -> None:
     assert recorded == [[1, 1], [3, 3], [1, 1]]
 
 
-def test_automatic_gives_way(tmp_path: Path) -> None:
-    """A loop that nobody wrote ends when one starts that somebody did, and does not start beside it."""
-    written, automatic = Loop(tmp_path / "a"), AutomaticLoop(out=tmp_path / "b")
+def test_automatic_loop_is_preempted(tmp_path: Path) -> None:
+    """An automatic loop ends when an explicit one starts, and does not start beside it."""
+    explicit, automatic = Loop(tmp_path / "a"), AutomaticLoop(out=tmp_path / "b")
     automatic.start()
-    written.start()
-    assert (written.running, automatic.running, Loop.current()) == (True, False, written)
+    explicit.start()
+    assert (explicit.running, automatic.running, Loop.current()) == (True, False, explicit)
     automatic.start()
     assert not automatic.running
-    written.stop()
+    explicit.stop()
     assert Loop.current() is None
 
 
 def test_regions_left_open(tmp_path: Path) -> None:
-    """What an error left open is closed with the region around it, or at the end."""
+    """Regions that an error leaves open are closed with the enclosing region or at the end."""
     loop = Loop(tmp_path)
     loop.start()
     for name in ("step", "forward", "inner"):
@@ -96,23 +96,23 @@ def test_regions_left_open(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("lenient")
 def test_failures_are_contained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of ours reaches the framework but a `SyncError`, which somebody asked for."""
+    """Internal errors do not reach the framework; a requested `SyncError` does."""
     loop = Loop(tmp_path)
 
     def fail(error: Exception) -> Any:
         raise error
 
     loop.start()
-    monkeypatch.setattr(loop._profile, "step", lambda: fail(RuntimeError("ours")))
+    monkeypatch.setattr(loop._profile, "step", lambda: fail(RuntimeError("internal")))
     loop.step()
-    monkeypatch.setattr(loop._profile, "step", lambda: fail(SyncError("asked for")))
+    monkeypatch.setattr(loop._profile, "step", lambda: fail(SyncError("requested")))
     with pytest.raises(SyncError):
         loop.step()
     loop.stop()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"modules": True}, '"modules" must be'),
         ({"names": "short"}, '"names" must be'),
@@ -122,14 +122,14 @@ def test_failures_are_contained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({"recordshapes": True}, "record_shapes"),
     ],
 )
-def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
-    """They fail at once."""
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    """Wrong arguments fail at once."""
+    with pytest.raises((TypeError, ValueError), match=message):
         Loop(tmp_path, **arguments)
 
 
-def test_patch_of_a_method_in_copies() -> None:
-    """A copy of an object whose method is replaced has its own method."""
+def test_copies_have_their_own_methods() -> None:
+    """A copy of an object with a patched method has its own method."""
     from instrument.integrations.adapter import as_replacement
 
     class Trainer:

@@ -1,4 +1,4 @@
-"""The Megatron adapter on the real megatron-core: regions, steps, and that `detach` undoes everything."""
+"""The Megatron adapter on the real megatron-core: regions, steps, and `detach`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ SHOWN = (
 
 
 def test_regions_of_a_step(plain: list[str], tmp_path: Path) -> None:
-    """The trace has the expected tree for each step, and the losses are those without this library, bit by bit."""
+    """The trace has the expected tree for each step, and the losses are bit-identical."""
     env = clean({"OMP_NUM_THREADS": "1"})
     done = run(python(SCRIPT, ["--cpu", "--out", str(tmp_path)]), env)
     assert losses(done.stdout) == plain
@@ -118,7 +118,7 @@ def torchrun(script_args: list[str], env: dict[str, str]) -> str:
 
 
 def test_interleaved_pipeline(tmp_path: Path) -> None:
-    """Two ranks with two chunks each: micro-batches and their communication, each in its phase."""
+    """Two ranks with two model chunks each show micro-batches and their communication in each phase."""
     args = ["--pipeline", "2", "--chunks", "2", "--iterations", "4", "--out", str(tmp_path)]
     annotated = losses(torchrun(args, {}))
     assert annotated == losses(torchrun(args, {"INSTRUMENT": "0"}))
@@ -137,7 +137,7 @@ def test_interleaved_pipeline(tmp_path: Path) -> None:
 
 @pytest.mark.nsys
 def test_nsight_systems(plain: list[str], tmp_path: Path) -> None:
-    """The report has the ranges, with micro-batch and stage, and none of Megatron's own in addition."""
+    """The report has the ranges with micro-batch and stage, and none of Megatron's own ranges in addition."""
     report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--cpu"], env={"OMP_NUM_THREADS": "1"})
     assert losses(report.stdout) == plain
     ranges = nsys.ranges(report.file)
@@ -176,9 +176,9 @@ def parallel(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def train(
-    script: ModuleType, optimizer: Any = None, iterations: int = 5, told: Callable[[], None] | None = None
+    script: ModuleType, optimizer: Any = None, iterations: int = 5, on_step: Callable[[], None] | None = None
 ) -> Any:
-    """Train in a loop of megatron.core's own parts; return the losses."""
+    """Train in a loop of megatron.core's parts; return the losses."""
     with script.no_cuda(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
@@ -197,8 +197,8 @@ def train(
             for parameter in model.parameters():
                 parameter.grad = parameter.main_grad
             optimizer.step()
-            if told is not None:
-                told()
+            if on_step is not None:
+                on_step()
             found.append(sum(loss["loss"].item() for loss in out))
         return found
 
@@ -215,21 +215,21 @@ def replaceable_attributes() -> dict[str, Any]:
     return {name: value for name, value in found.items() if callable(value) or isinstance(value, staticmethod)}
 
 
-@pytest.mark.parametrize("kind", ["megatron", "torch", "told", "told too"])
+@pytest.mark.parametrize("kind", ["megatron", "torch", "explicit", "explicit too"])
 def test_steps_of_a_loop(kind: str, script: ModuleType, parallel: None, tmp_path: Path) -> None:
-    """Each optimizer step is one step, whatever counts it, and everything replaced is restored."""
+    """Each optimizer step is one step, however steps are counted, and all patches are undone."""
     plain = train(script, (lambda model: torch.optim.SGD(model.parameters(), 0.1)) if kind == "torch" else None)
     before = replaceable_attributes()
     with attach(tmp_path, wait=1, warmup=0, active=2, repeat=2, first_step=10) as attached:
         own = {"torch": lambda model: torch.optim.SGD(model.parameters(), 0.1)}.get(kind)
-        assert train(script, own, told=attached.step if kind.startswith("told") else None) == plain
+        assert train(script, own, on_step=attached.step if kind.startswith("explicit") else None) == plain
     assert recorded_steps(attached) == [[11, 12]]
     assert [entry["steps"] for entry in attached.windows] == [[11, 12], [14, 14]]
     after = replaceable_attributes()
     assert [name for name in before if after[name] is not before[name]] == []
 
 
-def test_second_use(script: ModuleType, parallel: None, tmp_path: Path) -> None:
+def test_second_adapter(script: ModuleType, parallel: None, tmp_path: Path) -> None:
     """A second adapter detaches the first; both record."""
     first = attach(tmp_path / "a", wait=0, warmup=0, active=1)
     train(script, iterations=2)
@@ -245,10 +245,10 @@ def test_second_use(script: ModuleType, parallel: None, tmp_path: Path) -> None:
 def test_failures_of_the_library(
     script: ModuleType, parallel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The training continues, with the same losses."""
+    """A failure of this library does not change the losses."""
 
     def fail(*_: object) -> None:
-        raise RuntimeError("ours")
+        raise RuntimeError("internal")
 
     plain = train(script)
     for name in ("label_forward", "remember", "label_backward"):
@@ -262,7 +262,7 @@ def test_failures_of_the_library(
 def test_error_in_a_step(
     script: ModuleType, parallel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error reaches the caller; nothing stays open, active or replaced."""
+    """The error reaches the caller; no region stays open, and all patches are undone."""
     mlp = importlib.import_module("megatron.core.transformer.mlp").MLP
     before = replaceable_attributes()
 
@@ -288,8 +288,8 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     env = {"OMP_NUM_THREADS": "1"}
     plain = run(python(SCRIPT, ["--out", str(tmp_path / "plain")]), clean({"INSTRUMENT": "0", **env}))
     done = run(python(SCRIPT, ["--out", str(tmp_path / "out")]), clean(env))
-    with_us, without = ([float(loss) for loss in losses(each.stdout)] for each in (done, plain))
-    assert with_us == pytest.approx(without, rel=1e-3)  # kernels may add up in another order
+    annotated, without = ([float(loss) for loss in losses(each.stdout)] for each in (done, plain))
+    assert annotated == pytest.approx(without, rel=1e-3)  # kernels may add up in another order
     (file,) = (tmp_path / "out" / "window-0001").glob("rank0.*")
     gpu_ns = {region.path[-1]: region.gpu_ns or 0 for region in summarize(read_file(file)).regions}
     assert min(gpu_ns[name] for name in ("forward", "backward", "optimizer", "TransformerLayer")) > 0

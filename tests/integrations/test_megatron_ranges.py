@@ -21,7 +21,7 @@ from tests.integrations.megatron_support import PATH
 
 
 class Recorder:
-    """An emitter that nests ranges like NVTX: it closes the range opened last."""
+    """An emitter that nests ranges like NVTX: a pop closes the last range."""
 
     name = "recorder"
 
@@ -63,8 +63,8 @@ PROGRAMS = st.recursive(
 )
 
 
-def test_balanced_whatever_they_do() -> None:
-    """Ranges nest, and all end with the enclosing one, despite missing or wrong pops and exceptions."""
+def test_random_calls_are_balanced() -> None:
+    """Ranges nest and end with the enclosing range, despite missing or wrong pops and exceptions."""
     from megatron.core import utils
 
     around = region.make("around", None, None, None, None)
@@ -102,8 +102,8 @@ def test_balanced_whatever_they_do() -> None:
         check()
 
 
-def test_returned_early(recorder: Recorder) -> None:
-    """A range that a function left open ends with the function, at the latest at the next range."""
+def test_early_return(recorder: Recorder) -> None:
+    """A range that a function leaves open ends with the function, at the latest at the next range."""
     from megatron.core.utils import nvtx_range_pop, nvtx_range_push
 
     def early() -> None:
@@ -132,19 +132,19 @@ def test_imported_by_name(recorder: Recorder) -> None:
     from megatron.core import utils
     from megatron.core.transformer import mlp
 
-    theirs = mlp.nvtx_range_push
+    original = mlp.nvtx_range_push
     module = ModuleType("late")
     with attach(at=1000):
-        assert mlp.nvtx_range_push is utils.nvtx_range_push is not theirs
+        assert mlp.nvtx_range_push is utils.nvtx_range_push is not original
         sys.modules["late"] = module
         exec("from megatron.core.utils import nvtx_range_push", vars(module))
-        assert vars(module)["nvtx_range_push"] is not theirs
-    assert mlp.nvtx_range_push is utils.nvtx_range_push is vars(module)["nvtx_range_push"] is theirs
+        assert vars(module)["nvtx_range_push"] is not original
+    assert mlp.nvtx_range_push is utils.nvtx_range_push is vars(module)["nvtx_range_push"] is original
     del sys.modules["late"]
 
 
-def test_megatrons_nvtx_is_on(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Megatron's NVTX profiling on, nothing shows twice: torch.cuda.nvtx is not called."""
+def test_nvtx_profiling_of_megatron(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Megatron's NVTX profiling on, ranges show once: torch.cuda.nvtx is not called."""
     from megatron.core import utils
 
     called: list[str] = []
@@ -153,7 +153,7 @@ def test_megatrons_nvtx_is_on(recorder: Recorder, monkeypatch: pytest.MonkeyPatc
     try:
         with attach(at=1000):
             utils.nvtx_range_push("range")
-            utils.nvtx_range_pop("another")  # Megatron's raises ValueError for these
+            utils.nvtx_range_pop("another")  # Megatron's own function raises ValueError
             utils.nvtx_range_pop("range")
             utils.nvtx_range_pop("range")  # and RuntimeError
     finally:
@@ -161,7 +161,7 @@ def test_megatrons_nvtx_is_on(recorder: Recorder, monkeypatch: pytest.MonkeyPatc
     assert (called, recorder.trace, recorder.open) == ([], ["range"], [])
 
 
-def test_decorated(recorder: Recorder) -> None:
+def test_decorated_functions(recorder: Recorder) -> None:
     """Functions decorated before or after `attach` are regions, with their messages, until `detach`."""
     from megatron.core import utils
     from megatron.core.fusions.fused_bias_swiglu import SwiGLUFunction

@@ -1,4 +1,4 @@
-"""The adapter under megatron.training, and how it is attached."""
+"""The Megatron adapter under megatron.training, attached explicitly or by the environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integrations.megatron_support import outline, recorded_steps
 
 
 class Training:
-    """A model and its training, with a ``megatron.training`` made for the tests."""
+    """A model and its training, with a stand-in for ``megatron.training``."""
 
     def __init__(self) -> None:
         self.module = importlib.import_module("megatron.training.training")
@@ -52,7 +52,7 @@ class Training:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make ``megatron.training`` importable, but do not import it."""
+    """Make ``megatron.training`` importable, without importing it."""
     megatron_training.install(tmp_path / "site")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     yield
@@ -84,7 +84,7 @@ PROFILE = {"profile": True, "profile_step_start": 10, "profile_step_end": 12, "t
     ids=str,
 )  # fmt: skip
 def test_profile_arguments(package: None, tmp_path: Path, args: dict[str, Any], steps: list[Any]) -> None:
-    """The iterations from start to before end are recorded, also in a resumed run, and not by Megatron too."""
+    """The iterations from start to before end are recorded once, also in a resumed run."""
     with attach(tmp_path / "out", modules=False) as attached:
         training = Training()
         training.pretrain(**args)
@@ -94,8 +94,8 @@ def test_profile_arguments(package: None, tmp_path: Path, args: dict[str, Any], 
     assert training.module.get_args().profile is True
 
 
-def test_profile_with_a_plan(package: None, tmp_path: Path) -> None:
-    """A plan given to `attach` is followed instead, by one profiler."""
+def test_explicit_schedule(package: None, tmp_path: Path) -> None:
+    """A schedule given to `attach` is followed instead of Megatron's arguments, by one profiler."""
     with (
         attach(tmp_path / "out", wait=2, warmup=0, active=1, modules=False) as attached,
         warnings.catch_warnings(),
@@ -107,20 +107,20 @@ def test_profile_with_a_plan(package: None, tmp_path: Path) -> None:
     assert training.module.own_profilers == []
 
 
-@pytest.mark.parametrize("torchs", [False, True])
-def test_profile_of_nothing(package: None, tmp_path: Path, torchs: bool) -> None:
-    """Arguments that contain no iteration are left to Megatron."""
-    args = PROFILE | {"profile_step_end": 10, "use_pytorch_profiler": torchs, "train_iters": 11}
+@pytest.mark.parametrize("use_torch", [False, True])
+def test_empty_profile_arguments(package: None, tmp_path: Path, use_torch: bool) -> None:
+    """Profile arguments without an iteration are left to Megatron."""
+    args = PROFILE | {"profile_step_end": 10, "use_pytorch_profiler": use_torch, "train_iters": 11}
     with attach(tmp_path / "out", modules=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         training = Training()
         training.pretrain(**args)
-    assert training.module.own_profilers == ["torch" if torchs else "cuda"]
+    assert training.module.own_profilers == ["torch" if use_torch else "cuda"]
 
 
 @pytest.mark.parametrize("imported", ["before", "after"])
 def test_regions_of_an_iteration(package: None, tmp_path: Path, imported: str) -> None:
-    """A step is the call of train_step; evaluation and checkpoint follow it, in the same window."""
+    """A step is the call of train_step; evaluation and checkpoint follow it in the same window."""
     training = Training() if imported == "before" else None
     with attach(tmp_path / "out", wait=1, warmup=0, active=2) as attached:
         training = training or Training()
@@ -160,7 +160,7 @@ def test_error_in_an_iteration(package: None, tmp_path: Path) -> None:
     assert not hasattr(training.module.train_step, "__wrapped__")
 
 
-def test_by_environment(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lenient: None) -> None:
+def test_install(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lenient: None) -> None:
     """`install` drives the loop that the environment requests, and yields to `attach`."""
     arguments = {"out": str(tmp_path / "out"), "wait": 0, "warmup": 0, "active": 1, "modules": False}
     monkeypatch.setenv(RUN, json.dumps(arguments))
@@ -196,8 +196,8 @@ def test_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MegatronAdapter._current is None
 
 
-def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong arguments fail at once; so does a missing Megatron, with the command that installs it."""
+def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong arguments fail at once, and a missing Megatron with the command that installs it."""
     with pytest.raises(ValueError, match='"first_step" must be an integer >= 0: -1'):
         attach(first_step=-1)
     with pytest.raises(ValueError, match='"modules" must be'):

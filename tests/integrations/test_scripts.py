@@ -1,4 +1,4 @@
-"""The scripts under integrations/: their messages if something that they need is missing."""
+"""The scripts under integrations/: their messages if a requirement is missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_script_is_listed() -> None:
 
 
 @pytest.mark.parametrize(("script", "package"), FRAMEWORKS.items())
-def test_framework_is_missing(script: str, package: str, tmp_path: Path) -> None:
+def test_missing_framework(script: str, package: str, tmp_path: Path) -> None:
     """One line says what to install, without a traceback."""
     command = [sys.executable, "-c", WITHOUT, str(FOLDER / script), package]
     done = run(command, environment(), check=False)
@@ -47,9 +47,9 @@ def test_framework_is_missing(script: str, package: str, tmp_path: Path) -> None
     assert "This script needs it: pip install" in line
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
 def test_megatron_without_a_gpu() -> None:
-    """megatron-core trains on GPUs only: the script says how to run it without one."""
+    """Without a GPU, the script for megatron-core says how to run on the CPU."""
     pytest.importorskip("megatron.core")
     done = run(python(FOLDER / "megatron" / "train.py"), environment(), check=False)
     assert (done.returncode, done.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""Servers: windows on demand, prefill and decode, and vLLM's own classes where they can be imported."""
+"""Servers: windows on demand, prefill and decode, and vLLM's classes if they can be imported."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_same_tokens(served: tuple[Path, str], tmp_path: Path) -> None:
-    """The same tokens are generated with and without a window."""
+    """The generated tokens are the same with and without a window."""
     plain = run([*python(SCRIPT), "--out", tmp_path], environment({"INSTRUMENT": "0"})).stdout
     assert plain.count("request") == 12
     assert plain == served[1]
     assert [] == list(tmp_path.iterdir())
 
 
-def test_tree(served: tuple[Path, str]) -> None:
+def test_regions_of_the_script(served: tuple[Path, str]) -> None:
     """The window has the requested iterations, by phase."""
     phases = ["prefill", *6 * ["decode"], "prefill"]
     assert tree(recorded(served[0]), PHASES) == "\n".join(f"{phase}\n  Model" for phase in phases)
@@ -60,8 +60,8 @@ def test_tree(served: tuple[Path, str]) -> None:
 
 
 @pytest.mark.nsys
-def test_nsys(tmp_path: Path) -> None:
-    """The ranges are in the report of Nsight Systems, with the number of tokens."""
+def test_nsight_systems(tmp_path: Path) -> None:
+    """A report of Nsight Systems has the ranges, with the number of tokens."""
     report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path), "--requests", "2"])
     found = [r for r in nsys.ranges(report.file) if r.name in ("prefill", "decode")]
     assert {"prefill", "decode"} == {r.name for r in found}
@@ -95,10 +95,10 @@ def test_running_server(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    made = Server(tmp_path, active=2, warmup=0, file=tmp_path / "trigger", modules=False)
-    made.attach()
-    yield made
-    made.detach()
+    instance = Server(tmp_path, active=2, warmup=0, file=tmp_path / "trigger", modules=False)
+    instance.attach()
+    yield instance
+    instance.detach()
     assert Loop.current() is None
 
 
@@ -114,12 +114,12 @@ def iterate(server: Server, count: int) -> None:
         server.step()
 
 
-def test_again_and_again(server: Server, tmp_path: Path) -> None:
-    """Windows open as often as requested, from any thread, each of the requested length."""
+def test_repeated_windows(server: Server, tmp_path: Path) -> None:
+    """Windows open as often as requested, from any thread, with the requested length."""
     iterate(server, 3)
-    asking = threading.Thread(target=server.start_profile)
-    asking.start()
-    asking.join()
+    requester = threading.Thread(target=server.start_profile)
+    requester.start()
+    requester.join()
     iterate(server, 5)
     server.start_profile(3)
     iterate(server, 5)
@@ -127,8 +127,8 @@ def test_again_and_again(server: Server, tmp_path: Path) -> None:
     assert len(traces(tmp_path)) == 2
 
 
-def test_stopped(server: Server) -> None:
-    """A window ends with the iteration in which it is stopped; stopping without a window does nothing."""
+def test_stop_profile(server: Server) -> None:
+    """A window ends with the iteration in which it is stopped; stopping without a window has no effect."""
     server.stop_profile()
     server.start_profile(100)
     iterate(server, 4)
@@ -138,7 +138,7 @@ def test_stopped(server: Server) -> None:
     assert windows(server) == [("partial", [1, 4])]
 
 
-def test_closed(server: Server) -> None:
+def test_server_ends_in_a_window(server: Server) -> None:
     """A window that is open when the server ends is kept."""
     server.start_profile(100)
     iterate(server, 3)
@@ -146,15 +146,15 @@ def test_closed(server: Server) -> None:
 
 
 @pytest.mark.parametrize("detach", ["", "server.detach()"])
-@pytest.mark.parametrize("ask", ["", "server.start_profile(1)"])
-def test_no_window_warning(tmp_path: Path, detach: str, ask: str) -> None:
-    """The warning is logged once, also if the program ends without `detach`."""
+@pytest.mark.parametrize("request_", ["", "server.start_profile(1)"])
+def test_no_window_warning(tmp_path: Path, detach: str, request_: str) -> None:
+    """The warning is logged once, even if the program ends without `detach`."""
     script = tmp_path / "serve.py"
     script.write_text(f"""
 from instrument.integrations.server import Server
 server = Server("out", warmup=0, file="trigger")
 server.attach()
-{ask}
+{request_}
 server.step()
 server.step()
 {detach}
@@ -162,15 +162,15 @@ server.step()
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
     )
-    said = (
+    message = (
         "no window was recorded, because none was requested: call start_profile() or touch trigger "
         "while the server runs"
     )
-    assert done.stderr.count(said) == (not ask)
-    assert ("Where the step went" in done.stderr) == bool(ask)
+    assert done.stderr.count(message) == (not request_)
+    assert ("Where the step went" in done.stderr) == bool(request_)
 
 
-def test_touched(server: Server, tmp_path: Path) -> None:
+def test_touched_file(server: Server, tmp_path: Path) -> None:
     """A touched file opens one window; an existing file opens none."""
     iterate(server, 2)
     (tmp_path / "trigger").touch()
@@ -183,23 +183,23 @@ def test_touched(server: Server, tmp_path: Path) -> None:
 
 def test_signal(tmp_path: Path) -> None:
     """A signal opens a window; the previous handler is called as well, and is restored at the end."""
-    heard: list[int] = []
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
     try:
-        ours = signal.getsignal(signal.SIGUSR2)
+        handler = signal.getsignal(signal.SIGUSR2)
         server = Server(tmp_path, active=1, warmup=0, signal=signal.SIGUSR2)
         server.attach()
         signal.raise_signal(signal.SIGUSR2)
         iterate(server, 3)
         assert windows(server) == [("recorded", [1, 1])]
-        assert [signal.SIGUSR2] == heard
-        assert signal.getsignal(signal.SIGUSR2) is ours
+        assert [signal.SIGUSR2] == received
+        assert signal.getsignal(signal.SIGUSR2) is handler
     finally:
         signal.signal(signal.SIGUSR2, before)
 
 
 def test_another_profiler(server: Server) -> None:
-    """A window is skipped, with a reason, while another profiler records; the next one is recorded."""
+    """A window is skipped, with a reason, while another profiler records."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         server.start_profile()
         iterate(server, 4)
@@ -224,10 +224,10 @@ def test_wrong_length(server: Server) -> None:
 @given(
     st.lists(st.sampled_from(["start", "stop", "toggle", None, None, None])), st.integers(0, 2), st.integers(1, 3)
 )
-def test_plan(asked: list[str | None], warmup: int, active: int) -> None:
-    """The schedule follows the requests: windows do not overlap, and none is longer than requested."""
+def test_on_demand_schedule(requests: list[str | None], warmup: int, active: int) -> None:
+    """Windows on demand do not overlap, and none is longer than requested."""
     plan, open_until, count = OnDemandSchedule(warmup, active), 0, 0
-    for step, what in enumerate(asked):
+    for step, what in enumerate(requests):
         if what is not None:
             plan.request(what)
         if step < open_until:
@@ -248,7 +248,7 @@ def test_plan(asked: list[str | None], warmup: int, active: int) -> None:
 
 
 def batch(new: dict[str, int], cached: dict[str, tuple[int, int]], **versions: Any) -> Any:
-    """Return a scheduler's output: tokens of new requests, tokens and outputs so far of the others."""
+    """Return a scheduler's output: tokens of new requests, and tokens and outputs so far of the others."""
     outputs = {name: output for name, (_, output) in cached.items()}
     known = SimpleNamespace(is_context_phase=lambda name: outputs.get(name) == 0)
     tokens = {**new, **{name: count for name, (count, _) in cached.items()}}
@@ -266,14 +266,14 @@ BATCHES = [
     (batch({"a": 5}, {}), "prefill"),
     (batch({"a": 1}, {}), "prefill"),
     (batch({}, {"a": (1, 3), "b": (1, 1)}), "decode"),
-    (batch({}, {"a": (4, 0)}), "prefill"),  # a further chunk
+    (batch({}, {"a": (4, 0)}), "prefill"),  # another chunk
     (batch({}, {"a": (3, 2)}), "decode"),  # with drafts
     (batch({"b": 7}, {"a": (1, 3)}), "prefill+decode"),
 ]
 
 
 def test_phases() -> None:
-    """The phase of a batch is the phase of its requests."""
+    """The phase of a batch follows from its requests."""
     assert [expected for _, expected in BATCHES] == [vllm.phase(scheduled) for scheduled, _ in BATCHES]
 
 
@@ -298,7 +298,7 @@ class GPUModelRunner:
 
 
 def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Iterations are regions, dummy and empty ones are not, and the runner is restored at the end."""
+    """Iterations are regions, dummy and empty ones are not, and the runner is restored."""
     module = ModuleType(vllm.RUNNER_MODULES[0])
     module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, vllm.RUNNER_MODULES[0], module)
@@ -326,7 +326,7 @@ def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("lenient")
-def test_vllm_of_another_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_vllm_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that cannot be read is still executed."""
     module = ModuleType(vllm.RUNNER_MODULES[0])
     module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
@@ -337,7 +337,7 @@ def test_vllm_of_another_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert GPUModelRunner().execute_model(odd) == "executed"
 
 
-def test_vllm_missing(tmp_path: Path) -> None:
+def test_missing_vllm(tmp_path: Path) -> None:
     """Without vLLM, the error says how to install it."""
     if importlib.util.find_spec("vllm") is None:
         with pytest.raises(ImportError, match="pip install vllm"):
@@ -345,8 +345,8 @@ def test_vllm_missing(tmp_path: Path) -> None:
 
 
 def test_real_vllm() -> None:
-    """The replaced methods exist, and the phases of vLLM's own batches agree with vLLM's count."""
-    reason = "vLLM is not installed, or cannot be imported here"
+    """The patched methods exist in vLLM, and the phases of its own batches agree with its counts."""
+    reason = "vLLM is not installed, or cannot be imported"
     output = pytest.importorskip("vllm.v1.core.sched.output", reason=reason, exc_type=ImportError)
     for home in vllm.RUNNER_MODULES:
         runner = pytest.importorskip(home, reason=reason, exc_type=ImportError).GPUModelRunner

@@ -1,4 +1,4 @@
-"""torchtitan's own Trainer, and others with a `train_step`."""
+"""torchtitan's Trainer, and others with a `train_step`."""
 
 from __future__ import annotations
 
@@ -62,28 +62,28 @@ def annotated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_same_losses(annotated: tuple[Path, str], tmp_path: Path) -> None:
-    """With and without this library, the script prints the same losses to the last bit."""
+    """With and without this library, the script prints bit-identical losses."""
     plain = start("--out", tmp_path, INSTRUMENT="0")
     assert len(losses(plain)) == 8
     assert plain == annotated[1]
     assert [] == list(tmp_path.iterdir())
 
 
-def test_tree(annotated: tuple[Path, str]) -> None:
-    """A step has its parts; the checkpoint and the validation after it are in its window."""
+def test_regions_of_the_script(annotated: tuple[Path, str]) -> None:
+    """A step has its parts; the checkpoint and validation after it are in its window."""
     assert tree(recorded(annotated[0]), PARTS) == STEPS
     assert [(entry["status"], entry["steps"]) for entry in manifest(annotated[0])] == [("recorded", [3, 4])]
 
 
-def test_resumed(tmp_path: Path) -> None:
-    """Steps have the trainer's own numbers; cycles count from the first one after the checkpoint."""
+def test_resumed_run(tmp_path: Path) -> None:
+    """Steps have the trainer's numbers; cycles count from the first step after the checkpoint."""
     start("--out", tmp_path, "--resume", "100")
     assert [entry["steps"] for entry in manifest(tmp_path)] == [[103, 104]]
 
 
 @pytest.mark.nsys
-def test_nsys(tmp_path: Path) -> None:
-    """The ranges are in the report of Nsight Systems."""
+def test_nsight_systems(tmp_path: Path) -> None:
+    """A report of Nsight Systems has the ranges."""
     report = nsys.profile(FOLDER / "trainer.py", tmp_path=tmp_path, args=["--out", str(tmp_path)])
     found = tree(nsys.ranges(report.file), [part for part in PARTS if part not in ("Model",)])
     assert STEP.replace("    Model\n", "") in found
@@ -120,7 +120,7 @@ class Subclass(Trainer):
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def classes_are_restored() -> Iterator[None]:
     before = dict(vars(Trainer)), dict(vars(Subclass))
     yield
     assert before == (dict(vars(Trainer)), dict(vars(Subclass)))
@@ -144,8 +144,8 @@ def test_subclass(tmp_path: Path) -> None:
     assert steps(attached) == [[2, 2], [2, 2]]
 
 
-def test_instance_twice(tmp_path: Path) -> None:
-    """An instance is followed through two trainings, and is as before after `detach`."""
+def test_two_trainings_of_an_instance(tmp_path: Path) -> None:
+    """An instance is followed through two trainings, and is restored by `detach`."""
     trainer = Trainer()
     before = dict(vars(trainer))
     attached = attach(tmp_path, at="2,5", trainer=trainer)
@@ -158,16 +158,16 @@ def test_instance_twice(tmp_path: Path) -> None:
     assert steps(attached) == [[2, 2], [5, 5]]
 
 
-def test_new_trainers(tmp_path: Path) -> None:
-    """Trainers that follow one another drive the loop in turn, each with the plan."""
+def test_successive_trainers(tmp_path: Path) -> None:
+    """Successive trainers drive the loop in turn, each with its schedule."""
     with attach(tmp_path, at="2,4", trainer=Trainer) as attached:
         Trainer().train(2)
         Trainer().train(5)
     assert steps(attached) == [[2, 2], [2, 2], [4, 4]]
 
 
-def test_two_at_once(tmp_path: Path) -> None:
-    """Of two trainers that take turns, one drives the loop."""
+def test_alternating_trainers(tmp_path: Path) -> None:
+    """Of two alternating trainers, one drives the loop."""
     with attach(tmp_path, at="0,2", trainer=Trainer) as attached:
         one, other = Trainer(), Trainer()
         for _ in range(3):
@@ -178,7 +178,7 @@ def test_two_at_once(tmp_path: Path) -> None:
 
 
 def test_error_in_step(tmp_path: Path) -> None:
-    """An error in a step passes through, and the step is not in the window."""
+    """An error in a step propagates, and the step is not in the window."""
     with attach(tmp_path, at=[2], active=3, trainer=Trainer) as attached:
         with pytest.raises(RuntimeError, match="out of data"):
             Trainer(fail_at=4).train(6)
@@ -189,8 +189,8 @@ def test_error_in_step(tmp_path: Path) -> None:
     assert (entry["status"], entry["steps"]) == ("partial", [2, 3])
 
 
-def test_step_tried_again(tmp_path: Path) -> None:
-    """A step that failed and is tried again counts once."""
+def test_retried_step(tmp_path: Path) -> None:
+    """A step that failed and is retried counts once."""
     trainer = Trainer(fail_at=0)
     with attach(tmp_path, at=1, trainer=trainer) as attached:
         with pytest.raises(RuntimeError):
@@ -202,7 +202,7 @@ def test_step_tried_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("lenient")
 def test_failures_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure of this library does not stop the training, which has the same losses."""
+    """A failure of this library does not change the losses."""
     expected = plain(4)
     monkeypatch.setattr(torchtitan, "_number", lambda trainer, made: 1 / 0)
     with attach(tmp_path, trainer=Trainer):
@@ -210,7 +210,7 @@ def test_failures_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("lenient")
-def test_no_slots(tmp_path: Path) -> None:
+def test_trainer_without_attributes(tmp_path: Path) -> None:
     """A trainer that accepts no attributes trains without being followed."""
 
     class Slots:
@@ -223,8 +223,8 @@ def test_no_slots(tmp_path: Path) -> None:
         assert Slots().train_step() == 1
 
 
-def test_own_profiler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """While the trainer's own profiler is on, no window opens, and a warning is logged."""
+def test_profiler_of_the_trainer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """While the trainer's own profiler records, no window opens, and a warning is logged."""
     trainer: Any = Trainer()
     trainer.config = SimpleNamespace(profiler=SimpleNamespace(enable_profiling=True))
     own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
@@ -235,8 +235,8 @@ def test_own_profiler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert [event.count for event in own.key_averages() if event.key == "step"] == [6]
 
 
-def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`install` follows torchtitan's Trainer for the environment's loop, and does nothing without one."""
+def test_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`install` follows torchtitan's Trainer for the environment's loop, and has no effect without one."""
     found = []
     monkeypatch.setattr(torchtitan.TorchtitanAdapter, "attach", lambda adapter: found.append(adapter))
     for loop in (None, Loop(tmp_path)):
@@ -272,8 +272,8 @@ step
     Optimizer.step#AdamW.step"""
 
 
-def test_real(tmp_path: Path) -> None:
-    """The Trainer of torchtitan itself trains a Llama: the same losses, and the tree of its steps."""
+def test_real_trainer(tmp_path: Path) -> None:
+    """The Trainer of torchtitan trains a Llama with the same losses and the expected tree of steps."""
     missing = [name for name in ("torchtitan", "triton") if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"torchtitan's Trainer needs {' and '.join(missing)}: pip install {' '.join(missing)}")

@@ -39,7 +39,7 @@ NAMES = {
 DATA = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__\n"
 MICRO_STEP = "  micro-step\n    forward\n      GPT2LMHeadModel\n    backward\n"
 STEP = f"step\n{MICRO_STEP * 2}  clip_grad_norm_\n  Optimizer.step#AdamW.step\n"
-EVALUATION = f"evaluation\n  {DATA}  {DATA}  forward\n    GPT2LMHeadModel\n"  # it requests a second batch in vain
+EVALUATION = f"evaluation\n  {DATA}  {DATA}  forward\n    GPT2LMHeadModel\n"  # asks for a batch too many
 INDENT = "  "
 
 
@@ -53,25 +53,25 @@ def losses(output: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def plain() -> list[str]:
-    """Return what the script prints without this library."""
+    """Return the losses that the script prints without this library."""
     return losses(run(python(SCRIPT), clean({"INSTRUMENT": "0"})).stdout)
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Return what the script writes and prints."""
+    """Return the folder and the output of the script."""
     out = tmp_path_factory.mktemp("script") / "out"
     return out, run(python(SCRIPT, ["--out", str(out)]), clean({"COLUMNS": "100"}))
 
 
 def test_same_losses(script: tuple[Path, subprocess.CompletedProcess[str]], plain: list[str]) -> None:
-    """The losses of the script are the same as without this library, to the last bit."""
+    """The losses of the script are bit-identical to those without this library."""
     assert len(plain) == 8
     assert plain == losses(script[1].stdout)
 
 
-def test_tree(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    """Each recorded step has its batches, micro-steps and update, and what the Trainer does before it."""
+def test_regions_of_the_script(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    """Each recorded step has its batches, micro-steps and update, and the evaluation or checkpoint before it."""
     expected = "".join(
         [
             "ProfilerStep#2\n" + indented(DATA * 2 + STEP),
@@ -82,25 +82,25 @@ def test_tree(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     assert expected == tree(recorded(script[0]), {*NAMES, "ProfilerStep"}) + "\n"
 
 
-def test_summary_comes_through_the_trainers_logger(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_summary_is_logged_by_transformers(script: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     """At default verbosity the summary is shown, as a log record of Transformers."""
     assert "[transformers] \nWhere the step went" in script[1].stderr
 
 
 @pytest.mark.nsys
-def test_nsys(tmp_path: Path, plain: list[str]) -> None:
+def test_nsight_systems(tmp_path: Path, plain: list[str]) -> None:
     """Under Nsight Systems every step of the run has its ranges."""
     report = nsys.profile(SCRIPT, tmp_path=tmp_path, args=["--out", str(tmp_path / "out")])
     found = [r for r in nsys.ranges(report.file) if r.kind == "push_pop"]
     step = DATA * 2 + STEP
     after = {3: EVALUATION, 4: "checkpoint\n", 6: EVALUATION + "checkpoint\n"}
     expected = "".join(step + after.get(number, "") for number in range(1, 7))
-    assert DATA + expected == tree(found, NAMES) + "\n"  # the loader is a batch ahead
+    assert DATA + expected == tree(found, NAMES) + "\n"  # the loader is one batch ahead
     assert plain == losses(report.stdout)
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    """Under torchrun, with the variables of ``accelerate launch``, each rank writes a trace, one the summary."""
+    """Under torchrun each rank writes a trace, and one rank prints the summary."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     env = clean({"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no", "OMP_NUM_THREADS": "1"})
     done = run([sys.executable, *launch, SCRIPT, "--out", tmp_path / "out"], env)
@@ -160,14 +160,14 @@ def steps(out: Path) -> list[Any]:
     return [entry["steps"] for entry in windows(out)]
 
 
-def without_hooks(trained: Trainer) -> bool:
+def has_no_hooks(trained: Trainer) -> bool:
     """Return whether a Trainer, its model and its classes have no hook of this library."""
     methods = {*integration.REGIONS, *integration.LOOPS}
     hooks = [module for module in trained.model.modules() if module._forward_pre_hooks or module._forward_hooks]
     return not methods & {*vars(trained)} and hooks == []
 
 
-class Fails(TrainerCallback):
+class FailingCallback(TrainerCallback):
     """Raises ``error`` at an event."""
 
     def __init__(self, event: str, error: BaseException) -> None:
@@ -181,16 +181,16 @@ class Fails(TrainerCallback):
         self.error = error
 
 
-def test_without_accumulation_there_are_no_micro_steps(tmp_path: Path) -> None:
-    """Steps of one batch contain the forward and the backward themselves."""
+def test_no_micro_steps_without_accumulation(tmp_path: Path) -> None:
+    """Without accumulation, steps contain the forward and the backward directly."""
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", wait=1, warmup=0, active=2))
     trained.train()
     step = "step\n  forward\n    GPT2LMHeadModel\n  backward\n  clip_grad_norm_\n  Optimizer.step#AdamW.step\n"
     assert step * 2 == tree(recorded(tmp_path / "out"), NAMES - {"enumerate(DataLoader)"}) + "\n"
 
 
-def test_class_instead_of_an_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The class itself works as a callback, with the defaults."""
+def test_callback_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class itself works as a callback, with default arguments."""
     monkeypatch.chdir(tmp_path)
     trainer(tmp_path, InstrumentCallback).train()
     assert [[2, 4]] == steps(tmp_path / "runs" / "instrument")
@@ -204,35 +204,35 @@ def test_wrong_arguments() -> None:
         InstrumentCallback(waiting=1)
 
 
-def test_everything_is_undone_and_trains_again(tmp_path: Path) -> None:
-    """A second training starts the plan over, as its steps are numbered; no hook is left after either."""
+def test_second_training(tmp_path: Path) -> None:
+    """A second training restarts the schedule, and no hook stays after either."""
     callback = InstrumentCallback(tmp_path / "out", wait=1, warmup=0, active=1, repeat=4)
     trained = trainer(tmp_path, callback, max_steps=4)
     for _ in range(2):
         trained.train()
-        assert without_hooks(trained)
+        assert has_no_hooks(trained)
     assert [[1, 1], [3, 3], [1, 1], [3, 3]] == [entry for entry in steps(tmp_path / "out") if entry]
 
 
-class FailsToBegin(TrainerCallback):
+class FailsToStart(TrainerCallback):
     """Raises as training begins."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         raise RuntimeError("no training")
 
 
-def test_a_later_callback_that_fails_to_begin(tmp_path: Path) -> None:
-    """A training that no event ends is ended by the next one on its thread, whose windows are recorded."""
+def test_callback_that_fails_to_start(tmp_path: Path) -> None:
+    """A training without an end event is ended by the next one on its thread, whose windows are recorded."""
     with pytest.raises(RuntimeError, match="no training"):
-        trainer(tmp_path, InstrumentCallback(tmp_path / "a", at="0-9"), FailsToBegin()).train()
+        trainer(tmp_path, InstrumentCallback(tmp_path / "a", at="0-9"), FailsToStart()).train()
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "b", at="1"))
     trained.train()
     assert [[1, 1]] == steps(tmp_path / "b")
-    assert without_hooks(trained)
+    assert has_no_hooks(trained)
 
 
-def test_copies_of_a_trainer(tmp_path: Path) -> None:
-    """A callback can be copied and pickled, also with its Trainer's parts, before and after training."""
+def test_copying_and_pickling(tmp_path: Path) -> None:
+    """A callback can be copied and pickled with its Trainer's parts, before and after training."""
     callback = InstrumentCallback(tmp_path / "out", at="1")
     trained = trainer(tmp_path, callback)
     for _ in range(2):
@@ -241,11 +241,11 @@ def test_copies_of_a_trainer(tmp_path: Path) -> None:
         trained.train()
 
 
-def test_resumed(tmp_path: Path) -> None:
-    """Steps have their numbers in the whole run, in a new process and after going back to a checkpoint."""
+def test_resumed_run(tmp_path: Path) -> None:
+    """Steps are numbered over the whole run, in a new process and after a return to a checkpoint."""
     trainer(tmp_path, max_steps=4, save_strategy="steps", save_steps=2).train()
     callback = InstrumentCallback(tmp_path / "out", at=[2, 5], active=1)
-    trained = trainer(tmp_path, callback, Fails("on_step_end", RuntimeError("lost")), max_steps=6)
+    trained = trainer(tmp_path, callback, FailingCallback("on_step_end", RuntimeError("lost")), max_steps=6)
     with pytest.raises(RuntimeError, match="lost"):
         trained.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     trained.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
@@ -259,22 +259,22 @@ def test_resumed(tmp_path: Path) -> None:
     [("on_step_begin", RuntimeError("lost")), ("on_epoch_end", RuntimeError("lost")),
      ("on_evaluate", RuntimeError("lost")), ("on_log", KeyboardInterrupt())],
 )  # fmt: skip
-def test_an_error_of_another_callback(tmp_path: Path, event: str, error: BaseException) -> None:
-    """A training that fails anywhere leaves no profiler running, and the same Trainer trains again."""
+def test_error_of_another_callback(tmp_path: Path, event: str, error: BaseException) -> None:
+    """A training that fails leaves no running profiler, and the same Trainer trains again."""
     callback = InstrumentCallback(tmp_path / "out", wait=1, warmup=0, active=100)
-    trained = trainer(tmp_path, callback, Fails(event, error), eval_strategy="steps", eval_steps=2)
+    trained = trainer(tmp_path, callback, FailingCallback(event, error), eval_strategy="steps", eval_steps=2)
     with pytest.raises(type(error)):
         trained.train()
     assert not torch.autograd._profiler_enabled()
     assert not callback.loop.running
-    assert without_hooks(trained)
+    assert has_no_hooks(trained)
     assert ["partial"] == [entry["status"] for entry in windows(tmp_path / "out")]
     trained.train()
-    assert without_hooks(trained)
+    assert has_no_hooks(trained)
 
 
-def test_an_error_inside_the_model(tmp_path: Path) -> None:
-    """Regions that an error leaves open are closed, so that the trace before the error is complete."""
+def test_error_inside_the_model(tmp_path: Path) -> None:
+    """Regions that an error leaves open are closed, so the trace before the error is complete."""
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", wait=0, warmup=0, active=100), max_steps=4)
     calls = 0
 
@@ -292,23 +292,23 @@ def test_an_error_inside_the_model(tmp_path: Path) -> None:
     )
 
 
-class Own(Trainer):
+class OwnLoss(Trainer):
     """A Trainer with its own loss, which calls the inherited one."""
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         return super().compute_loss(*args, **kwargs)
 
 
-def test_a_custom_trainer(tmp_path: Path) -> None:
+def test_overridden_method(tmp_path: Path) -> None:
     """An overridden method is one region."""
-    trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", wait=0, warmup=0, active=2), kind=Own)
+    trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", wait=0, warmup=0, active=2), kind=OwnLoss)
     trained.train()
     assert {"forward": 2} == counts(recorded(tmp_path / "out"), ["forward"])
-    assert Own.compute_loss is vars(Own)["compute_loss"]
+    assert OwnLoss.compute_loss is vars(OwnLoss)["compute_loss"]
 
 
-def test_another_trainer_meanwhile(tmp_path: Path) -> None:
-    """A Trainer that runs inside a callback of another has no regions of the outer one."""
+def test_nested_trainer(tmp_path: Path) -> None:
+    """A Trainer that runs inside a callback of another has no regions."""
     other = trainer(tmp_path / "other")
 
     class Evaluates(TrainerCallback):
@@ -321,14 +321,14 @@ def test_another_trainer_meanwhile(tmp_path: Path) -> None:
 
 
 def test_evaluation_outside_of_training(tmp_path: Path) -> None:
-    """An evaluation outside training has no steps, and nothing is recorded."""
+    """An evaluation outside of training has no steps, and nothing is recorded."""
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out"))
     assert 0 < trained.evaluate()["eval_loss"]
     assert not (tmp_path / "out").exists()
 
 
 def test_prediction_and_evaluation_at_the_start(tmp_path: Path) -> None:
-    """Both are the region "evaluation", at any time in training."""
+    """Prediction and evaluation are the region "evaluation", at any time in training."""
 
     class Predicts(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -341,15 +341,15 @@ def test_prediction_and_evaluation_at_the_start(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Return the losses of a Trainer without this library."""
-    trained = trainer(tmp_path_factory.mktemp("without"))
+    trained = trainer(tmp_path_factory.mktemp("plain"))
     trained.train()
     return logged(trained)
 
 
 def broken(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("ours")
+    raise RuntimeError("internal")
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def broken(*_: Any, **__: Any) -> Any:
 )  # fmt: skip
 @pytest.mark.usefixtures("lenient")
 def test_failures_of_the_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: list[float], owner: Any, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain_losses: list[float], owner: Any, name: str
 ) -> None:
     """If any part of this library fails, the training has the same losses."""
     with monkeypatch.context() as patched:
@@ -367,25 +367,25 @@ def test_failures_of_the_library(
         callback = InstrumentCallback(tmp_path / "out")
         trained = trainer(tmp_path, callback)
         trained.train()
-    assert without == logged(trained)
-    callback.loop.stop()  # it may have started before the failure
+    assert plain_losses == logged(trained)
+    callback.loop.stop()  # may have started before the failure
 
 
 def test_sync_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At level "error" a synchronization ends the training, and no hook is left."""
+    """At level "error" a synchronization ends the training, and no hook stays."""
 
-    def waits(_: Profile) -> None:
+    def synchronizes(_: Profile) -> None:
         raise SyncError("waited")
 
-    monkeypatch.setattr(Profile, "step", waits)
+    monkeypatch.setattr(Profile, "step", synchronizes)
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", syncs="error"))
     with pytest.raises(SyncError):
         trained.train()
-    assert without_hooks(trained)
+    assert has_no_hooks(trained)
 
 
 def test_summary_shows_at_any_verbosity(tmp_path: Path) -> None:
-    """A requested summary is logged even if the library is set to be silent."""
+    """A requested summary is logged even if Transformers is set to be silent."""
     logger = logging.getLogger("transformers.trainer")
     text = io.StringIO()
     handler = logging.StreamHandler(text)
@@ -401,7 +401,7 @@ def test_summary_shows_at_any_verbosity(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the folder of the loop that the environment requests."""
     out = tmp_path / "automatic"
     monkeypatch.setenv("INSTRUMENT_RUN", json.dumps({"out": str(out), "wait": 1, "warmup": 0, "active": 2}))
@@ -413,23 +413,23 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     environment.loop_from_environment.cache_clear()
 
 
-def test_installed_for_every_trainer(tmp_path: Path, asked: Path) -> None:
-    """Trainers made after `install`, however often that is called, drive the loop of the environment."""
+def test_installed_for_every_trainer(tmp_path: Path, requested: Path) -> None:
+    """Trainers created after `install`, however often it is called, drive the loop of the environment."""
     integration.install()
     integration.install()
     trained = trainer(tmp_path)
     trained.train()
-    assert [[1, 2]] == steps(asked)
-    assert {"step": 2, "forward": 2} == counts(recorded(asked), ["step", "forward"])
-    assert without_hooks(trained)
+    assert [[1, 2]] == steps(requested)
+    assert {"step": 2, "forward": 2} == counts(recorded(requested), ["step", "forward"])
+    assert has_no_hooks(trained)
 
 
-def test_installed_yields(tmp_path: Path, asked: Path) -> None:
-    """A Trainer with its own callback is recorded by that one alone."""
+def test_explicit_callback_takes_precedence(tmp_path: Path, requested: Path) -> None:
+    """A Trainer with its own callback is recorded by that callback alone."""
     integration.install()
     trainer(tmp_path, InstrumentCallback(tmp_path / "own", wait=0, warmup=0, active=1)).train()
     assert [[0, 0]] == steps(tmp_path / "own")
-    assert not asked.exists()
+    assert not requested.exists()
 
 
 def test_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:

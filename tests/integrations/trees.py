@@ -1,4 +1,4 @@
-"""The regions of a trace as text, so that a test shows the expected tree."""
+"""Helpers that turn the regions of a trace into text, so a test can show the expected tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures for tests of modules: who listens, and that no hook is left."""
+"""Fixtures for tests of modules: an attached emitter, and a check that no hook is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from instrument.regions.region import Region
 
 @pytest.fixture(autouse=True)
 def no_hook_left() -> Iterator[None]:
-    """Fail a test after which a hook of ours is left on any module, or a patch on torch."""
+    """Fail a test that leaves one of the library's hooks on a module, or a patch on torch."""
     yield
     gc.collect()
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and vars(thing)]
@@ -31,10 +31,10 @@ def no_hook_left() -> Iterator[None]:
     assert not patches
 
 
-class Heard:
-    """An emitter that notes what it is told, as "+name" and "-name"."""
+class RecordingEmitter:
+    """An emitter that records regions as "+name" and "-name"."""
 
-    name = "heard"
+    name = "recording"
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -55,9 +55,9 @@ class Heard:
         self.events.append(f"!{region.name}")
 
     def tree(self) -> list[Any]:
-        """What was opened inside what, as nested lists: [name, [name, ...], ...]; fails if it does not nest."""
-        root: list[Any] = []
-        path = [root]
+        """Return the regions as nested lists: [name, [name, ...], ...]; fail if they do not nest."""
+        regions: list[Any] = []
+        path = [regions]
         for event in self.events:
             if event.startswith("+"):
                 node: list[Any] = [event[1:]]
@@ -65,26 +65,28 @@ class Heard:
                 path.append(node)
             else:
                 assert path.pop()[0] == event[1:], self.events
-        assert path == [root], self.events
-        return root
+        assert path == [regions], self.events
+        return regions
 
 
-Listening = Callable[[], contextlib.AbstractContextManager[Heard]]
+AttachEmitter = Callable[[], contextlib.AbstractContextManager[RecordingEmitter]]
 
 
 @pytest.fixture
-def listening() -> Listening:
-    """A context manager in which a tool is attached that hears every region."""
+def attach_emitter() -> AttachEmitter:
+    """Return a context manager that attaches an emitter, which records every region."""
 
     @contextlib.contextmanager
-    def attach() -> Iterator[Heard]:
-        heard = Heard()
-        dispatch.active._attached.append(heard)
+    def attach() -> Iterator[RecordingEmitter]:
+        recording = RecordingEmitter()
+        dispatch.active._attached.append(recording)
         dispatch.active._refresh()
         try:
-            yield heard
+            yield recording
         finally:
-            dispatch.active._attached = [emitter for emitter in dispatch.active._attached if emitter is not heard]
+            dispatch.active._attached = [
+                emitter for emitter in dispatch.active._attached if emitter is not recording
+            ]
             dispatch.active._refresh()
 
     return attach

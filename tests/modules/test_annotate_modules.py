@@ -1,4 +1,4 @@
-"""`annotate_modules`: when hooks are there, what they show, and that they leave a model as it was."""
+"""`annotate_modules`: when hooks are installed, which regions they show, and how they are removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 import instrument
 from instrument.regions import dispatch
 from instrument.traces.summary import summarize
-from tests.modules.conftest import Listening
+from tests.modules.conftest import AttachEmitter
 from tests.support.native import nvtx_log, ranges
 from tests.support.ranges import outline
 
@@ -52,7 +52,7 @@ def model() -> nn.Sequential:
 
 
 def step(model: nn.Module) -> list[torch.Tensor]:
-    """One forward and backward; the loss and all gradients."""
+    """Run one forward and backward; return the loss and all gradients."""
     model.zero_grad()
     loss = model(torch.linspace(-1, 1, 12).view(3, 4)).square().mean()
     loss.backward()
@@ -60,7 +60,7 @@ def step(model: nn.Module) -> list[torch.Tensor]:
 
 
 def state(model: nn.Module) -> list[dict[str, Any]]:
-    """Everything in each module's `__dict__`, hooks copied; tensors by identity."""
+    """Return each module's `__dict__`, with hooks copied and tensors by identity."""
     plain = []
     for module in model.modules():
         held = {name: dict(value) if hasattr(value, "keys") else value for name, value in vars(module).items()}
@@ -68,43 +68,43 @@ def state(model: nn.Module) -> list[dict[str, Any]]:
     return plain
 
 
-def test_off_means_off(listening: Listening) -> None:
-    """Between windows modules are what they were: no hook, no attribute, whatever happened before."""
+def test_no_hooks_between_windows(attach_emitter: AttachEmitter) -> None:
+    """Between windows modules have neither hooks nor new attributes."""
     layers = model()
     before = state(layers)
     handle = instrument.annotate_modules(layers)
     assert state(layers) == before
     step(layers)
     for _ in range(2):
-        with listening():
+        with attach_emitter():
             assert all(module._forward_hooks and module._forward_pre_hooks for module in layers.modules())
             step(layers)
         assert all(after == held | {} for after, held in zip(state(layers), before, strict=True))
-    with listening():
+    with attach_emitter():
         handle.remove()
         assert state(layers) == before
 
 
-def test_tree_and_values(listening: Listening) -> None:
-    """Forward and backward nest as the modules do; loss and gradients are bit-identical."""
+def test_regions_and_values(attach_emitter: AttachEmitter) -> None:
+    """Forward and backward regions nest as the modules do; loss and gradients are bit-identical."""
     layers = model()
     expected = step(layers)
-    with instrument.annotate_modules(layers), listening() as heard:
+    with instrument.annotate_modules(layers), attach_emitter() as emitter:
         found = step(layers)
-    assert heard.tree() == TREE
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    assert emitter.tree() == TREE
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_forward_only(listening: Listening) -> None:
-    """Without `backward` only the forward is shown."""
+def test_forward_only(attach_emitter: AttachEmitter) -> None:
+    """With `backward=False` only forward regions are shown."""
     layers = model()
-    with instrument.annotate_modules(layers, backward=False), listening() as heard:
+    with instrument.annotate_modules(layers, backward=False), attach_emitter() as emitter:
         step(layers)
-    assert heard.tree() == TREE[:1]
+    assert emitter.tree() == TREE[:1]
 
 
-def test_in_a_window(tmp_path: Path) -> None:
-    """The summary of a window has the layers as regions, and the trace holds them on the right steps."""
+def test_window(tmp_path: Path) -> None:
+    """A window's summary has the layers as regions, and its trace shows them in the right steps."""
     layers = model()
     with (
         instrument.annotate_modules(layers, depth=1),
@@ -119,8 +119,8 @@ def test_in_a_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_a_forward_before_the_window(tmp_path: Path, warmup: int) -> None:
-    """Its backward is a region in the first recorded step if there was a warm-up, and then only."""
+def test_forward_before_the_window(tmp_path: Path, warmup: int) -> None:
+    """The backward of an earlier forward is a region in the first recorded step only after a warm-up."""
     layers = model()
     plan = instrument.schedule(at=3, active=2, warmup=warmup)
     with instrument.annotate_modules(layers, depth=0), instrument.profile(tmp_path, schedule=plan) as prof:
@@ -139,8 +139,8 @@ def test_a_forward_before_the_window(tmp_path: Path, warmup: int) -> None:
     assert partial == ({"Sequential (backward)"} if not warmup else set())
 
 
-def test_a_warm_up_that_leads_to_nothing(tmp_path: Path) -> None:
-    """Hooks of a warm-up go with it, also where no step is recorded after it."""
+def test_warmup_without_a_recorded_step(tmp_path: Path) -> None:
+    """Hooks of a warm-up are removed even if no step is recorded after it."""
     layers = model()
     plan = instrument.schedule(at=9, warmup=5)
     with instrument.annotate_modules(layers), instrument.profile(tmp_path, schedule=plan) as prof:
@@ -152,8 +152,8 @@ def test_a_warm_up_that_leads_to_nothing(tmp_path: Path) -> None:
     assert dispatch.active.expected == 0
 
 
-def test_two_profilers_in_a_row(recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """Any profiler of torch brings the hooks, each time anew, for the model as it is then."""
+def test_successive_profilers(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """Each torch profiler installs the hooks anew, for the model's modules at that time."""
     layers = model()
     with instrument.annotate_modules(layers):
         first = [event["name"] for event in recorded(lambda: step(layers))]
@@ -180,53 +180,53 @@ with instrument.profile(sys.argv[1]) as prof:
 
 
 @pytest.mark.native
-def test_changed_under_an_attached_tool(tmp_path: Path) -> None:
-    """Under a tool that listens all the time, a window looks at the model anew."""
+def test_model_changed_under_an_attached_tool(tmp_path: Path) -> None:
+    """A window reads the model's modules again, although an attached tool keeps its hooks installed."""
     assert [r.name for r in ranges(nvtx_log(CHANGED, args=[str(tmp_path)]))] == ["Sequential", "0", "1"]
 
 
-def test_twice(listening: Listening) -> None:
-    """Annotated a second time nothing is shown twice; the second handle takes over when the first is removed."""
+def test_annotated_twice(attach_emitter: AttachEmitter) -> None:
+    """A model annotated twice shows each region once; the second handle takes over from the first."""
     layers = model()
     first = instrument.annotate_modules(layers)
     second = instrument.annotate_modules(layers, names="both")
     inner = instrument.annotate_modules(layers[0])
-    with listening() as heard:
+    with attach_emitter() as emitter:
         step(layers)
-        assert heard.tree() == TREE
-        heard.events.clear()
+        assert emitter.tree() == TREE
+        emitter.events.clear()
         first.remove()
         step(layers)
-        assert heard.events[:2] == ["+Sequential", "+0: Block"]
-        heard.events.clear()
+        assert emitter.events[:2] == ["+Sequential", "+0: Block"]
+        emitter.events.clear()
         second.remove()
         step(layers)
-        assert heard.events[:2] == ["+Block", "+norm"]
+        assert emitter.events[:2] == ["+Block", "+norm"]
         inner.remove()
-        heard.events.clear()
+        emitter.events.clear()
         step(layers)
-    assert heard.events == []
+    assert emitter.events == []
 
 
-def test_removed_twice(listening: Listening) -> None:
-    """To remove a removed handle does nothing, also inside its own block."""
+def test_removed_twice(attach_emitter: AttachEmitter) -> None:
+    """Removing a removed handle has no effect, even inside its own block."""
     layers = model()
-    with listening(), instrument.annotate_modules(layers) as handle:
+    with attach_emitter(), instrument.annotate_modules(layers) as handle:
         handle.remove()
         handle.remove()
         assert not layers._forward_hooks
     handle.remove()
 
 
-def test_arguments_untouched(listening: Listening) -> None:
-    """Arguments, keyword arguments and outputs are the very objects."""
+def test_arguments_are_unchanged(attach_emitter: AttachEmitter) -> None:
+    """Arguments, keyword arguments and outputs are the same objects."""
 
     class Echo(nn.Module):
         def forward(self, *args: object, **kwargs: object) -> tuple[object, object]:
             return args, kwargs
 
     echo, x, y = Echo(), torch.ones(1, requires_grad=True), object()
-    with instrument.annotate_modules(echo, shapes=True), listening():
+    with instrument.annotate_modules(echo, shapes=True), attach_emitter():
         args, kwargs = echo(x, y, z=x)
     assert args[0] is x
     assert args[1] is y
@@ -234,7 +234,7 @@ def test_arguments_untouched(listening: Listening) -> None:
 
 
 def test_shapes_in_a_trace(tmp_path: Path) -> None:
-    """On request a region shows the shapes of all inputs where the profiler records shapes."""
+    """With `shapes=True` a region shows the shapes of all inputs if the profiler records shapes."""
     layers = model()
     with (
         instrument.annotate_modules(layers, include="0", shapes=True),
@@ -260,7 +260,7 @@ with instrument.annotate_modules(model, shapes=True):
 
 @pytest.mark.native
 def test_shapes_in_nvtx() -> None:
-    """NVTX ranges have the shape of the first input as their payload; backward is of the start/end kind."""
+    """An NVTX range has the first input's shape as payload; backward ranges are of the start/end kind."""
     found = ranges(nvtx_log(SHAPES))
     assert outline(r for r in found if r.kind == "push_pop").split() == ["Sequential", "0", "1"] * 3
     assert [r.name for r in found if r.kind == "start_end"][:3] == [
@@ -270,18 +270,18 @@ def test_shapes_in_nvtx() -> None:
     assert len(payloads) == 2
 
 
-def test_no_shapes_unless_asked(listening: Listening) -> None:
-    """Without `shapes` the regions have no payload, and the same one serves every call."""
+def test_no_shapes_by_default(attach_emitter: AttachEmitter) -> None:
+    """Without `shapes` regions have no payload, and each call reuses the same region object."""
     layers = model()
-    with instrument.annotate_modules(layers), listening() as heard:
+    with instrument.annotate_modules(layers), attach_emitter() as emitter:
         step(layers)
         layers(torch.ones(1, 4))
-    assert len({id(region) for region in heard.regions}) == 18
-    assert {region.payload for region in heard.regions} == {None}
+    assert len({id(region) for region in emitter.regions}) == 18
+    assert {region.payload for region in emitter.regions} == {None}
 
 
-def test_a_fast_path_stays_fast(listening: Listening) -> None:
-    """A TransformerEncoderLayer leaves its fused path, with other numbers, for hooks: it has none."""
+def test_fused_path_is_kept(attach_emitter: AttachEmitter) -> None:
+    """A TransformerEncoderLayer keeps its fused path, which it leaves for modules with hooks."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -289,21 +289,21 @@ def test_a_fast_path_stays_fast(listening: Listening) -> None:
     encoder.eval()
     with torch.no_grad():
         expected = encoder(x)
-    with instrument.annotate_modules(encoder), listening() as heard:
+    with instrument.annotate_modules(encoder), attach_emitter() as emitter:
         with torch.no_grad():
             assert torch.equal(encoder(x), expected)
-        assert heard.tree() == [["TransformerEncoder (eval)", ["layers.0 (eval)"], ["layers.1 (eval)"]]]
-        heard.events.clear()
+        assert emitter.tree() == [["TransformerEncoder (eval)", ["layers.0 (eval)"], ["layers.1 (eval)"]]]
+        emitter.events.clear()
         encoder.train()
         encoder(x).sum().backward()
-        assert "+layers.0.self_attn" in heard.events
-        assert "+layers.0.linear1 (backward)" in heard.events
-        heard.tree()
+        assert "+layers.0.self_attn" in emitter.events
+        assert "+layers.0.linear1 (backward)" in emitter.events
+        emitter.tree()
     assert not any("_compiled_call_impl" in vars(module) for module in encoder.modules())
 
 
-def test_everything_off() -> None:
-    """Under ``INSTRUMENT=0`` arguments are checked, and nothing else is done."""
+def test_instrument_0() -> None:
+    """Under ``INSTRUMENT=0`` arguments are checked, and nothing is installed."""
     code = """
 import torch, instrument
 model = torch.nn.Linear(2, 2)
@@ -322,12 +322,12 @@ except ValueError:
     assert done.stdout == "checked\n"
 
 
-def test_a_failing_emitter(lenient: None, listening: Listening) -> None:
-    """An emitter that fails is taken out; the step goes on with the same gradients."""
+def test_failing_emitter(lenient: None, attach_emitter: AttachEmitter) -> None:
+    """A failing emitter is detached; the step continues with the same gradients."""
     layers = model()
     expected = step(layers)
-    with instrument.annotate_modules(layers), listening() as heard:
-        heard.push = heard.start = None  # type: ignore[assignment]
+    with instrument.annotate_modules(layers), attach_emitter() as emitter:
+        emitter.push = emitter.start = None  # type: ignore[assignment]
         assert all(torch.equal(a, b) for a, b in zip(step(layers), expected, strict=True))
         assert not dispatch.recording
         assert not layers._forward_hooks

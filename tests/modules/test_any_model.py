@@ -1,4 +1,4 @@
-"""Models of any shape: what is shown is what was called, and training is the same."""
+"""Random models: the regions are the modules called, and training is unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import instrument
-from tests.modules.conftest import Listening
+from tests.modules.conftest import AttachEmitter
 from tests.support.calls import Calls, Trees
 
 WIDTH = 3
@@ -23,7 +23,7 @@ WIDTH = 3
 
 @dataclass(frozen=True)
 class Shape:
-    """What a module of a random model does."""
+    """The kind of a module in a random model, and the modules inside it."""
 
     kind: str
     inner: tuple[Shape, ...] = field(default=())
@@ -45,7 +45,7 @@ NODES = (
 
 
 class Leaf(nn.Module):
-    """A module with work of its own and no module inside."""
+    """A module with computation of its own and no modules inside."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Leaf(nn.Module):
 
 
 class Node(nn.Module):
-    """A module that calls others."""
+    """A module that calls other modules."""
 
     def __init__(self, kind: str, inner: list[nn.Module]) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Node(nn.Module):
 
 
 def build(shape: Shape) -> nn.Module:
-    """Make the module that ``shape`` describes."""
+    """Build the module that ``shape`` describes."""
     if shape.kind in NODES:
         return Node(shape.kind, [build(inner) for inner in shape.inner])
     simple = {
@@ -142,10 +142,10 @@ def train(model: nn.Module, leaf_input: bool, call: Callable[..., Any] = lambda 
     return [loss.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
 
 
-def same(ours: list[Any], theirs: list[Any]) -> bool:
+def same(one: list[Any], other: list[Any]) -> bool:
     return all(
         (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
-        for a, b in zip(ours, theirs, strict=True)
+        for a, b in zip(one, other, strict=True)
     )
 
 
@@ -158,15 +158,15 @@ def outline(tree: list[Any], level: int = 0) -> str:
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # a checkpoint under no_grad
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=shapes, leaf_input=st.booleans())
-def test_any_model(listening: Listening, shape: Shape, leaf_input: bool) -> None:
-    """The tree that is heard is that of the calls and of the nodes they made; gradients have the same bits."""
+def test_random_models(attach_emitter: AttachEmitter, shape: Shape, leaf_input: bool) -> None:
+    """The regions are the tree of module calls and of their autograd nodes; gradients are bit-identical."""
     expected = train(model_of(shape), leaf_input)
     observed: list[Trees] = []
     with Calls(model := model_of(shape)) as calls:
         for _ in calls.steps([0], observed):
             train(model, leaf_input)
     model = model_of(shape)
-    with instrument.annotate_modules(model), listening() as heard:
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
         found = train(model, leaf_input)
     assert same(found, expected)
-    assert outline(heard.tree()) == observed[0].regions
+    assert outline(emitter.tree()) == observed[0].regions

@@ -1,6 +1,6 @@
-"""Activation checkpointing: the recomputation runs in the backward, on a GPU on another thread than the forward.
+"""Activation checkpointing: the recomputation runs in the backward, with a GPU on another thread than the forward.
 
-Each thread numbers the autograd nodes that it makes, so that a node of the forward may have the number of
+Each thread numbers the autograd nodes that it creates, so a node of the forward may have the number of
 one of the recomputation.
 """
 
@@ -31,7 +31,7 @@ import instrument
 
 from ..conftest import annotations
 from ..support.net import Block
-from .conftest import Listening
+from .conftest import AttachEmitter
 from .test_any_model import Shape, model_of, same, shapes, train
 
 next_number = torch.autograd._get_sequence_nr
@@ -74,7 +74,7 @@ WRAPS = [plain, recomputed, to_the_end, reentrant, nested, selective]
 
 
 class Blocks(nn.Module):
-    """Blocks in a row, each called through ``wrap``."""
+    """A sequence of blocks, each called through ``wrap``."""
 
     def __init__(self, count: int, wrap: Wrap, width: int = 4) -> None:
         super().__init__()
@@ -87,34 +87,34 @@ class Blocks(nn.Module):
         return x
 
 
-def here(function: Callable[[], Any]) -> Any:
+def call_here(function: Callable[[], Any]) -> Any:
     return function()
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Call]:
-    """Calls a function on another thread, which made no autograd node yet and has lower numbers than this one."""
+def on_another_thread() -> Iterator[Call]:
+    """Return a caller on another thread, which has made no autograd nodes and has lower sequence numbers."""
     advance_to(2000)
-    # OpenMP counts threads by thread; sums over other numbers of them have other last bits.
+    # OpenMP's number of threads is per thread, and the last bits of sums depend on it.
     with ThreadPoolExecutor(1, "", torch.set_num_threads, (torch.get_num_threads(),)) as thread:
         yield lambda function: thread.submit(function).result()
 
 
-@pytest.fixture(params=["here", "elsewhere"])
+@pytest.fixture(params=["here", "on_another_thread"])
 def backward(request: pytest.FixtureRequest) -> Call:
-    """Calls a function on the thread of the backward."""
-    return here if request.param == "here" else request.getfixturevalue("elsewhere")
+    """Return a caller for the thread of the backward pass."""
+    return call_here if request.param == "here" else request.getfixturevalue("on_another_thread")
 
 
 def advance_to(number: int) -> None:
-    """Make autograd nodes on this thread, until the next one has at least ``number``."""
+    """Create autograd nodes on this thread until the next sequence number is at least ``number``."""
     x = torch.ones(1, requires_grad=True)
     while next_number() < number:
         x.exp()
 
 
 def step(model: nn.Module, call: Call) -> list[Any]:
-    """Train for one step, whose backward ``call`` calls; return the loss and all gradients."""
+    """Train for one step, with the backward run by ``call``; return the loss and all gradients."""
     device = next(model.parameters()).device
     x = torch.linspace(-1, 1, 12, device=device).view(3, 4).requires_grad_()
     loss = model(x).square().sum()
@@ -127,23 +127,23 @@ def blocks(count: int, wrap: Wrap) -> Blocks:
     return Blocks(count, wrap)
 
 
-def forward_of(name: str) -> list[Any]:
+def forward_tree(name: str) -> list[Any]:
     return [name, [f"{name}.lin"], [f"{name}.act"]]
 
 
-def test_recomputed_inside_of_the_backward(listening: Listening, backward: Call) -> None:
-    """A block is computed again in the backward region of the layer that needs it, and nothing else changes."""
-    expected = step(blocks(3, recomputed), here)
-    with instrument.annotate_modules(model := blocks(3, recomputed)), listening() as heard:
+def test_recomputation_inside_the_backward(attach_emitter: AttachEmitter, backward: Call) -> None:
+    """A block is recomputed inside the backward region of the layer that needs it; nothing else changes."""
+    expected = step(blocks(3, recomputed), call_here)
+    with instrument.annotate_modules(model := blocks(3, recomputed)), attach_emitter() as emitter:
         assert same(step(model, backward), expected)
-    assert heard.tree() == [
-        ["Blocks", *[forward_of(f"blocks.{at}") for at in range(3)]],
+    assert emitter.tree() == [
+        ["Blocks", *[forward_tree(f"blocks.{at}") for at in range(3)]],
         [
             "Blocks (backward)",
             *[
                 [
                     f"blocks.{at} (backward)",
-                    [f"blocks.{at}.act (backward)", forward_of(f"blocks.{at}")],
+                    [f"blocks.{at}.act (backward)", forward_tree(f"blocks.{at}")],
                     [f"blocks.{at}.lin (backward)"],
                 ]
                 for at in (2, 1, 0)
@@ -153,35 +153,35 @@ def test_recomputed_inside_of_the_backward(listening: Listening, backward: Call)
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_the_same_on_another_thread(listening: Listening, elsewhere: Call, wrap: Wrap) -> None:
-    """Regions, their order and all numbers are those of a backward on the thread of the forward."""
-    heard = []
-    numbers = [step(blocks(3, wrap), here)]
-    for call in (here, elsewhere):
-        with instrument.annotate_modules(model := blocks(3, wrap)), listening() as events:
+def test_backward_on_another_thread(attach_emitter: AttachEmitter, on_another_thread: Call, wrap: Wrap) -> None:
+    """Regions, their order and all numbers are the same as with a backward on the forward's thread."""
+    trees = []
+    numbers = [step(blocks(3, wrap), call_here)]
+    for call in (call_here, on_another_thread):
+        with instrument.annotate_modules(model := blocks(3, wrap)), attach_emitter() as emitter:
             numbers.append(step(model, call))
-        heard.append(events.tree())
-    assert heard[0] == heard[1]
+        trees.append(emitter.tree())
+    assert trees[0] == trees[1]
     assert same(numbers[0], numbers[1])
     assert same(numbers[0], numbers[2])
 
 
 @pytest.mark.parametrize("wrap", [recomputed, nested])
-def test_numbers_that_meet(listening: Listening, wrap: Wrap) -> None:
-    """Nodes of the forward that have the numbers of recomputed ones are not taken for those."""
-    with instrument.annotate_modules(model := blocks(3, wrap)), listening() as expected:
-        step(model, here)
+def test_colliding_sequence_numbers(attach_emitter: AttachEmitter, wrap: Wrap) -> None:
+    """Forward nodes are not confused with recomputed nodes of the same sequence number."""
+    with instrument.annotate_modules(model := blocks(3, wrap)), attach_emitter() as expected:
+        step(model, call_here)
     advance_to(200)
     for shift in range(-30, 30):
         with ThreadPoolExecutor(1) as thread:
             thread.submit(advance_to, next_number() + shift).result()
-            with instrument.annotate_modules(model), listening() as heard:
+            with instrument.annotate_modules(model), attach_emitter() as emitter:
                 step(model, lambda function, thread=thread: thread.submit(function).result())
-        assert heard.events == expected.events
+        assert emitter.events == expected.events
 
 
-class Passing(nn.Module):
-    """Makes autograd nodes, and returns what it was given."""
+class Passthrough(nn.Module):
+    """Creates autograd nodes, but returns its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,38 +192,40 @@ class Passing(nn.Module):
         return x
 
 
-def test_an_input_that_is_returned(listening: Listening, backward: Call) -> None:
-    """A module whose output the forward made, and not its recomputation, opens no region there."""
+def test_recomputation_that_returns_its_input(attach_emitter: AttachEmitter, backward: Call) -> None:
+    """A module whose recomputation did not create its output opens no region in the backward."""
 
     def wrap(forward: Forward, x: Tensor) -> Tensor:
         return recomputed(lambda y: forward(passing(y)), x)
 
-    passing, model = Passing(), blocks(3, wrap)
+    passing, model = Passthrough(), blocks(3, wrap)
     model.passing = passing
-    with instrument.annotate_modules(model), listening() as heard:
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
         step(model, backward)
-    names = [event for event in heard.events if event.endswith("(backward)")]
+    names = [event for event in emitter.events if event.endswith("(backward)")]
     assert names.count("+Blocks (backward)") == names.count("+blocks.1 (backward)") == 1
     assert "+passing (backward)" not in names
-    heard.tree()
+    emitter.tree()
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # a checkpoint under no_grad
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=shapes)
-def test_any_model_on_another_thread(listening: Listening, elsewhere: Call, shape: Shape) -> None:
-    """Whatever the model, its regions are those of a backward on the thread of the forward."""
+def test_random_models_on_another_thread(
+    attach_emitter: AttachEmitter, on_another_thread: Call, shape: Shape
+) -> None:
+    """Any model has the same regions with a backward on another thread as on the forward's thread."""
     trees, numbers = [], []
-    for call in (here, elsewhere):
-        with instrument.annotate_modules(model := model_of(shape)), listening() as heard:
+    for call in (call_here, on_another_thread):
+        with instrument.annotate_modules(model := model_of(shape)), attach_emitter() as emitter:
             numbers.append(train(model, True, call))
-        trees.append(heard.tree())
+        trees.append(emitter.tree())
     assert trees[0] == trees[1]
     assert same(*numbers)
 
 
-def test_an_exception_in_a_recomputation(listening: Listening, backward: Call) -> None:
-    """It comes out of the backward, whose regions nest all the same; so do those of the next step."""
+def test_exception_in_a_recomputation(attach_emitter: AttachEmitter, backward: Call) -> None:
+    """An exception leaves the backward with nested regions, and the next step is unaffected."""
 
     class Failing(nn.Module):
         calls = 0
@@ -236,19 +238,19 @@ def test_an_exception_in_a_recomputation(listening: Listening, backward: Call) -
 
     model = blocks(3, recomputed)
     model.blocks[1].act = Failing()
-    with instrument.annotate_modules(model), listening() as heard:
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
         with pytest.raises(ArithmeticError):
             step(model, backward)
-        heard.tree()
-        heard.events.clear()
+        emitter.tree()
+        emitter.events.clear()
         step(model, backward)
-    _, behind = heard.tree()
+    _, behind = emitter.tree()
     assert [name for name, *_ in behind[1:]] == [f"blocks.{at} (backward)" for at in (2, 1, 0)]
 
 
 @contextlib.contextmanager
 def node_visits() -> Iterator[list[int]]:
-    """Count how often Python code of this thread asks an autograd node for its number."""
+    """Count how often Python code on this thread reads the sequence number of an autograd node."""
     visits = [0]
 
     def profile(frame: object, event: str, called: Any) -> None:
@@ -261,40 +263,40 @@ def node_visits() -> Iterator[list[int]]:
         sys.setprofile(None)
 
 
-def test_visits_of_nodes(listening: Listening, backward: Call) -> None:
-    """As many nodes are looked at as the recomputation made, a few times each, and none of the forward."""
+def test_number_of_node_visits(attach_emitter: AttachEmitter, backward: Call) -> None:
+    """Only nodes of the recomputation are visited, each a few times."""
 
-    def counted(run: Callable[[], Any]) -> None:
+    def count_visits(run: Callable[[], Any]) -> None:
         before = next_number()
         with node_visits() as visits:
             run()
-        found.append((next_number() - before, visits[0]))
+        results.append((next_number() - before, visits[0]))
 
-    found: list[tuple[int, int]] = []
+    results: list[tuple[int, int]] = []
     for count in (10, 80):
-        with instrument.annotate_modules(model := blocks(count, recomputed)), listening():
-            step(model, lambda run: backward(lambda: counted(run)))
-    (few, visits_of_few), (many, visits_of_many) = found
+        with instrument.annotate_modules(model := blocks(count, recomputed)), attach_emitter():
+            step(model, lambda run: backward(lambda: count_visits(run)))
+    (few, visits_of_few), (many, visits_of_many) = results
     assert many == 8 * few
     assert few <= visits_of_few <= 4 * few
     assert visits_of_many <= 4 * many
 
 
 @pytest.mark.gpu
-def test_on_a_gpu(listening: Listening, tmp_path: Path) -> None:
-    """Numbers are those without us, listened to and recorded; each block is there twice, and once backward."""
+def test_on_a_gpu(attach_emitter: AttachEmitter, tmp_path: Path) -> None:
+    """Numbers equal those of an unannotated model; each block has two forward regions and one backward region."""
     count, trace = 100, tmp_path / "trace.json"
-    expected = step(blocks(count, recomputed).cuda(), here)
-    with instrument.annotate_modules(model := blocks(count, recomputed).cuda()), listening() as heard:
-        assert same(step(model, here), expected)
-    heard.tree()
+    expected = step(blocks(count, recomputed).cuda(), call_here)
+    with instrument.annotate_modules(model := blocks(count, recomputed).cuda()), attach_emitter() as emitter:
+        assert same(step(model, call_here), expected)
+    emitter.tree()
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     model = blocks(count, recomputed).cuda()
     with instrument.annotate_modules(model), profile(activities=activities) as prof:
-        assert same(step(model, here), expected)
+        assert same(step(model, call_here), expected)
     prof.export_chrome_trace(str(trace))
     for names in (
-        Counter(event[1:] for event in heard.events if event.startswith("+")),
+        Counter(event[1:] for event in emitter.events if event.startswith("+")),
         Counter(event["name"] for event in annotations(trace)),
     ):
         assert [2] * count == [names[f"blocks.{at}"] for at in range(count)]

@@ -1,4 +1,4 @@
-"""Annotated models under torch.compile: the same graphs, no more of them, and one region around each."""
+"""Annotated models under torch.compile: the same number of graphs, and one region around each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import instrument
 from instrument.regions import dispatch
-from tests.modules.conftest import Listening
+from tests.modules.conftest import AttachEmitter
 from tests.support.native import nvtx_log, ranges
 
 INSIDE = ["norm", "linear", "act"]
@@ -104,14 +104,14 @@ def train(call: Call) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("compile", "expected", "hidden"), CASES, ids=lambda case: getattr(case, "__name__", None)
 )
-def test_regions_around(
-    listening: Listening,
+def test_compiled_model_is_one_region(
+    attach_emitter: AttachEmitter,
     compile: Callable[[nn.Module, CompileCounter], Call],
     expected: list[object],
     hidden: list[str],
     compiled_in: str,
 ) -> None:
-    """Compiled before it is annotated, after it, or while a tool listens: one region around, one compilation."""
+    """A compiled model is one region and is compiled once, whether before, after or during annotation."""
     model, counter = Model(), CompileCounter()
     values = train(model)
     call: Call = compile(model, counter) if compiled_in == "before" else model
@@ -122,15 +122,15 @@ def test_regions_around(
     else:
         handle = instrument.annotate_modules(call if isinstance(call, nn.Module) else model)
     for window in range(2):
-        with listening() as heard:
+        with attach_emitter() as emitter:
             if compiled_in == "during" and window == 0:
                 call = compile(model, counter)
                 train(call)
-                heard.events.clear()
+                emitter.events.clear()
             found = train(call)
-        if compile is not in_a_function:  # which doubles the output
-            assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, values, strict=True))
-        assert heard.tree() == expected
+        if compile is not in_a_function:  # that case doubles the output
+            assert all(torch.equal(one, other) for one, other in zip(found, values, strict=True))
+        assert emitter.tree() == expected
         train(call)
     assert counter.frame_count == 1
     assert sorted(dispatch.compiled_away) == sorted(hidden)
@@ -140,22 +140,22 @@ def test_regions_around(
         assert not module._forward_pre_hooks
 
 
-def test_a_sequential_as_whole(listening: Listening) -> None:
-    """What torch.compile calls from inside, as it does a Sequential, has its region outside as well."""
+def test_compiled_sequential(attach_emitter: AttachEmitter) -> None:
+    """A compiled Sequential, which torch.compile calls from inside, has its region outside the graph."""
     counter = CompileCounter()
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    with instrument.annotate_modules(model), listening() as heard:
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
         call = torch.compile(model, fullgraph=True, backend=counter)
         train(call)
         train(call)
     train(call)
-    assert heard.tree() == [["Sequential"], ["Sequential (backward)"]] * 2
+    assert emitter.tree() == [["Sequential"], ["Sequential (backward)"]] * 2
     assert counter.frame_count == 1
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it
-def test_graph_breaks_keep_their_layers(listening: Listening) -> None:
-    """Modules that run outside of the compiled pieces have their regions; nothing is compiled twice."""
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it
+def test_modules_between_graphs(attach_emitter: AttachEmitter) -> None:
+    """Modules that run between compiled graphs have regions; nothing is compiled twice."""
     counter = CompileCounter()
 
     class Broken(nn.Module):
@@ -174,25 +174,27 @@ def test_graph_breaks_keep_their_layers(listening: Listening) -> None:
     frames = counter.frame_count
     with instrument.annotate_modules(model):
         for _ in range(2):
-            with listening() as heard:
+            with attach_emitter() as emitter:
                 train(call)
-            assert heard.tree() == [["Broken"], ["Broken (backward)"]]
+            assert emitter.tree() == [["Broken"], ["Broken (backward)"]]
             train(call)
     assert counter.frame_count == frames
 
 
-def test_inductor(listening: Listening) -> None:
-    """With the default compiler, too, loss and gradients are those of the run without us."""
+def test_inductor(attach_emitter: AttachEmitter) -> None:
+    """With Inductor, loss and gradients equal those of an unannotated model."""
     model = Model()
     call = torch.compile(model, fullgraph=True)
     values = train(call)
-    with instrument.annotate_modules(call), listening() as heard:
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(train(call), values, strict=True))
-    assert heard.tree() == WHOLE
+    with instrument.annotate_modules(call), attach_emitter() as emitter:
+        assert all(torch.equal(one, other) for one, other in zip(train(call), values, strict=True))
+    assert emitter.tree() == WHOLE
 
 
-def test_said_once(listening: Listening, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What is inside compiled code is logged once, and in the manifest of each window."""
+def test_hidden_modules_are_logged_once(
+    attach_emitter: AttachEmitter, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The modules inside compiled code are logged once, and listed in each window's manifest."""
     caplog.set_level(logging.INFO, "instrument")
     call = as_whole(Model(), CompileCounter())
     with (
@@ -202,14 +204,14 @@ def test_said_once(listening: Listening, tmp_path: Path, caplog: pytest.LogCaptu
         for _ in range(4):
             train(call)
             prof.step()
-    told = [record.getMessage() for record in caplog.records if "inside compiled code" in record.getMessage()]
-    assert len(told) == 1
-    assert "layers.0.norm" in told[0]
+    messages = [record.getMessage() for record in caplog.records if "inside compiled code" in record.getMessage()]
+    assert len(messages) == 1
+    assert "layers.0.norm" in messages[0]
     assert [entry["hidden_regions"] for entry in prof.windows] == [sorted(EVERYTHING)] * 2
 
 
-def test_under_torch_profiler(recorded: Callable[..., list[dict[str, object]]]) -> None:
-    """The region of a compiled model holds its graph in the trace of torch's own profiler."""
+def test_compiled_model_under_torch_profiler(recorded: Callable[..., list[dict[str, object]]]) -> None:
+    """The region of a compiled model holds its graph in a trace of torch's profiler."""
     call = as_whole(Model(), CompileCounter())
     train(call)
     with instrument.annotate_modules(call):
@@ -217,8 +219,8 @@ def test_under_torch_profiler(recorded: Callable[..., list[dict[str, object]]]) 
     assert names == ["Model", "Model (backward)"]
 
 
-def test_compiled_optimizer_and_loss(listening: Listening) -> None:
-    """A whole compiled step, with the model called in it, is compiled once."""
+def test_compiled_step(attach_emitter: AttachEmitter) -> None:
+    """A compiled step that calls the model is compiled once."""
     counter = CompileCounter()
     model = Model()
 
@@ -231,24 +233,24 @@ def test_compiled_optimizer_and_loss(listening: Listening) -> None:
     frames = counter.frame_count
     with instrument.annotate_modules(model):
         for _ in range(2):
-            with listening(), profile(activities=[ProfilerActivity.CPU]):
+            with attach_emitter(), profile(activities=[ProfilerActivity.CPU]):
                 step(x).backward()
             step(x).backward()
     assert counter.frame_count == frames
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_compiled_autograd(listening: Listening) -> None:
-    """Under compiled autograd the gradients are right and nothing is left open."""
+def test_compiled_autograd(attach_emitter: AttachEmitter) -> None:
+    """Under compiled autograd the gradients are unchanged and no region is left open."""
     model = Model()
     values = train(model)
     expected = [parameter.grad.clone() for parameter in model.parameters()]
-    with instrument.annotate_modules(model), listening() as heard:
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
         model.zero_grad()
         with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-            ours = train(model)
-    heard.tree()
-    assert all(torch.equal(a, b) for a, b in zip(ours, values, strict=True))
+            result = train(model)
+    emitter.tree()
+    assert all(torch.equal(a, b) for a, b in zip(result, values, strict=True))
     assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), expected, strict=True))
 
 
@@ -277,8 +279,8 @@ assert frames == counter.frame_count == 2
 
 
 @pytest.mark.native
-def test_the_compiler_comes_last() -> None:
-    """Where a tool listens before the compiler is imported, too, what is compiled holds nothing of ours."""
+def test_compiler_imported_last() -> None:
+    """Compiled code has no hooks in it, even if a tool is attached before the compiler is imported."""
     found = ranges(nvtx_log(ATTACHED))
     names = [r.name for r in found if r.name and r.name.startswith("Sequential")]
     assert names == ["Sequential", "Sequential (backward)"] * 2

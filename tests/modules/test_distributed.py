@@ -1,4 +1,4 @@
-"""Models that are spread over ranks: two gloo ranks under torchrun, on the CPU."""
+"""Distributed models: two gloo ranks under torchrun, on the CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import instrument
 from instrument.config import settings
 from instrument.modules.installer import installer
 from instrument.regions import dispatch
-from tests.modules.conftest import Heard
+from tests.modules.conftest import RecordingEmitter
 
 settings.strict = True
 dist.init_process_group("gloo")
@@ -73,12 +73,12 @@ def same(one, other):
         (x is None) == (y is None) and (x is None or torch.equal(x, y)) for x, y in zip(one, other))
 
 @contextlib.contextmanager
-def listening():
-    heard = Heard()
-    dispatch.active._attached.append(heard)
+def attach_emitter():
+    emitter = RecordingEmitter()
+    dispatch.active._attached.append(emitter)
     dispatch.active._refresh()
-    yield heard
-    dispatch.active._attached.remove(heard)
+    yield emitter
+    dispatch.active._attached.remove(emitter)
     dispatch.active._refresh()
 
 def no_sync(model, step):
@@ -116,31 +116,31 @@ def run(make, train, annotated):
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found, heard, clean = [], [], []
+    found, trees, clean = [], [], []
     handle = instrument.annotate_modules(model) if annotated else None
     for step in range(3):
         optimizer.zero_grad()
-        with listening() if annotated and step == 1 else contextlib.nullcontext() as ears:
+        with attach_emitter() if annotated and step == 1 else contextlib.nullcontext() as emitter:
             found += train(model, step)
             optimizer.step()
-        if ears is not None:
-            heard.append(ears.tree())
+        if emitter is not None:
+            trees.append(emitter.tree())
         found += numbers([], model)
-        # what torch puts on a model at its first forward is no matter of ours
-        there = json.dumps(hooks(model))
-        clean.append("instrument" not in there and "__getstate__" not in there)
+        # torch may add hooks of its own at the first forward
+        found_hooks = json.dumps(hooks(model))
+        clean.append("instrument" not in found_hooks and "__getstate__" not in found_hooks)
     if annotated:
         handle.remove()
     clean.append(not installer._hooked and not installer._patches)
-    return found, heard, clean, [len(list(m._forward_hooks) + list(m._forward_pre_hooks)) for m in model.modules()]
+    return found, trees, clean, [len(list(m._forward_hooks) + list(m._forward_pre_hooks)) for m in model.modules()]
 
 for name, (make, train) in CASES.items():
     expected, _, _, hooked = run(make, train, False)
-    found, heard, clean, left = run(make, train, True)
-    results[name] = dict(same=same(expected, found), count=len(found), tree=heard[0])
+    found, trees, clean, left = run(make, train, True)
+    results[name] = dict(same=same(expected, found), count=len(found), tree=trees[0])
     results[name].update(clean=all(clean), left=left == hooked)
 
-# A real profiler: where is the all-gather?
+# The place of the all-gather in a real trace
 torch.manual_seed(0)
 model = sharded(True)()
 model(batch(0)).sum().backward()
@@ -149,19 +149,19 @@ with instrument.annotate_modules(model):
         model(batch(1)).sum().backward()
     path = pathlib.Path(sys.argv[1], f"trace{rank}.json")
     prof.export_chrome_trace(str(path))
-    with listening():
+    with attach_emitter():
         state = {key: full(value) for key, value in model.state_dict().items()}
         results["keys"] = sorted(state) == sorted(Whole().state_dict())
 pathlib.Path(sys.argv[1], f"results{rank}.json").write_text(json.dumps(results))
 dist.barrier()
 sys.stdout.flush()
-os._exit(0)  # gloo's end aborts now and then: "terminate called without an active exception"
+os._exit(0)  # gloo sometimes aborts at exit: "terminate called without an active exception"
 """
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks wrote that trained models of several kinds, without us and with."""
+    """Return the results of two ranks that trained several models, without and with annotation."""
     folder = tmp_path_factory.mktemp("ranks")
     script = folder / "job.py"
     script.write_text(JOB)
@@ -183,7 +183,7 @@ Found = Callable[[str], list[Any]]
 
 @pytest.fixture
 def found(folder: Path) -> Found:
-    """The results of a case, one for each rank."""
+    """Return the results of a case, one per rank."""
     results = [json.loads((folder / f"results{rank}.json").read_text()) for rank in (0, 1)]
     return lambda name: [result[name] for result in results]
 
@@ -193,22 +193,22 @@ CASES = ["ddp", "no_sync", "unused", "static", "views", "fsdp_root", "fsdp_layer
 
 @pytest.mark.parametrize("case", CASES)
 def test_numbers(found: Found, case: str) -> None:
-    """Losses, gradients and weights of three steps are bit-identical on every rank, the window on the second."""
+    """Losses, gradients and weights of three steps are bit-identical on every rank, with a window on one step."""
     for result in found(case):
         assert result["count"] >= 27
         assert result["same"]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_left(found: Found, case: str) -> None:
-    """Between windows and after the handle is gone the model has the hooks that the wrapper put there, no more."""
+def test_no_hooks_left(found: Found, case: str) -> None:
+    """Between windows and after removal, the model has only the hooks of its wrapper."""
     for result in found(case):
         assert result["clean"]
         assert result["left"]
 
 
 def tree(root: str, prefix: str, blocks: tuple[str, ...] = ("a", "b")) -> tuple[list[Any], list[Any]]:
-    """The regions of a forward and of a backward."""
+    """Return the regions of a forward and of a backward."""
     inside = [[f"{prefix}{name}", [f"{prefix}{name}.lin"], [f"{prefix}{name}.act"]] for name in blocks]
     outside = [
         [
@@ -225,7 +225,7 @@ def tree(root: str, prefix: str, blocks: tuple[str, ...] = ("a", "b")) -> tuple[
 
 @pytest.mark.parametrize("case", ["ddp", "no_sync", "unused", "static", "views"])
 def test_regions_of_data_parallel(found: Found, case: str) -> None:
-    """Every module has its region inside DDP's, in each micro-batch with and without a reduction."""
+    """Every module has its region inside DDP's, in micro-steps with and without a reduction."""
     expected = list(tree("DistributedDataParallel", "module."))
     for result in found(case):
         assert result["tree"] == expected * (2 if case == "no_sync" else 1)
@@ -233,13 +233,13 @@ def test_regions_of_data_parallel(found: Found, case: str) -> None:
 
 @pytest.mark.parametrize("case", ["fsdp_root", "fsdp_layers", "fsdp_kept"])
 def test_regions_of_sharded_models(found: Found, case: str) -> None:
-    """Every module of a sharded model has its region, forward and backward, under the model's own."""
+    """Every module of a sharded model has a forward and a backward region inside the model's own."""
     for result in found(case):
         assert result["tree"] == list(tree("FSDPWhole", ""))
 
 
-def test_all_gather_inside(folder: Path) -> None:
-    """What FSDP gathers for a module is inside that module's region, forward and backward."""
+def test_all_gather_inside_its_module(folder: Path) -> None:
+    """FSDP's all-gather for a module lies inside the module's region, forward and backward."""
     for rank in (0, 1):
         events = json.loads((folder / f"trace{rank}.json").read_text())["traceEvents"]
         found = [event for event in events if event.get("cat") == "user_annotation"]
@@ -260,5 +260,5 @@ def test_all_gather_inside(folder: Path) -> None:
 
 
 def test_state_dict(found: Found) -> None:
-    """A sharded model's state_dict has its own keys in a window."""
+    """A sharded model's state_dict has its usual keys inside a window."""
     assert found("keys") == [True, True]

@@ -1,4 +1,4 @@
-"""Modules as regions on a GPU, whose backward runs on a thread of the engine's own."""
+"""Modules as regions on a GPU, whose backward runs on an autograd thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import instrument
 
 from ..support.net import Net
-from .conftest import Heard, Listening
+from .conftest import AttachEmitter, RecordingEmitter
 
 pytestmark = pytest.mark.gpu
 
@@ -37,8 +37,8 @@ def step(model: nn.Module, x: Tensor) -> Tensor:
     return loss.detach()
 
 
-class Threads(Heard):
-    """Notes the thread of each event."""
+class ThreadRecordingEmitter(RecordingEmitter):
+    """Records the thread of each event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,23 +49,23 @@ class Threads(Heard):
         return self.push(region)
 
 
-def test_backward_on_the_engines_thread(listening: Listening) -> None:
-    """The regions of a backward nest on the thread that the engine runs the GPU's nodes on."""
+def test_backward_on_an_autograd_thread(attach_emitter: AttachEmitter) -> None:
+    """Backward regions nest on the autograd thread that runs the GPU's nodes."""
     model, x = model_and_batch()
-    with instrument.annotate_modules(model), listening() as heard:
-        threads = Threads()
-        heard.start = threads.start  # type: ignore[method-assign]
-        threads.events, threads.regions = heard.events, heard.regions
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
+        threads = ThreadRecordingEmitter()
+        emitter.start = threads.start  # type: ignore[method-assign]
+        threads.events, threads.regions = emitter.events, emitter.regions
         for _ in range(3):
             step(model, x)
-    assert heard.tree() == [FORWARD, BACKWARD] * 3
+    assert emitter.tree() == [FORWARD, BACKWARD] * 3
     (thread,) = set.union(*threads.threads.values())
     assert thread != threading.get_ident()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_numbers(listening: Listening, dtype: torch.dtype) -> None:
-    """Loss, gradients and weights are bit-identical to those without us, over three steps with a window on one."""
+def test_numbers(attach_emitter: AttachEmitter, dtype: torch.dtype) -> None:
+    """Loss, gradients and weights of three steps are bit-identical, with a window on one of them."""
 
     def train(annotated: bool) -> list[Tensor]:
         model, x = model_and_batch()
@@ -74,7 +74,7 @@ def test_numbers(listening: Listening, dtype: torch.dtype) -> None:
         numbers = []
         with handle:
             for number in range(3):
-                with listening() if number == 1 else contextlib.nullcontext():
+                with attach_emitter() if number == 1 else contextlib.nullcontext():
                     with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
                         loss = model(x).float().square().mean()
                     loss.backward()
@@ -88,8 +88,8 @@ def test_numbers(listening: Listening, dtype: torch.dtype) -> None:
     assert all(torch.equal(one, other) for one, other in zip(without, within, strict=True))
 
 
-def captured(model: nn.Module, x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """A step as a graph, with its loss, after the steps on a stream beside that torch asks for."""
+def capture_graph(model: nn.Module, x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """Capture a step as a CUDA graph, after the warm-up on a side stream; return the graph and its loss."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -103,19 +103,19 @@ def captured(model: nn.Module, x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]
     return graph, loss
 
 
-def test_graph_captured_in_a_window(listening: Listening) -> None:
-    """A step of an annotated model is captured in a window, and replays with the numbers it has without us."""
+def test_graph_captured_in_a_window(attach_emitter: AttachEmitter) -> None:
+    """A step captured in a window replays with the same numbers as one of an unannotated model."""
     plain, x = model_and_batch()
-    unseen, expected = captured(plain, x)
+    unseen, expected = capture_graph(plain, x)
     unseen.replay()
     model, static = model_and_batch()
-    with instrument.annotate_modules(model), listening() as heard:
-        graph, loss = captured(model, static)
-        assert heard.tree() == [FORWARD, BACKWARD] * 4  # three before the capture
-        heard.events.clear()
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
+        graph, loss = capture_graph(model, static)
+        assert emitter.tree() == [FORWARD, BACKWARD] * 4  # three before the capture
+        emitter.events.clear()
         graph.replay()
         torch.cuda.synchronize()
-        assert not heard.events
+        assert not emitter.events
         assert torch.equal(loss, expected)
     graph.replay()  # after the window
     torch.cuda.synchronize()
@@ -124,43 +124,43 @@ def test_graph_captured_in_a_window(listening: Listening) -> None:
         assert torch.equal(one.grad, other.grad)
 
 
-def test_window_on_a_captured_graph(listening: Listening) -> None:
-    """A window around replays of a graph from before it hears nothing and changes nothing."""
+def test_window_around_graph_replays(attach_emitter: AttachEmitter) -> None:
+    """A window around replays of an earlier graph shows no regions and changes nothing."""
     model, x = model_and_batch()
     with instrument.annotate_modules(model):
-        graph, loss = captured(model, x)
+        graph, loss = capture_graph(model, x)
         graph.replay()
         expected = loss.clone()
-        with listening() as heard:
+        with attach_emitter() as emitter:
             graph.replay()
         assert torch.equal(loss, expected)
-        assert not heard.events
+        assert not emitter.events
 
 
 @pytest.mark.parametrize("owner", [torch.cuda, torch.cuda.graphs])
-def test_graphed_callables_in_a_window(listening: Listening, owner: Any) -> None:
-    """`make_graphed_callables` accepts an annotated model in a window, under both of its names."""
+def test_graphed_callables_in_a_window(attach_emitter: AttachEmitter, owner: Any) -> None:
+    """`make_graphed_callables` accepts an annotated model in a window, by either of its names."""
     plain, x = model_and_batch()
     expected = step(plain, x)
     model, _ = model_and_batch()
-    with instrument.annotate_modules(model), listening() as heard:
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
         graphed = owner.make_graphed_callables(model, (x.clone(),))
-        assert not heard.events  # there are no hooks meanwhile
+        assert not emitter.events  # hooks are removed meanwhile
         loss = step(graphed, x)
-        assert heard.tree()
+        assert emitter.tree()
     torch.testing.assert_close(loss, expected)
 
 
-def test_graphed_callables(listening: Listening) -> None:
-    """`make_graphed_callables` accepts an annotated model between windows, which then runs in one."""
+def test_graphed_callables_between_windows(attach_emitter: AttachEmitter) -> None:
+    """`make_graphed_callables` accepts an annotated model between windows; a window then shows its regions."""
     plain, x = model_and_batch()
     expected = step(plain, x)
     model, _ = model_and_batch()
     with instrument.annotate_modules(model):
         graphed = torch.cuda.make_graphed_callables(model, (x.clone(),))
-        with listening() as heard:
+        with attach_emitter() as emitter:
             loss = step(graphed, x)
-            assert heard.tree()
+            assert emitter.tree()
     torch.testing.assert_close(loss, expected)
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)

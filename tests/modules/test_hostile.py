@@ -1,4 +1,4 @@
-"""Models and code that do what is seldom done: nothing is changed, nothing stays, and ranges nest."""
+"""Unusual models and code: nothing is changed, no hooks stay, and regions nest."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from torch.utils.checkpoint import checkpoint
 import instrument
 from instrument.modules import tensors
 from instrument.modules.hooks import Hook
-from tests.modules.conftest import Listening
+from tests.modules.conftest import AttachEmitter
 from tests.support.cuda_graphs import emulate
 
 
-def left(model: nn.Module) -> list[object]:
+def remaining_hooks(model: nn.Module) -> list[object]:
     return [
         hook
         for module in model.modules()
@@ -34,7 +34,7 @@ def left(model: nn.Module) -> list[object]:
 
 
 class Energy(nn.Module):
-    """Asks for a gradient in its forward, as for forces."""
+    """Computes a gradient in its forward, as models of forces do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,46 +46,46 @@ class Energy(nn.Module):
         return force
 
 
-def test_a_backward_in_a_forward(listening: Listening) -> None:
-    """A gradient that a module takes in its forward shows in that forward; the modules around it go on."""
+def test_backward_inside_a_forward(attach_emitter: AttachEmitter) -> None:
+    """A gradient computed in a module's forward shows inside that forward's region."""
     model = nn.Sequential(Energy())
-    with instrument.annotate_modules(model), listening() as heard:
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
         model(torch.ones(1, 3)).sum().backward()
-    forward, *_ = heard.tree()
+    forward, *_ = emitter.tree()
     assert forward == ["Sequential", ["0", ["0.net"], ["0.net (backward)"]]]
 
 
-def test_a_clone_by_its_dict(listening: Listening) -> None:
-    """A module that shares another one's `__dict__` copies and pickles as itself, then and later."""
+def test_clone_that_shares_its_dict(attach_emitter: AttachEmitter) -> None:
+    """A module with a copy of another's `__dict__` copies and pickles as itself, in the window and after it."""
     model = nn.Linear(2, 2)
-    with instrument.annotate_modules(model), listening():
+    with instrument.annotate_modules(model), attach_emitter():
         clone = object.__new__(nn.Linear)
         clone.__dict__ = model.__dict__.copy()
         clone._parameters = {name: nn.Parameter(torch.zeros_like(p)) for name, p in model._parameters.items()}
         during = copy.deepcopy(clone)
     for copied in (during, copy.deepcopy(clone), pickle.loads(pickle.dumps(clone))):
         assert not copied.weight.any()
-        assert not left(copied)
+        assert not remaining_hooks(copied)
 
 
-def test_hooks_that_others_move(listening: Listening) -> None:
-    """Hooks that quantization moves to other modules do nothing there, and go with the first call."""
+def test_hooks_moved_by_quantization(attach_emitter: AttachEmitter) -> None:
+    """Hooks that quantization moves to other modules do nothing, and are removed at the first call."""
     ao = pytest.importorskip("torch.ao.quantization")
     model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.ReLU()).eval()
     x = torch.ones(1, 1, 2, 2)
-    with instrument.annotate_modules(model), listening() as heard:
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
         ao.fuse_modules(model, [["0", "1", "2"]], inplace=True)
         model(x)
-        heard.tree()
+        emitter.tree()
     model(x)
-    assert not left(model)
-    with listening() as heard:
+    assert not remaining_hooks(model)
+    with attach_emitter() as emitter:
         model(x)
-    assert heard.events == []
+    assert emitter.events == []
 
 
 class Closing(nn.Linear):
-    """Closes the window in its forward, and is interrupted."""
+    """Closes the window in its forward and raises KeyboardInterrupt."""
 
     close: Any = None
 
@@ -96,33 +96,33 @@ class Closing(nn.Linear):
         return super().forward(x)
 
 
-def test_a_window_that_ends_in_an_interrupted_forward(listening: Listening) -> None:
-    """Hooks that could not go at once are gone when the handle is removed."""
+def test_window_ends_in_an_interrupted_forward(attach_emitter: AttachEmitter) -> None:
+    """Hooks that an interrupted forward kept are removed with the handle."""
     model = nn.Sequential(Closing(2, 2))
     handle = instrument.annotate_modules(model)
-    window = listening()
+    window = attach_emitter()
     window.__enter__()
     model[0].close = lambda: window.__exit__(None, None, None)
     with pytest.raises(KeyboardInterrupt):
         model(torch.ones(1, 2))
     model[0].close = None
     handle.remove()
-    assert not left(model)
+    assert not remaining_hooks(model)
 
 
-class Old(nn.Linear):
-    """Registers hooks as modules once did."""
+class OldSignature(nn.Linear):
+    """Overrides hook registration with torch's old signature."""
 
     def register_forward_hook(self, hook: Any) -> Any:  # type: ignore[override]
         return super().register_forward_hook(hook)
 
 
-def test_an_old_signature(listening: Listening) -> None:
-    """A class that overrides how hooks are registered is a region like the others."""
-    model = nn.Sequential(nn.Linear(2, 2), Old(2, 2), nn.Linear(2, 2))
-    with instrument.annotate_modules(model), listening() as heard, torch.no_grad():
+def test_old_signature(attach_emitter: AttachEmitter) -> None:
+    """A class that overrides hook registration with an old signature is a region like others."""
+    model = nn.Sequential(nn.Linear(2, 2), OldSignature(2, 2), nn.Linear(2, 2))
+    with instrument.annotate_modules(model), attach_emitter() as emitter, torch.no_grad():
         model(torch.ones(1, 2))
-    assert heard.tree() == [["Sequential", ["0"], ["1"], ["2"]]]
+    assert emitter.tree() == [["Sequential", ["0"], ["1"], ["2"]]]
 
 
 @dataclass
@@ -139,14 +139,14 @@ class Slotted:
 
 
 class Lazy(dict[str, torch.Tensor]):
-    """Computes its values when asked."""
+    """Computes its values on access."""
 
     def values(self) -> Any:
-        raise SystemExit("asked")
+        raise SystemExit("accessed")
 
 
-def test_outputs_that_are_graphs() -> None:
-    """Each thing in an output is looked at once, and not too many; none of its methods is called."""
+def test_search_of_outputs() -> None:
+    """Each object in an output is visited once, up to a limit, without calling its methods."""
     root = Tree(torch.ones(1))
     root.children = [Tree(torch.ones(1), root) for _ in range(200)]
     assert len(list(tensors.tensors(root))) == 201
@@ -158,8 +158,8 @@ def test_outputs_that_are_graphs() -> None:
     assert len(list(tensors.tensors(Slotted(torch.ones(1), torch.ones(1))))) == 2
 
 
-def test_modules_shared_on_every_level(listening: Listening) -> None:
-    """Modules that hold each other in many ways have a bounded number of names."""
+def test_modules_shared_at_every_level(attach_emitter: AttachEmitter) -> None:
+    """Modules that hold each other along many paths have a bounded number of names."""
     model: nn.Module = nn.Linear(2, 2)
     for _ in range(30):
         outer = nn.Sequential()
@@ -169,45 +169,45 @@ def test_modules_shared_on_every_level(listening: Listening) -> None:
     for i, one in enumerate(peers):
         for j, other in enumerate(peers):
             one.add_module(f"p{i}{j}", other)
-    with listening():
+    with attach_emitter():
         for tangle in (model, peers[0]):
             with instrument.annotate_modules(tangle):
-                assert len(left(tangle)) == 2 * len(list(tangle.modules()))
+                assert len(remaining_hooks(tangle)) == 2 * len(list(tangle.modules()))
 
 
-def test_shapes_in_an_export(listening: Listening) -> None:
-    """Shapes that an export keeps open stay open."""
+def test_shapes_in_an_export(attach_emitter: AttachEmitter) -> None:
+    """Dynamic shapes of an export stay dynamic."""
     model = nn.Sequential(nn.Linear(2, 2))
     batch = torch.export.Dim("batch", min=2, max=64)
-    with instrument.annotate_modules(model, shapes=True), listening():
+    with instrument.annotate_modules(model, shapes=True), attach_emitter():
         exported = torch.export.export(
             model, (torch.ones(4, 2),), dynamic_shapes={"input": {0: batch}}, strict=False
         )
     assert exported.module()(torch.ones(7, 2)).shape == (7, 2)
 
 
-def test_modes_see_nothing(listening: Listening) -> None:
-    """A mode that listens to torch's functions hears the same with us as without."""
+def test_torch_function_modes(attach_emitter: AttachEmitter) -> None:
+    """A torch function mode sees the same functions with annotation as without."""
 
     class Mode(TorchFunctionMode):
         def __init__(self) -> None:
             super().__init__()
-            self.heard: list[str] = []
+            self.functions: list[str] = []
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.heard.append(getattr(function, "__qualname__", repr(function)))
+            self.functions.append(getattr(function, "__qualname__", repr(function)))
             return function(*args, **(kwargs or {}))
 
     model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
     with Mode() as plain:
         model(x)
-    with instrument.annotate_modules(model, shapes=True), listening(), Mode() as ours:
+    with instrument.annotate_modules(model, shapes=True), attach_emitter(), Mode() as annotated:
         model(x)
-    assert ours.heard == plain.heard
+    assert annotated.functions == plain.functions
 
 
-def test_an_interrupted_recomputation(listening: Listening) -> None:
-    """A KeyboardInterrupt while a checkpoint is computed again leaves ranges that nest."""
+def test_interrupted_recomputation(attach_emitter: AttachEmitter) -> None:
+    """A KeyboardInterrupt in a checkpoint's recomputation leaves nested ranges."""
     calls = iter([None, KeyboardInterrupt])
 
     class Block(nn.Module):
@@ -231,17 +231,17 @@ def test_an_interrupted_recomputation(listening: Listening) -> None:
             return checkpoint(self.b, x, use_reentrant=False)
 
     model = Model()
-    with instrument.annotate_modules(model), listening() as heard:
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
         loss = model(torch.ones(1, 2)).sum()
         with pytest.raises(KeyboardInterrupt):
             loss.backward()
-    heard.tree()
+    emitter.tree()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_while_the_lock_is_held() -> None:
-    """A child of a process in which another thread was at work takes its handle away."""
+def test_fork_while_the_lock_is_held() -> None:
+    """A forked child removes its handle although another thread of the parent held the lock."""
     from instrument.modules.installer import installer
 
     handle = instrument.annotate_modules(nn.Linear(2, 2))
@@ -283,28 +283,30 @@ def _ends(child: int) -> bool:
 @pytest.mark.parametrize(
     "name", ["torch.cuda", "torch.cuda.graphs", "transformer_engine.pytorch", "transformer_engine.pytorch.graph"]
 )
-def test_a_graph_capture_finds_no_hooks(listening: Listening, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """`make_graphed_callables`, which refuses modules with hooks, finds none in a window, by whatever name."""
+def test_graph_capture_finds_no_hooks(
+    attach_emitter: AttachEmitter, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """`make_graphed_callables`, which refuses modules with hooks, finds none in a window, by any of its names."""
     model, found = nn.Linear(2, 2), []
     owner: Any = sys.modules.get(name) or types.ModuleType(name)
     monkeypatch.setitem(sys.modules, name, owner)
     monkeypatch.setattr(
-        owner, "make_graphed_callables", lambda module, *_: found.append(left(module)), raising=False
+        owner, "make_graphed_callables", lambda module, *_: found.append(remaining_hooks(module)), raising=False
     )
     before = owner.make_graphed_callables
-    with instrument.annotate_modules(model), listening():
+    with instrument.annotate_modules(model), attach_emitter():
         owner.make_graphed_callables(model, ())
-        assert left(model)
+        assert remaining_hooks(model)
     assert found == [[]]
     assert owner.make_graphed_callables is before
 
 
-def test_a_model_is_made_a_graph_in_a_window(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own function takes the model, whose calls then have their regions."""
+def test_graphed_model_in_a_window(attach_emitter: AttachEmitter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's `make_graphed_callables` accepts the model in a window, and its calls have regions."""
     emulate(monkeypatch)
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
-    with instrument.annotate_modules(model), listening() as heard:
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
         torch.cuda.make_graphed_callables(model, (x.clone(),))
-        assert not heard.events
+        assert not emitter.events
         model(x)
-        assert heard.tree() == [["Linear"]]
+        assert emitter.tree() == [["Linear"]]

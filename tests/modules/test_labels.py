@@ -1,4 +1,4 @@
-"""Models and optimizers of one class are told apart by where the program holds them."""
+"""Labels distinguish models and optimizers of one class by the variables that hold them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import instrument
 from instrument.modules.instances import loaders, optimizers
 from instrument.modules.labels import Labels
-from tests.modules.conftest import Listening
+from tests.modules.conftest import AttachEmitter
 
 
 class Thing:
@@ -30,34 +30,34 @@ class Agent:
         self.actor, self.critics = make(), [make(), make()]
 
 
-# pytest has functions with an assert ask for locals(), so that variables are those of functions without.
+# pytest calls locals() in functions with an assert, so the variables are in functions without one.
 
 
-def tell_apart(*_: object) -> list[str]:
-    known = Labels()
-    known.tell_apart(_)
-    return [known.of(thing) for thing in _]
+def labels_of(*_: object) -> list[str]:
+    labels = Labels()
+    labels.tell_apart(_)
+    return [labels.of(thing) for thing in _]
 
 
-def of_variables() -> list[list[str]]:
+def labels_of_variables() -> list[list[str]]:
     first, second = Thing(), Thing()
-    return [tell_apart(first, second), tell_apart(first)]
+    return [labels_of(first, second), labels_of(first)]
 
 
-def of_attributes() -> list[str]:
-    known, agent, named = Labels(), Agent(Thing), {"target": Thing()}
-    known.tell_apart([agent.actor, *agent.critics, named["target"]])
-    return [known.of(thing) for thing in (agent.actor, *agent.critics, named["target"])]
+def labels_of_attributes() -> list[str]:
+    labels, agent, named = Labels(), Agent(Thing), {"target": Thing()}
+    labels.tell_apart([agent.actor, *agent.critics, named["target"]])
+    return [labels.of(thing) for thing in (agent.actor, *agent.critics, named["target"])]
 
 
-def test_variables() -> None:
-    """A variable of a function that runs is the label; an object that is alone needs none."""
-    assert of_variables() == [["first", "second"], [""]]
+def test_label_of_a_variable() -> None:
+    """A local variable is the label; a single object has none."""
+    assert labels_of_variables() == [["first", "second"], [""]]
 
 
-def test_attributes() -> None:
-    """So is the way to it through attributes, lists and dictionaries."""
-    assert of_attributes() == ["agent.actor", "agent.critics[0]", "agent.critics[1]", "named[target]"]
+def test_label_follows_attributes() -> None:
+    """A label follows attributes, lists and dictionaries."""
+    assert labels_of_attributes() == ["agent.actor", "agent.critics[0]", "agent.critics[1]", "named[target]"]
 
 
 def test_attributes_of_self() -> None:
@@ -75,38 +75,38 @@ def test_attributes_of_self() -> None:
     assert Trainer().labels() == ["actor", "critic"]
 
 
-def test_what_nobody_holds_is_numbered() -> None:
-    """Where no variable leads to it, a number tells it from the others."""
-    known, held = Labels(), iter([Slots(), Slots()])
+def test_objects_without_a_variable_are_numbered() -> None:
+    """An object that no variable leads to has a number as its label."""
+    labels, held = Labels(), iter([Slots(), Slots()])
     things = Slots()
     things.held = list(held)
-    known.tell_apart(things.held)
-    assert [known.of(thing) for thing in things.held] == ["0", "1"]
+    labels.tell_apart(things.held)
+    assert [labels.of(thing) for thing in things.held] == ["0", "1"]
 
 
 class Slots:
     __slots__ = ("__weakref__", "held")
 
 
-def test_a_label_stays() -> None:
-    """It is what it was when it was looked up, also after more have come; those get others."""
+def test_label_is_stable() -> None:
+    """A label stays the same when more objects are labelled; the new ones get other labels."""
 
     def renamed() -> list[str]:
-        known, first, second = Labels(), Thing(), Thing()
-        known.tell_apart([first, second])
+        labels, first, second = Labels(), Thing(), Thing()
+        labels.tell_apart([first, second])
         third, first = first, Thing()
-        known.tell_apart([third, second, first])
-        return [known.of(thing) for thing in (third, second, first)]
+        labels.tell_apart([third, second, first])
+        return [labels.of(thing) for thing in (third, second, first)]
 
     assert renamed() == ["first", "second", "0"]
 
 
 def test_variables_are_not_kept_alive() -> None:
-    """Looking at the variables of functions leaves what they drop afterwards to be freed."""
+    """Searching the variables of functions does not keep their objects alive."""
 
     def caller() -> bool:
         dropped = Thing()
-        tell_apart(Thing(), Thing())
+        labels_of(Thing(), Thing())
         gone = weakref.ref(dropped)
         del dropped
         return gone() is None
@@ -114,13 +114,13 @@ def test_variables_are_not_kept_alive() -> None:
     assert caller()
 
 
-def test_a_dictionary_of_variables_stays_as_it_is() -> None:
-    """That which a function holds of its own is neither emptied nor brought up to date."""
+def test_locals_of_the_caller_are_unchanged() -> None:
+    """A `locals()` dictionary that a function holds is neither emptied nor updated."""
     number = 1
     held = locals()
     before = dict(held)
     number += 1
-    tell_apart(Thing(), Thing())
+    labels_of(Thing(), Thing())
     assert held == before
 
 
@@ -128,7 +128,7 @@ def load(data: Any, evaluation: dict[str, Any]) -> None:
     for _ in range(2):
         list(data)
         list(evaluation["loader"])
-    for _ in DataLoader(range(1)):  # which no variable holds
+    for _ in DataLoader(range(1)):  # held by no variable
         pass
 
 
@@ -139,17 +139,17 @@ def train(agent: Any, a_optimizer: Any, c_optimizer: Any) -> None:
     c_optimizer.step()
 
 
-def test_models(listening: Listening) -> None:
-    """Two models of a class are two regions, forward and backward; what is inside keeps its name."""
+def test_models_of_one_class(attach_emitter: AttachEmitter) -> None:
+    """Two models of one class are two regions, forward and backward; the modules inside keep their names."""
 
     def run() -> Any:
         agent = Agent(lambda: nn.Sequential(nn.Linear(2, 2)))
         x = torch.ones(1, 2, requires_grad=True)
         actor, critic = instrument.annotate_modules(agent.actor), instrument.annotate_modules(agent.critics[0])
-        with actor, critic, listening() as heard:
+        with actor, critic, attach_emitter() as emitter:
             agent.actor(x).sum().backward()
             agent.critics[0](x).sum().backward()
-        return heard
+        return emitter
 
     assert run().tree() == [
         ["Sequential[agent.actor]", ["0"]],
@@ -159,13 +159,13 @@ def test_models(listening: Listening) -> None:
     ]
 
 
-def test_a_model_that_comes_later(listening: Listening) -> None:
-    """A model keeps the name that it has in a recording; from the next one on it has its label too."""
+def test_model_annotated_later(attach_emitter: AttachEmitter) -> None:
+    """A model keeps its name during a recording and has its label from the next one on."""
 
     def run() -> list[Any]:
         actor, critic = nn.Linear(2, 2), nn.Linear(2, 2)
         x = torch.ones(1, 2)
-        with instrument.annotate_modules(actor, backward=False), listening() as first:
+        with instrument.annotate_modules(actor, backward=False), attach_emitter() as first:
             actor(x)
             with instrument.annotate_modules(critic, backward=False):
                 critic(x)
@@ -173,7 +173,7 @@ def test_a_model_that_comes_later(listening: Listening) -> None:
         with (
             instrument.annotate_modules(actor, backward=False),
             instrument.annotate_modules(critic, backward=False),
-            listening() as second,
+            attach_emitter() as second,
         ):
             critic(x)
             actor(x)
@@ -192,16 +192,16 @@ class Both(nn.Module):
         return self.actor(x) + self.critic(x)
 
 
-def test_parts_that_are_called_by_themselves(listening: Listening) -> None:
-    """Two attributes of a class, as actor and critic, are told apart where no forward is around; not layers."""
+def test_attributes_called_directly(attach_emitter: AttachEmitter) -> None:
+    """Modules of one class called outside a forward, such as actor and critic, are labelled; layers are not."""
     model = Both()
     x = torch.ones(1, 2)
-    with instrument.annotate_modules(model, names="class"), listening() as heard:
+    with instrument.annotate_modules(model, names="class"), attach_emitter() as emitter:
         model.actor(x).sum().backward()
         model.eval().critic(x)
         model.layers[1](model.layers[0](x))
         model.train()(x)
-    assert heard.tree() == [
+    assert emitter.tree() == [
         ["Sequential[actor]", ["Linear"]],
         ["Sequential[actor] (backward)", ["Linear (backward)"]],
         ["Sequential[critic] (eval)", ["Linear (eval)"]],
@@ -211,30 +211,30 @@ def test_parts_that_are_called_by_themselves(listening: Listening) -> None:
     ]
 
 
-def test_parts_of_what_has_no_forward(listening: Listening) -> None:
-    """So are those of a module that only holds them."""
+def test_attributes_of_a_module_without_forward(attach_emitter: AttachEmitter) -> None:
+    """Modules inside a container without a forward are labelled by attribute."""
     agent = nn.Module()
     agent.actor, agent.critic = nn.Linear(2, 2), nn.Linear(2, 2)
     x = torch.ones(1, 2)
-    with instrument.annotate_modules(agent, names="class", backward=False), listening() as heard:
+    with instrument.annotate_modules(agent, names="class", backward=False), attach_emitter() as emitter:
         agent.actor(x)
         agent.critic(x)
-    assert heard.tree() == [["Linear[actor]"], ["Linear[critic]"]]
+    assert emitter.tree() == [["Linear[actor]"], ["Linear[critic]"]]
 
 
-def test_one_model_has_no_label(listening: Listening) -> None:
-    """Neither has one that is annotated twice, nor models of different classes."""
+def test_single_model_has_no_label(attach_emitter: AttachEmitter) -> None:
+    """A model annotated twice, and models of different classes, have no labels."""
     model, other = nn.Linear(2, 2), nn.ReLU()
     handles = [instrument.annotate_modules(model) for model in (model, model, other)]
-    with listening() as heard:
+    with attach_emitter() as emitter:
         other(model(torch.ones(1, 2)))
     for handle in handles:
         handle.remove()
-    assert heard.tree() == [["Linear"], ["ReLU"]]
+    assert emitter.tree() == [["Linear"], ["ReLU"]]
 
 
-def test_optimizers(recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """The ranges that torch draws around two of a class have the names of their variables, and are drawn once."""
+def test_optimizers_of_one_class(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """Torch's ranges of two optimizers of one class have the names of their variables, once each."""
 
     def run() -> list[str]:
         gc.collect()
@@ -249,8 +249,8 @@ def test_optimizers(recorded: Callable[..., list[dict[str, Any]]]) -> None:
     assert [f"Optimizer.step#Adagrad.step[{name}]" for name in ("a_optimizer", "c_optimizer")] == names
 
 
-def test_one_made_in_a_window(recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """An optimizer that comes later is told from those that were there."""
+def test_optimizer_created_in_a_window(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """An optimizer created in a window has another label than earlier ones."""
     gc.collect()
     model = nn.Linear(2, 2)
     (model(torch.ones(1, 2))).sum().backward()
@@ -267,8 +267,8 @@ def test_one_made_in_a_window(recorded: Callable[..., list[dict[str, Any]]]) -> 
     assert names == ["Optimizer.step#Adadelta.step", "Optimizer.step#Adadelta.step[late]"]
 
 
-def test_a_step_that_makes_optimizers_searches_little(recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """Those of an inner loop keep the name of their variable, and cost no search of all that the program holds."""
+def test_optimizers_of_an_inner_loop(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """Optimizers of an inner loop keep their variable's name and cause few searches of the program's objects."""
     held = [[Thing() for _ in range(90)] for _ in range(90)]
     model = nn.Linear(2, 2)
     model(torch.ones(1, 2)).sum().backward()
@@ -289,11 +289,11 @@ def test_a_step_that_makes_optimizers_searches_little(recorded: Callable[..., li
     with instrument.annotate_step("optimizer", "data"):
         names = Counter(event["name"] for event in recorded(step))
     assert names["Optimizer.step#Adadelta.step[inner]"] == 20
-    assert 0 < calls["labels.py", "call"] < 40_000  # some for each value looked at: 8,100 by each search
+    assert 0 < calls["labels.py", "call"] < 40_000  # a few for each value visited; one search visits 8,100
 
 
-def test_a_number_is_used_again(recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """An optimizer that no variable holds takes the number of one that is gone."""
+def test_number_is_reused(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """An optimizer that no variable holds takes the number of a freed one."""
 
     def step() -> None:
         kept = Slots()
@@ -309,7 +309,7 @@ def test_a_number_is_used_again(recorded: Callable[..., list[dict[str, Any]]]) -
 
 
 def test_data_loaders(recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """The ranges that torch draws around two loaders' batches have the names of their variables."""
+    """Torch's ranges of two loaders' batches have the names of their variables."""
 
     def run() -> list[str]:
         data, evaluation = DataLoader(range(4), 2), {"loader": DataLoader(range(4), 4)}
@@ -323,8 +323,8 @@ def test_data_loaders(recorded: Callable[..., list[dict[str, Any]]]) -> None:
     assert names == {f"{batches}[data]": 6, f"{batches}[evaluation[loader]]": 4, batches: 2}
 
 
-def test_one_data_loader(recorded: Callable[..., list[dict[str, Any]]]) -> None:
-    """A loader that is alone, with another one that was left over, keeps torch's name."""
+def test_single_data_loader(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+    """A single live loader keeps torch's name, although an unreachable one still exists."""
     gc.collect()
     kept = DataLoader(range(4), 4)
     vars(kept)["attribute"] = kept
@@ -337,11 +337,11 @@ def test_one_data_loader(recorded: Callable[..., list[dict[str, Any]]]) -> None:
 
 
 @pytest.mark.parametrize("modes", [True, False])
-def test_evaluation_mode(listening: Listening, modes: bool) -> None:
-    """A forward in evaluation mode says so, module by module, as the mode is when it is called."""
+def test_evaluation_mode(attach_emitter: AttachEmitter, modes: bool) -> None:
+    """A forward in evaluation mode is marked as such, for each module by its mode at the call."""
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     x = torch.ones(1, 2)
-    with instrument.annotate_modules(model, backward=False, shapes=True, modes=modes), listening() as heard:
+    with instrument.annotate_modules(model, backward=False, shapes=True, modes=modes), attach_emitter() as emitter:
         model(x)
         model.eval()
         model(x)
@@ -349,32 +349,32 @@ def test_evaluation_mode(listening: Listening, modes: bool) -> None:
         model[1].eval()
         model(x)
     mark = " (eval)" if modes else ""
-    assert heard.tree() == [
+    assert emitter.tree() == [
         ["Sequential", ["0"], ["1"]],
         [f"Sequential{mark}", [f"0{mark}"], [f"1{mark}"]],
         ["Sequential", ["0"], [f"1{mark}"]],
     ]
 
 
-def test_evaluation_mode_of_compiled_models(listening: Listening) -> None:
-    """Also of what has no hooks, without another compilation for it."""
+def test_evaluation_mode_of_compiled_models(attach_emitter: AttachEmitter) -> None:
+    """A compiled model, which has no hooks, is marked without another compilation."""
     model = nn.Linear(2, 2)
     x = torch.ones(1, 2)
-    made: list[int] = []
+    compilations: list[int] = []
 
     def backend(graph: Any, _: Any) -> Any:
-        made.append(1)
+        compilations.append(1)
         return graph.forward
 
     compiled = torch.compile(model, backend=backend)
     compiled(x)
     compiled.eval()
     compiled(x)
-    before = len(made)
-    with instrument.annotate_modules(compiled), listening() as heard:
+    before = len(compilations)
+    with instrument.annotate_modules(compiled), attach_emitter() as emitter:
         compiled(x)
         compiled.train()
         compiled(x)
-    assert [name for name, *_ in heard.tree()] == ["Linear (eval)", "Linear"]
-    assert len(made) == before
+    assert [name for name, *_ in emitter.tree()] == ["Linear (eval)", "Linear"]
+    assert len(compilations) == before
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Models as people train them: every module called is a region, forward and backward, and training is the same."""
+"""Common models: every module called is a region, forward and backward, and training is unchanged."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.support.ranges import Range, outline
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 WINDOW = 1  # the step that is recorded
 NODE = re.compile(r"\w+Backward\d*")
-TORCHS_OWN = ("ProfilerStep#", "Optimizer.")  # regions
+TORCHS_OWN = ("ProfilerStep#", "Optimizer.")  # torch's regions
 PRESENT = [name for name in MODELS if name not in HUGGING_FACE or importlib.util.find_spec("transformers")]
 
 
 @pytest.fixture(params=MODELS)
 def name(request: pytest.FixtureRequest) -> str:
-    """One of the models, unless the library that it comes from is missing."""
+    """Return a model's name; skip the test if its library is missing."""
     if request.param in HUGGING_FACE:
         pytest.importorskip("transformers")
     return str(request.param)
@@ -38,7 +38,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @cache
 def expected(name: str) -> list[Trees]:
-    """What is called in each step."""
+    """Return the calls of each step."""
     training, trees = build(name), []
     with Calls(training.model) as calls:
         train(training, calls.steps(training.batches, trees))
@@ -46,7 +46,7 @@ def expected(name: str) -> list[Trees]:
 
 
 def recorded(path: Path) -> Trees:
-    """What a trace shows."""
+    """Return the regions and nodes of a trace."""
     regions = [event for event in annotations(path) if not event["name"].startswith(TORCHS_OWN)]
     nodes = [event for event in annotations(path, "cpu_op") if NODE.fullmatch(event["name"])]
     assert len({event["tid"] for event in regions + nodes}) == 1
@@ -66,14 +66,14 @@ def indented(text: str, level: int) -> str:
 
 
 def state(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """What is on the modules of ``model``: its hooks, and attributes that only an instance has."""
+    """Yield the hooks of ``model``'s modules, and attributes that only an instance has."""
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
             yield name, attribute, list(value) if attribute in HOOKS else None
 
 
-def test_a_trace_has_the_tree_of_what_was_called(name: str, tmp_path: Path) -> None:
-    """A window on the second step shows its calls and their backwards, with the autograd nodes that are theirs."""
+def test_trace_has_the_tree_of_calls(name: str, tmp_path: Path) -> None:
+    """A window on the second step shows its calls and their backwards, with their autograd nodes."""
     training = build(name)
     with instrument.annotate_modules(training.model):
         train(training, instrument.steps(training.batches, tmp_path, at=WINDOW))
@@ -83,8 +83,8 @@ def test_a_trace_has_the_tree_of_what_was_called(name: str, tmp_path: Path) -> N
     assert expected(name)[WINDOW].nodes == shown.nodes
 
 
-def test_training_is_the_same(name: str, tmp_path: Path) -> None:
-    """Losses and gradients of each step have the same bits as without us, and nothing is left on any module."""
+def test_training_is_unchanged(name: str, tmp_path: Path) -> None:
+    """Losses and gradients of each step are bit-identical to unannotated training, and no hook is left."""
     training = build(name)
     plain = train(training)
 
@@ -106,8 +106,8 @@ def test_training_is_the_same(name: str, tmp_path: Path) -> None:
     assert same(plain, trained)
 
 
-def test_the_experts_of_a_mixture_differ() -> None:
-    """The mixture is one whose experts are called in another order each step, some of them not at all."""
+def test_experts_of_a_mixture_vary() -> None:
+    """The mixture calls its experts in another order in each step, and some of them not at all."""
     trees = [step.regions for step in expected("mixture")]
     assert len(trees) == len(set(trees))
     experts = len(build("mixture").model.blocks[0].mlp.experts)
@@ -116,8 +116,8 @@ def test_the_experts_of_a_mixture_differ() -> None:
 
 
 @pytest.mark.nsys
-def test_a_report_has_the_tree_of_what_was_called(tmp_path: Path) -> None:
-    """Nsight Systems shows each call and its backward in all steps, and training is the same."""
+def test_nsight_report_has_the_tree_of_calls(tmp_path: Path) -> None:
+    """Nsight Systems shows each call and its backward in all steps, and training is unchanged."""
     script = f"""
         import sys
         from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models that are saved whole while regions are on them: the file is the one that it would have been."""
+"""Models saved whole in a window give the same file as outside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from instrument.stepping.outermost_model import OutermostModel
 
 
 class OwnState(nn.Module):
-    """Hands out its own dictionary, as some modules do."""
+    """Returns its own dictionary as its state, as some modules do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,21 +57,21 @@ def followed(model: nn.Module) -> Iterator[None]:
 
 @pytest.mark.parametrize("during", [window, followed])
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_the_same_file(make: object, during: object) -> None:
-    """The pickle is equal byte by byte, and what was on the model is still there afterwards."""
+def test_same_file(make: object, during: object) -> None:
+    """The pickle is equal byte by byte, and the model keeps its attributes."""
     model = make()  # type: ignore[operator]
     before = pickle.dumps(model)
     with during(model):  # type: ignore[operator]
-        here = vars(model).copy()
+        attributes = vars(model).copy()
         model(torch.ones(1, 2))
         assert before == pickle.dumps(model)
-        assert here.keys() == vars(model).keys()
+        assert attributes.keys() == vars(model).keys()
     assert before == pickle.dumps(model)
     assert "__getstate__" not in vars(type(model)) or type(model) is OwnState
 
 
 def test_loads_with_weights_only() -> None:
-    """`torch.load` refuses files with functions that it does not know, and knows none of this library's."""
+    """`torch.load(weights_only=True)`, which refuses unknown functions, accepts the file."""
     model = nn.LSTM(2, 2)
     file = io.BytesIO()
     with window(model):

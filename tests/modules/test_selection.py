@@ -1,4 +1,4 @@
-"""Which modules become regions, and what they are called."""
+"""The selection of modules that become regions, and their names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import instrument
-from tests.modules.conftest import Listening
+from tests.modules.conftest import AttachEmitter
 
 
 class Attention(nn.Module):
@@ -45,28 +45,28 @@ class Model(nn.Module):
         return x
 
 
-def names(listening: Listening, model: nn.Module, **arguments: Any) -> list[str]:
-    """The regions of a forward, in order of their beginning."""
-    with instrument.annotate_modules(model, **arguments), listening() as heard, torch.no_grad():
+def names(attach_emitter: AttachEmitter, model: nn.Module, **arguments: Any) -> list[str]:
+    """Return the regions of a forward in order of their start."""
+    with instrument.annotate_modules(model, **arguments), attach_emitter() as emitter, torch.no_grad():
         model(torch.ones(2, 4))
-    heard.tree()
-    return [event[1:] for event in heard.events if event.startswith("+")]
+    emitter.tree()
+    return [event[1:] for event in emitter.events if event.startswith("+")]
 
 
 BLOCK = ["", ".attention", ".attention.query", ".attention.key", ".mlp", ".mlp.0", ".mlp.1"]
 ALL = ["Model", "embed", *[f"layers.{i}{name}" for i in range(2) for name in BLOCK]]
 
 
-def test_every_module(listening: Listening) -> None:
-    """Each module that is called has its qualified name, and the model that of its class."""
-    assert names(listening, Model()) == ALL
+def test_every_module(attach_emitter: AttachEmitter) -> None:
+    """Each called module has its qualified name, and the model its class name."""
+    assert names(attach_emitter, Model()) == ALL
 
 
 @pytest.mark.parametrize(("depth", "levels"), [(0, 0), (1, 1), (2, 2), (3, 3), (9, 4)])
-def test_depth(listening: Listening, depth: int, levels: int) -> None:
-    """`depth` is a number of levels below the model."""
+def test_depth(attach_emitter: AttachEmitter, depth: int, levels: int) -> None:
+    """`depth` is the number of levels below the model."""
     expected = ["Model", *[name for name in ALL[1:] if name.count(".") < levels]]
-    assert names(listening, Model(), depth=depth) == expected
+    assert names(attach_emitter, Model(), depth=depth) == expected
 
 
 @pytest.mark.parametrize(
@@ -86,22 +86,26 @@ def test_depth(listening: Listening, depth: int, levels: int) -> None:
          ["layers.0", "layers.0.attention", "layers.0.mlp.1"]),
     ],
 )  # fmt: skip
-def test_include_and_exclude(listening: Listening, arguments: dict[str, Any], expected: list[str]) -> None:
-    """Patterns, regular expressions, classes and functions choose modules, alone or together."""
-    assert names(listening, Model(), **arguments) == expected
+def test_include_and_exclude(
+    attach_emitter: AttachEmitter, arguments: dict[str, Any], expected: list[str]
+) -> None:
+    """Patterns, regular expressions, classes and functions select modules, alone or combined."""
+    assert names(attach_emitter, Model(), **arguments) == expected
 
 
-def test_fold(listening: Listening) -> None:
-    """Folded containers are no regions; what is in them keeps its name."""
-    assert names(listening, Model(), skip_containers=True) == [name for name in ALL if not name.endswith(".mlp")]
+def test_skip_containers(attach_emitter: AttachEmitter) -> None:
+    """Skipped containers have no region; modules inside keep their names."""
+    assert names(attach_emitter, Model(), skip_containers=True) == [
+        name for name in ALL if not name.endswith(".mlp")
+    ]
 
 
-def test_names(listening: Listening) -> None:
-    """A region can go by the class, or by both."""
+def test_names(attach_emitter: AttachEmitter) -> None:
+    """Regions can be named by class, or by both name and class."""
     model = Model()
-    assert names(listening, model, names="class", depth=2) == ["Model", "Linear", "Block", "Block"]
-    both = names(listening, model, names="both", include="layers.1*")
-    assert both[:2] == ["layers.1: Block", "layers.1.attention: Attention"]
+    assert names(attach_emitter, model, names="class", depth=2) == ["Model", "Linear", "Block", "Block"]
+    names_of_both = names(attach_emitter, model, names="both", include="layers.1*")
+    assert names_of_both[:2] == ["layers.1: Block", "layers.1.attention: Attention"]
 
 
 @pytest.mark.parametrize(
@@ -130,27 +134,27 @@ def test_names(listening: Listening) -> None:
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
-    """What is not accepted is said at once, with the nearest names for a pattern that matches nothing."""
+    """Wrong arguments raise an error at once, with the nearest names for a pattern without a match."""
     with pytest.raises(error, match=text):
         instrument.annotate_modules(Model(), **arguments)
 
 
 @pytest.mark.parametrize("model", [None, "model", nn.Module, [nn.ReLU()], lambda x: x])
 def test_not_a_module(model: Any) -> None:
-    """Only a module can be annotated."""
+    """Anything but a module is refused."""
     with pytest.raises(TypeError, match=r'"model" must be a torch\.nn\.Module'):
         instrument.annotate_modules(model)
 
 
-def test_a_model_without_modules(listening: Listening) -> None:
-    """A module with nothing inside is one region; a pattern is told so."""
-    assert names(listening, nn.ReLU()) == ["ReLU"]
+def test_model_without_modules(attach_emitter: AttachEmitter) -> None:
+    """A module without modules inside is one region, and a pattern raises an error that says so."""
+    assert names(attach_emitter, nn.ReLU()) == ["ReLU"]
     with pytest.raises(ValueError, match="the model has no modules inside"):
         instrument.annotate_modules(nn.ReLU(), include="layers.*")
 
 
 class Tied(nn.Module):
-    """One module at two places, each with a module inside."""
+    """One module at two places, with a module inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,41 +176,41 @@ class Holder(nn.Module):
         return self.shared(x)
 
 
-def test_shared_modules(listening: Listening) -> None:
-    """A module at several places has the name of the one it is called from, and so has what is inside."""
+def test_shared_modules(attach_emitter: AttachEmitter) -> None:
+    """A module at several places, and the modules inside, are named by the place of the call."""
     paths = ["", ".shared", ".shared.0"]
     expected = ["Tied", *[f"encoder{path}" for path in paths], *[f"decoder{path}" for path in paths]]
-    assert names(listening, Tied()) == expected
+    assert names(attach_emitter, Tied()) == expected
 
 
-def test_shared_modules_chosen_alone(listening: Listening) -> None:
-    """Shared modules are told apart also where the modules that call them are no regions."""
-    assert names(listening, Tied(), include="*.shared") == ["encoder.shared", "decoder.shared"]
+def test_shared_modules_selected_alone(attach_emitter: AttachEmitter) -> None:
+    """Shared modules have separate names even if the modules that call them are not regions."""
+    assert names(attach_emitter, Tied(), include="*.shared") == ["encoder.shared", "decoder.shared"]
 
 
-def test_shared_within_one_parent(listening: Listening) -> None:
+def test_module_shared_within_one_parent(attach_emitter: AttachEmitter) -> None:
     """A module that one parent calls several times has one name."""
     layer = nn.Linear(4, 4)
-    assert names(listening, nn.Sequential(layer, layer)) == ["Sequential", "0", "0"]
+    assert names(attach_emitter, nn.Sequential(layer, layer)) == ["Sequential", "0", "0"]
 
 
-def test_a_module_that_holds_itself(listening: Listening) -> None:
+def test_cyclic_modules(attach_emitter: AttachEmitter) -> None:
     """A cycle of modules is followed once."""
     model = Model()
     model.layers[0].attention.add_module("model", model)
-    assert names(listening, model) == ALL
+    assert names(attach_emitter, model) == ALL
 
 
-def test_unusual_names(listening: Listening) -> None:
-    """Names of any letters, and lists of modules, are taken as they are."""
+def test_unusual_names(attach_emitter: AttachEmitter) -> None:
+    """Names of any characters, and modules in lists, keep their names."""
     model = nn.Sequential()
     for name in ("größe", 'a "b"', "naïve\n"):
         model.add_module(name, nn.Identity())
-    assert names(listening, model) == ["Sequential", "größe", 'a "b"', "naïve\n"]
+    assert names(attach_emitter, model) == ["Sequential", "größe", 'a "b"', "naïve\n"]
 
 
-def test_a_function_that_fails() -> None:
-    """What it raises comes where it was given, with the module that it was asked about."""
+def test_failing_selection_function() -> None:
+    """An error of a selection function is raised by `annotate_modules`, with the module's name."""
 
     def rule(name: str, module: nn.Module) -> bool:
         raise KeyError(name)

@@ -1,4 +1,4 @@
-"""The parts of a step around the model: optimizer, data, copies, clipping and collectives."""
+"""`annotate_step`: optimizer, data, backward, copies, clipping and collectives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from instrument.modules.step import patcher
 from instrument.patch import Patch, apply, undo
 from instrument.regions import dispatch, region
 from tests.conftest import Events
-from tests.modules.conftest import Listening
+from tests.modules.conftest import AttachEmitter
 from tests.support import native, nsys
 from tests.support.programs import environment
 
@@ -42,8 +42,8 @@ BEFORE = {owner: {name: vars(owner).get(name) for name in names} for owner, name
 DATA = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
-def replaced() -> set[str]:
-    """What is not the very object that it was when this file was imported."""
+def patched() -> set[str]:
+    """Return the names whose objects differ from those at the import of this file."""
     return {
         f"{owner.__name__}.{name}"
         for owner, names in BEFORE.items()
@@ -53,25 +53,25 @@ def replaced() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def no_patch_left() -> Iterator[None]:
     """Fail a test that leaves a patch."""
     yield
-    handles, left = list(patcher.requests), replaced()
+    handles, remaining = list(patcher.requests), patched()
     patcher.clear()
-    assert not left
+    assert not remaining
     assert not handles
 
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
+    """Create a process group of this process alone."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 class Job:
-    """A small training with a scheduler, whose steps are those of every framework."""
+    """A small training job with a scheduler, with the usual steps."""
 
     def __init__(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, workers: int = 0) -> None:
         torch.manual_seed(0)
@@ -97,7 +97,7 @@ class Job:
 
 
 def step(optimizer: str = "AdamW", data: str = DATA) -> list[list[str]]:
-    """The regions of a step of a job."""
+    """Return the regions of a step of a job."""
     optimizing = f"Optimizer.zero_grad#{optimizer}.zero_grad", f"Optimizer.step#{optimizer}.step"
     names = (data, optimizing[0], "backward", "clip_grad_norm_", optimizing[1], "copy to meta")
     return [[name] for name in names]
@@ -105,13 +105,13 @@ def step(optimizer: str = "AdamW", data: str = DATA) -> list[list[str]]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_every_part(listening: Listening, kind: type[torch.optim.Optimizer], workers: int) -> None:
+def test_every_part(attach_emitter: AttachEmitter, kind: type[torch.optim.Optimizer], workers: int) -> None:
     """All parts of a real step are regions, side by side; the last ``__next__`` ends the epoch."""
     job = Job(kind, workers)
     data = DATA.replace("_Single", "_Multi").replace("ProcessData", "ProcessingData") if workers else DATA
-    with listening() as heard, instrument.annotate_step():
+    with attach_emitter() as emitter, instrument.annotate_step():
         job.train()
-    assert [*step(kind.__name__, data) * 2, [data]] == heard.tree()
+    assert [*step(kind.__name__, data) * 2, [data]] == emitter.tree()
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_every_part(listening: Listening, kind: type[torch.optim.Optimizer], wor
         ("collectives", []),
     ],
 )
-def test_one_part(listening: Listening, part: str, names: list[str]) -> None:
-    """Only what was asked for is a region."""
-    with listening() as heard, instrument.annotate_step(part):
+def test_selected_parts(attach_emitter: AttachEmitter, part: str, names: list[str]) -> None:
+    """Only the selected part is a region."""
+    with attach_emitter() as emitter, instrument.annotate_step(part):
         Job().train()
-    assert set(names) == {region.name for region in heard.regions}
+    assert set(names) == {region.name for region in emitter.regions}
 
 
-def test_in_a_trace_once(recorded: Callable[..., Events]) -> None:
-    """torch.profiler shows each part once, those that it names itself as without this library."""
+def test_each_part_once_in_a_trace(recorded: Callable[..., Events]) -> None:
+    """torch.profiler shows each part once, including the parts that it names itself."""
     job = Job()
     alone = Counter(event["name"] for event in recorded(job.train))
     with instrument.annotate_step():
@@ -143,11 +143,11 @@ def test_in_a_trace_once(recorded: Callable[..., Events]) -> None:
     assert names["Optimizer.step#AdamW.step"] == 2
 
 
-def test_torch_and_another_profiler(listening: Listening, recorded: Callable[..., Events]) -> None:
-    """Where both listen, both show each part once."""
-    with listening() as heard, instrument.annotate_step():
+def test_torch_and_another_emitter(attach_emitter: AttachEmitter, recorded: Callable[..., Events]) -> None:
+    """With torch's profiler and another emitter, both show each part once."""
+    with attach_emitter() as emitter, instrument.annotate_step():
         events = recorded(Job().train)
-    names = Counter(region.name for region in heard.regions)
+    names = Counter(region.name for region in emitter.regions)
     assert names == Counter(name for (name,) in [*step() * 2, [DATA]])
     assert names == Counter(event["name"] for event in events)
 
@@ -155,26 +155,26 @@ def test_torch_and_another_profiler(listening: Listening, recorded: Callable[...
 @pytest.mark.parametrize(
     ("name", "target", "shown"), [("nvtx", "NVTX", 0), ("nvtx", "KINETO", 2), ("itt", "NVTX", 2)]
 )
-def test_ranges_that_torch_passes_on(
-    listening: Listening, monkeypatch: pytest.MonkeyPatch, name: str, target: str, shown: int
+def test_ranges_that_torch_emits(
+    attach_emitter: AttachEmitter, monkeypatch: pytest.MonkeyPatch, name: str, target: str, shown: int
 ) -> None:
-    """Under emit_nvtx and emit_itt torch passes its ranges on itself; only other tools get them from here."""
+    """Under emit_nvtx and emit_itt torch emits its own ranges; only other tools receive them from the library."""
     optimizer = Job().optimizer
-    with listening() as heard, instrument.annotate_step("optimizer"):
-        monkeypatch.setattr(type(heard), "name", name)
+    with attach_emitter() as emitter, instrument.annotate_step("optimizer"):
+        monkeypatch.setattr(type(emitter), "name", name)
         with profile(activities=[ProfilerActivity.CPU]):
             monkeypatch.setattr(dispatch.active, "_target", target)
             optimizer.zero_grad()
             optimizer.step()
-        assert shown == len(heard.regions)
+        assert shown == len(emitter.regions)
         optimizer.step()
-    assert shown + 1 == len(heard.regions)
+    assert shown + 1 == len(emitter.regions)
 
 
 @pytest.mark.gpu
 @pytest.mark.native
 def test_emit_nvtx_shows_no_part_twice() -> None:
-    """emit_nvtx shows the optimizer's step itself, and no other range of that name appears."""
+    """emit_nvtx shows the optimizer's step itself, and no second range of that name appears."""
     events = native.nvtx_log("""
         import torch, instrument
         weight = torch.ones(1, requires_grad=True, device="cuda")
@@ -199,7 +199,7 @@ with instrument.annotate_step():
 
 @pytest.mark.native
 def test_nvtx() -> None:
-    """An NVTX tool is shown the parts, the bytes of a copy with it."""
+    """NVTX has a range for each part, with the bytes of a copy as payload."""
     found = native.ranges(native.nvtx_log(PROGRAM))
     assert [name for (name,) in [*step() * 2, [DATA]]] == [r.name for r in found]
     assert {"copy to meta": 2 * 4 * 4} == {r.name: r.payload for r in found if r.payload is not None}
@@ -208,97 +208,97 @@ def test_nvtx() -> None:
 
 @pytest.mark.nsys
 def test_nsight_systems(tmp_path: Path) -> None:
-    """The parts are in a report of the real Nsight Systems."""
+    """A report of the real Nsight Systems has the parts."""
     found = nsys.ranges(nsys.profile(PROGRAM, tmp_path=tmp_path).file)
     assert [name for (name,) in [*step() * 2, [DATA]]] == [r.name for r in found]
 
 
-def test_nothing_changes(listening: Listening) -> None:
-    """Losses and parameters are the same to the last bit as without it."""
+def test_numbers_are_unchanged(attach_emitter: AttachEmitter) -> None:
+    """Losses and parameters are bit-identical."""
     plain, job = Job(), Job()
     plain.train()
-    with instrument.annotate_step(), listening():
+    with instrument.annotate_step(), attach_emitter():
         job.train()
     assert plain.state() == job.state()
 
 
-def test_off_means_off(listening: Listening) -> None:
-    """The originals are there until somebody listens, and again afterwards."""
+def test_no_patches_between_recordings(attach_emitter: AttachEmitter) -> None:
+    """Functions are patched only while a profiler or a tool is active."""
     handle = instrument.annotate_step()
     for _ in range(2):
-        assert not replaced()
+        assert not patched()
         with profile(activities=[ProfilerActivity.CPU]):
-            assert {"Tensor.to", "ProcessGroup.allreduce", "no_grad.__enter__"} < replaced()
-        assert not replaced()
-    with listening():
-        assert replaced()
+            assert {"Tensor.to", "ProcessGroup.allreduce", "no_grad.__enter__"} < patched()
+        assert not patched()
+    with attach_emitter():
+        assert patched()
         handle.remove()
-        assert not replaced()
+        assert not patched()
         handle.remove()
-    with listening():
-        assert not replaced()
+    with attach_emitter():
+        assert not patched()
 
 
-def test_two_handles(listening: Listening) -> None:
-    """A part that two ask for is patched once, until neither does."""
+def test_two_handles(attach_emitter: AttachEmitter) -> None:
+    """A part of two handles is patched once, until both are removed."""
     optimizer = Job().optimizer
-    with listening() as heard:
+    with attach_emitter() as emitter:
         first, second = (
             instrument.annotate_step("optimizer", "data"),
             instrument.annotate_step("optimizer", "copies"),
         )
         optimizer.step()
-        assert len(heard.regions) == 1
+        assert len(emitter.regions) == 1
         first.remove()
         optimizer.step()
-        assert len(heard.regions) == 2
+        assert len(emitter.regions) == 2
         second.remove()
         optimizer.step()
-    assert len(heard.regions) == 2
+    assert len(emitter.regions) == 2
 
 
-def test_patched_by_others_in_the_meantime(listening: Listening) -> None:
-    """Somebody else's patch stays; what it calls is silent after the window, and not doubled in the next."""
+def test_patches_of_others_stay(attach_emitter: AttachEmitter) -> None:
+    """Another tool's patch stays; a stale call through it shows no region, and the next window shows one."""
     handle = instrument.annotate_step("copies")
-    with listening():
-        ours = torch.Tensor.to
-        torch.Tensor.to = lambda *args: ours(*args)  # type: ignore[method-assign]
+    with attach_emitter():
+        patched_to = torch.Tensor.to
+        torch.Tensor.to = lambda *args: patched_to(*args)  # type: ignore[method-assign]
     try:
-        with listening() as heard:
+        with attach_emitter() as emitter:
             torch.ones(1).to("meta")
-            assert heard.tree() == [["copy to meta"]]
+            assert emitter.tree() == [["copy to meta"]]
             handle.remove()
             torch.ones(1).to("meta")
-            assert heard.tree() == [["copy to meta"]]
+            assert emitter.tree() == [["copy to meta"]]
     finally:
         del torch.Tensor.to
 
 
-def test_removed_while_open(listening: Listening) -> None:
-    """A region that is open when the handle goes is closed."""
+def test_handle_removed_inside_a_region(attach_emitter: AttachEmitter) -> None:
+    """A region that is open when its handle is removed is closed."""
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
-    with listening() as heard:
+    with attach_emitter() as emitter:
         handle = instrument.annotate_step("optimizer")
         optimizer.step(closure=handle.remove)
-    assert heard.tree() == [["Optimizer.step#SGD.step"]]
+    assert emitter.tree() == [["Optimizer.step#SGD.step"]]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_failing_closure(listening: Listening, error: type[BaseException]) -> None:
-    """A step that fails closes its region, also of an optimizer that a scheduler has hold of."""
+def test_failing_closure(attach_emitter: AttachEmitter, error: type[BaseException]) -> None:
+    """A failing step closes its region, also for an optimizer wrapped by a scheduler."""
 
     def fail() -> float:
         raise error
 
     job = Job()
-    with listening() as heard, instrument.annotate_step(), pytest.raises(error):
+    with attach_emitter() as emitter, instrument.annotate_step(), pytest.raises(error):
         job.optimizer.step(fail)
-    assert heard.tree() == [["Optimizer.step#AdamW.step"]]
+    assert emitter.tree() == [["Optimizer.step#AdamW.step"]]
 
 
 @pytest.mark.parametrize("where", ["enter", "exit"])
-def test_interrupted_context(listening: Listening, where: str) -> None:
-    """A region is closed where its context manager is itself interrupted; a stale patch is silent."""
+def test_interrupted_context_manager(attach_emitter: AttachEmitter, where: str) -> None:
+    """A region is closed if its context manager is interrupted; a stale patch shows nothing."""
 
     class Context:
         def __enter__(self) -> None:
@@ -309,13 +309,13 @@ def test_interrupted_context(listening: Listening, where: str) -> None:
             raise KeyboardInterrupt
 
     shown, switch = region.make("context", None, None, None, None), Switch()
-    with listening() as heard:
+    with attach_emitter() as emitter:
         patches: list[Patch] = []
         apply(contexts(Context, lambda _: dispatch.enter(shown), switch), patches)
         for switch.on in (True, False):
             with pytest.raises(KeyboardInterrupt), Context():
                 pass
-        assert heard.tree() == [["context"]]
+        assert emitter.tree() == [["context"]]
     undo(patches)
 
 
@@ -332,29 +332,29 @@ class Numbers(IterableDataset[int]):
         yield from (1, 2)
 
 
-def test_failing_data(listening: Listening) -> None:
-    """The end of the data and errors in it pass, and close the region."""
-    with listening() as heard, instrument.annotate_step("data"):
+def test_end_of_data_and_errors(attach_emitter: AttachEmitter) -> None:
+    """The end of the data and errors in it propagate, and close the region."""
+    with attach_emitter() as emitter, instrument.annotate_step("data"):
         batches = iter(DataLoader(Numbers(), batch_size=None))
         assert [1, 2] == [next(batches), next(batches)]
         with pytest.raises(StopIteration):
             next(batches)
         with pytest.raises(KeyboardInterrupt):
             next(iter(DataLoader(Failing())))
-    assert heard.tree() == [[DATA]] * 4
+    assert emitter.tree() == [[DATA]] * 4
 
 
-def test_clipping(listening: Listening) -> None:
-    """Both functions are named, however they were imported; one that fails closes its region."""
+def test_clipping(attach_emitter: AttachEmitter) -> None:
+    """Both clipping functions are regions, however they were imported; a failing one closes its region."""
     weight = torch.ones(1, requires_grad=True)
     weight.grad = torch.tensor([float("inf")])
-    with listening() as heard, instrument.annotate_step("clipping"):
+    with attach_emitter() as emitter, instrument.annotate_step("clipping"):
         with pytest.raises(RuntimeError, match="non-finite"):
             imported_by_name([weight], 1.0, error_if_nonfinite=True)
         torch.nn.utils.clip_grad_value_([weight], 1.0)
         with torch.no_grad():
             torch.nn.utils.get_total_norm([weight.grad])
-    assert heard.tree() == [["clip_grad_norm_"], ["clip_grad_value_"]]
+    assert emitter.tree() == [["clip_grad_norm_"], ["clip_grad_value_"]]
     assert weight.grad.item() == 1
 
 
@@ -375,80 +375,82 @@ COPIES: list[tuple[Callable[[torch.Tensor], Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("call", "names"), COPIES)
-def test_copies(listening: Listening, call: Callable[[torch.Tensor], Any], names: list[str]) -> None:
-    """A tensor that leaves the CPU is a copy, with its bytes; other conversions are not."""
+def test_copies(attach_emitter: AttachEmitter, call: Callable[[torch.Tensor], Any], names: list[str]) -> None:
+    """Moving a tensor off the CPU is a copy region with its bytes; other conversions are not regions."""
     x = torch.ones(3)
     expected = call(x)
-    with listening() as heard, instrument.annotate_step("copies"):
+    with attach_emitter() as emitter, instrument.annotate_step("copies"):
         result = call(x)
-    assert names == [region.name for region in heard.regions]
-    assert all(region.payload == 12 for region in heard.regions)
+    assert names == [region.name for region in emitter.regions]
+    assert all(region.payload == 12 for region in emitter.regions)
     assert (type(result), result.device, result.dtype) == (type(expected), expected.device, expected.dtype)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that cannot copy to CUDA")
 @pytest.mark.parametrize("call", [lambda x: x.cuda(), lambda x: x.to("cuda"), lambda x: x.cuda(1)])
-def test_a_copy_that_fails(listening: Listening, call: Callable[[torch.Tensor], Any]) -> None:
-    """A copy that fails does so with torch's own error, and its region is closed."""
+def test_failing_copy(attach_emitter: AttachEmitter, call: Callable[[torch.Tensor], Any]) -> None:
+    """A failing copy raises torch's own error, and its region is closed."""
     with pytest.raises(Exception) as alone:
         call(torch.ones(1))
-    with listening() as heard, instrument.annotate_step("copies"), pytest.raises(alone.type) as here:
+    with attach_emitter() as emitter, instrument.annotate_step("copies"), pytest.raises(alone.type) as annotated:
         call(torch.ones(1))
-    assert str(here.value) == str(alone.value)
-    assert heard.tree() in ([["copy to cuda:0"]], [["copy to cuda:1"]])
+    assert str(annotated.value) == str(alone.value)
+    assert emitter.tree() in ([["copy to cuda:0"]], [["copy to cuda:1"]])
 
 
 @pytest.mark.parametrize("arguments", [("nowhere",), (3.5,), (), (None, 7, 8, 9, 10)])
-def test_a_wrong_copy(listening: Listening, monkeypatch: pytest.MonkeyPatch, arguments: tuple[Any, ...]) -> None:
-    """Wrong arguments get torch's own answer, and are no error of this library."""
+def test_wrong_copy_arguments(
+    attach_emitter: AttachEmitter, monkeypatch: pytest.MonkeyPatch, arguments: tuple[Any, ...]
+) -> None:
+    """Wrong arguments raise torch's own error, and are not reported as an internal error."""
     monkeypatch.setattr(guard, "failed", lambda *_: pytest.fail("reported"))
 
-    def answer() -> str:
+    def outcome() -> str:
         try:
             return str(torch.ones(1).to(*arguments))
         except Exception as error:
             return repr(error)
 
-    expected = answer()
-    with listening() as heard, instrument.annotate_step("copies"):
-        assert expected == answer()
-    assert heard.tree() == []
+    expected = outcome()
+    with attach_emitter() as emitter, instrument.annotate_step("copies"):
+        assert expected == outcome()
+    assert emitter.tree() == []
 
 
 class Overriding(torch.Tensor):
-    """Notes what torch asks it to do."""
+    """Records torch's calls of ``__torch_function__``."""
 
-    asked: list[tuple[Any, ...]] = []  # noqa: RUF012
+    calls: list[tuple[Any, ...]] = []  # noqa: RUF012
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.asked.append((func, types, len(args), kwargs or {}))
+        cls.calls.append((func, types, len(args), kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def test_torch_function_sees_the_originals(listening: Listening) -> None:
-    """Subclasses and modes that override functions are told of the same ones as ever, once."""
+def test_torch_function_receives_the_originals(attach_emitter: AttachEmitter) -> None:
+    """Subclasses and modes that override functions receive torch's original functions, once each."""
 
     def use() -> list[tuple[Any, ...]]:
-        Overriding.asked = []
+        Overriding.calls = []
         tensor = torch.ones(2).as_subclass(Overriding)
         assert type(tensor.to("meta", non_blocking=True)) is Overriding
         torch.ones(2).to(tensor)
         tensor.copy_(torch.ones(2))
-        return Overriding.asked
+        return Overriding.calls
 
     expected = use()
-    with listening(), instrument.annotate_step("copies"):
+    with attach_emitter(), instrument.annotate_step("copies"):
         assert expected == use()
     assert expected[0][0] is torch.Tensor.to
 
 
-def test_under_a_default_device(listening: Listening) -> None:
-    """A default device, which is a mode that overrides functions, hides no copy."""
+def test_copies_under_a_default_device(attach_emitter: AttachEmitter) -> None:
+    """A copy under a default device, which is a torch function mode, is a region."""
     x = torch.ones(2)
-    with listening() as heard, instrument.annotate_step("copies"), torch.device("cpu"):
+    with attach_emitter() as emitter, instrument.annotate_step("copies"), torch.device("cpu"):
         x.to("meta")
-    assert heard.tree() == [["copy to meta"]]
+    assert emitter.tree() == [["copy to meta"]]
 
 
 COLLECTIVES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -469,22 +471,22 @@ COLLECTIVES: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives(listening: Listening, name: str) -> None:
-    """Each function that starts a collective is a region of its name, and does what it did."""
+def test_collectives(attach_emitter: AttachEmitter, name: str) -> None:
+    """Each function that starts a collective is a region of its name, with the same result."""
     expected, x = torch.arange(4.0), torch.arange(4.0)
     COLLECTIVES[name](expected)
-    with listening() as heard, instrument.annotate_step("collectives"):
+    with attach_emitter() as emitter, instrument.annotate_step("collectives"):
         COLLECTIVES[name](x)
-    assert heard.tree() == [[name]]
+    assert emitter.tree() == [[name]]
     assert torch.equal(x, expected)
 
 
 @pytest.mark.usefixtures("group")
-def test_a_failing_collective(listening: Listening) -> None:
+def test_failing_collective(attach_emitter: AttachEmitter) -> None:
     """A collective that fails closes its region."""
-    with listening() as heard, instrument.annotate_step(), pytest.raises((ValueError, RuntimeError)):
+    with attach_emitter() as emitter, instrument.annotate_step(), pytest.raises((ValueError, RuntimeError)):
         dist.all_gather([torch.empty(4), torch.empty(4)], torch.ones(4))
-    assert heard.tree() == [["all_gather"]]
+    assert emitter.tree() == [["all_gather"]]
 
 
 RANKS = """
@@ -508,11 +510,11 @@ with instrument.annotate_step(), instrument.profile(sys.argv[1], schedule=instru
 assert x.tolist() == [1, 1, 1, 1] and objects == [0]
 dist.barrier()
 time.sleep(0.5)
-os._exit(0)  # gloo's end aborts now and then: "terminate called without an active exception"
+os._exit(0)  # gloo sometimes aborts at exit: "terminate called without an active exception"
 """
 
 
-def test_ranks(tmp_path: Path) -> None:
+def test_two_ranks(tmp_path: Path) -> None:
     """In a job of two ranks each trace has the collectives of its own step, once."""
     from tests.conftest import annotations
 
@@ -529,10 +531,10 @@ def test_ranks(tmp_path: Path) -> None:
         }
 
 
-def test_compiled_step(listening: Listening) -> None:
-    """A step compiled as a whole is not compiled again when a window opens or closes.
+def test_compiled_step(attach_emitter: AttachEmitter) -> None:
+    """A compiled step is not compiled again when a window opens or closes.
 
-    The backend of this test runs the graph's operators in Python, so that copies among them are seen.
+    The backend of this test runs the graph's operators in Python, so copies among them are visible.
     """
     torch._dynamo.reset()
     counter = CompileCounter()
@@ -553,15 +555,15 @@ def test_compiled_step(listening: Listening) -> None:
     assert before
     with instrument.annotate_step():
         for _ in range(2):
-            with listening() as heard:
+            with attach_emitter() as emitter:
                 compiled(x)
-            assert {"copy to meta"} == {region.name for region in heard.regions}
+            assert {"copy to meta"} == {region.name for region in emitter.regions}
             compiled(x)
     assert before == counter.frame_count
 
 
-def test_compiled_in_a_window(listening: Listening) -> None:
-    """Compiled while somebody listens, code is one graph, as ever, and stays so."""
+def test_compiled_in_a_window(attach_emitter: AttachEmitter) -> None:
+    """Code compiled while a tool is attached is one graph and is not compiled again."""
     torch._dynamo.reset()
     counter = CompileCounter()
     weight = torch.ones(2, requires_grad=True)
@@ -571,21 +573,21 @@ def test_compiled_in_a_window(listening: Listening) -> None:
     def compiled(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.utils.clip_grad_norm_([weight], 1.0) + x.to(torch.float64) + x.to("meta").shape[0]
 
-    with instrument.annotate_step(), listening():
+    with instrument.annotate_step(), attach_emitter():
         compiled(torch.ones(2))
     compiled(torch.ones(2))
     assert counter.frame_count == 1
 
 
-def test_unbound_method_in_compiled_code(listening: Listening) -> None:
-    """A method that is patched may be called as a function in code that is compiled meanwhile."""
+def test_unbound_method_in_compiled_code(attach_emitter: AttachEmitter) -> None:
+    """Code compiled in a window may call a patched method as a function."""
     torch._dynamo.reset()
 
     @torch.compile(backend="eager", fullgraph=True)
     def compiled(x: torch.Tensor) -> torch.Tensor:
         return torch.Tensor.to(x, "meta")
 
-    with instrument.annotate_step("copies"), listening():
+    with instrument.annotate_step("copies"), attach_emitter():
         assert compiled(torch.ones(1)).is_meta
 
 
@@ -595,7 +597,7 @@ def named(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_scripted_in_a_window(tmp_path: Path) -> None:
-    """TorchScript compiles the context managers that are patched from their own source."""
+    """TorchScript compiles the patched context managers from their own source."""
     script = tmp_path / "program.py"
     script.write_text(f"""
 import sys
@@ -610,8 +612,8 @@ with instrument.annotate_step(), profile():
     native.run([sys.executable, "-W", "ignore", script], environment())
 
 
-def test_left_at_exit(tmp_path: Path) -> None:
-    """At the exit of the interpreter nothing is patched any more."""
+def test_no_patches_at_exit(tmp_path: Path) -> None:
+    """Nothing is patched any more when the interpreter exits."""
     script = tmp_path / "program.py"
     script.write_text(
         "import atexit, torch\n"
@@ -625,37 +627,37 @@ def test_left_at_exit(tmp_path: Path) -> None:
     assert native.run([sys.executable, script], environment()).stdout.split() == ["False", "True"]
 
 
-def test_instrument_0(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switched off, it patches nothing, and the handle does nothing."""
+def test_instrument_0(attach_emitter: AttachEmitter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With INSTRUMENT=0 nothing is patched, and the handle has no effect."""
     monkeypatch.setattr(settings, "enabled", False)
-    with listening(), instrument.annotate_step() as handle:
-        assert not replaced()
+    with attach_emitter(), instrument.annotate_step() as handle:
+        assert not patched()
         handle.remove()
 
 
-def test_backward_however_it_is_called(listening: Listening) -> None:
-    """Every way to start a backward pass takes what it took, and a pass that fails closes its region."""
-    with listening() as heard, instrument.annotate_step("backward"):
+def test_ways_to_call_backward(attach_emitter: AttachEmitter) -> None:
+    """Every way to start a backward pass accepts its arguments; a failing pass closes its region."""
+    with attach_emitter() as emitter, instrument.annotate_step("backward"):
         weight = torch.ones(2, requires_grad=True)
         torch.autograd.backward(tensors=[(weight * 2).sum()])
         torch.autograd.backward((weight * 2), torch.ones(2), retain_graph=True)
         with pytest.raises(RuntimeError, match="scalar"):
             (weight * 2).backward()
         (weight * 2).backward(torch.ones(2), inputs=[weight])
-    assert heard.tree() == [["backward"]] * 4
+    assert emitter.tree() == [["backward"]] * 4
     assert weight.grad is not None
     assert weight.grad.tolist() == [6.0, 6.0]
 
 
 def test_wrong_parts() -> None:
-    """Parts that are not known fail at once, with what is accepted."""
+    """Unknown parts raise an error at once, with the accepted ones."""
     with pytest.raises(ValueError, match=r"\"parts\" must be from optimizer, data, .*: 'forward'"):
         instrument.annotate_step("data", "forward")
     with pytest.raises(TypeError, match=r'"parts" must be strings .*: 3'):
         instrument.annotate_step(3)  # type: ignore[arg-type]
 
 
-def test_handle() -> None:
-    """A handle tells what it is for."""
+def test_repr_of_the_handle() -> None:
+    """The repr of a handle names its parts."""
     with instrument.annotate_step("data", "copies") as handle:
         assert repr(handle) == "<regions of data, copies>"

@@ -1,4 +1,4 @@
-"""A model whose modules are regions can do all that it can do without."""
+"""A model whose modules are regions keeps all its abilities: copies, tracers, checkpoints, hooks, threads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ import instrument
 from instrument.regions import dispatch
 
 from ..support.net import Block, Net
-from .conftest import Heard, Listening
+from .conftest import AttachEmitter, RecordingEmitter
 
 
 class Checkpointed(Net):
@@ -64,7 +64,7 @@ def batch(grad: bool = False) -> Tensor:
 
 
 def hooks(model: nn.Module) -> int:
-    """How many hooks and other additions the modules have."""
+    """Return the number of hooks and other additions on the modules."""
     return sum(
         len(module._forward_hooks)
         + len(module._forward_pre_hooks)
@@ -79,19 +79,19 @@ def gradients(model: nn.Module) -> list[Tensor | None]:
 
 
 def flat(tree: list[Any]) -> Iterator[tuple[str, str]]:
-    """Every region of a tree, each with that around it."""
+    """Yield every region of a tree with the region around it."""
 
-    def below(node: list[Any], around: str) -> Iterator[tuple[str, str]]:
+    def walk(node: list[Any], around: str) -> Iterator[tuple[str, str]]:
         yield node[0], around
         for inner in node[1:]:
-            yield from below(inner, node[0])
+            yield from walk(inner, node[0])
 
     for node in tree:
-        yield from below(node, "")
+        yield from walk(node, "")
 
 
-def backwards(tree: list[Any]) -> Counter[str]:
-    """How often each module has a backward region, each of which must lie in that of the module around it."""
+def backward_counts(tree: list[Any]) -> Counter[str]:
+    """Count each module's backward regions, each of which must lie inside that of its parent."""
     found: Counter[str] = Counter()
     for name, around in flat(tree):
         if name.endswith(" (backward)"):
@@ -102,9 +102,9 @@ def backwards(tree: list[Any]) -> Counter[str]:
     return found
 
 
-def assert_same(expected: list[Tensor | None], got: list[Tensor | None]) -> None:
-    assert len(expected) == len(got)
-    for one, other in zip(expected, got, strict=True):
+def assert_same(expected: list[Tensor | None], found: list[Tensor | None]) -> None:
+    assert len(expected) == len(found)
+    for one, other in zip(expected, found, strict=True):
         assert (one is None) == (other is None)
         assert one is None or (one.dtype == other.dtype and torch.equal(one, other))
 
@@ -113,8 +113,8 @@ Run = Callable[[Any], list["Tensor | None"]]
 
 
 @pytest.fixture
-def heard_of(listening: Listening) -> Callable[..., list[Any]]:
-    """Run a function on a model without us, between windows and in one; return what was heard in the last."""
+def tree_of(attach_emitter: AttachEmitter) -> Callable[..., list[Any]]:
+    """Run a function on a plain model, between windows and in a window; return the regions of the last run."""
 
     def run(function: Run, make: Callable[[], Any] = Net) -> list[Any]:
         expected = function(seeded(make))
@@ -122,50 +122,52 @@ def heard_of(listening: Listening) -> Callable[..., list[Any]]:
         with instrument.annotate_modules(model):
             assert_same(expected, function(model))
         model = seeded(make)
-        with listening() as heard:
+        with attach_emitter() as emitter:
             with instrument.annotate_modules(model):
                 assert hooks(model)
                 assert_same(expected, function(model))
             assert not hooks(model)
-        return heard.tree()
+        return emitter.tree()
 
     return run
 
 
 @pytest.fixture
-def window(listening: Listening) -> Callable[[nn.Module], contextlib.AbstractContextManager[Heard]]:
-    """A context in which a model is annotated and somebody listens."""
+def window(
+    attach_emitter: AttachEmitter,
+) -> Callable[[nn.Module], contextlib.AbstractContextManager[RecordingEmitter]]:
+    """Return a context manager in which a model is annotated and an emitter attached."""
 
     @contextlib.contextmanager
-    def opened(model: nn.Module) -> Iterator[Heard]:
-        with listening() as heard, instrument.annotate_modules(model):
+    def open_window(model: nn.Module) -> Iterator[RecordingEmitter]:
+        with attach_emitter() as emitter, instrument.annotate_modules(model):
             assert hooks(model)
-            yield heard
+            yield emitter
         assert not hooks(model)
 
-    return opened
+    return open_window
 
 
-Window = Callable[[nn.Module], contextlib.AbstractContextManager[Heard]]
-HeardOf = Callable[..., "list[Any]"]
+Window = Callable[[nn.Module], contextlib.AbstractContextManager[RecordingEmitter]]
+TreeOf = Callable[..., "list[Any]"]
 
 
 # Copies and files
 
 
 def test_deepcopy(window: Window) -> None:
-    """A copy made in a window has no hook, computes the same and says nothing; so has a copy of a part."""
+    """A copy made in a window, of the model or a part, has no hook, computes the same and shows no regions."""
     model = seeded()
     expected = model(batch())
-    with window(model) as heard:
-        before = len(heard.events)
+    with window(model) as emitter:
+        before = len(emitter.events)
         for copied, result in ((copy.deepcopy(model), expected), (copy.copy(model), expected)):
             assert hooks(copied) == (0 if copied.a is not model.a else hooks(model.a) + hooks(model.b))
             assert set(vars(copied)) == set(vars(Net()))
-            assert copied.a is model.a or len(heard.events) == before
+            assert copied.a is model.a or len(emitter.events) == before
             if copied.a is not model.a:
                 assert torch.equal(copied(batch()), result)
-                assert len(heard.events) == before
+                assert len(emitter.events) == before
         part = copy.deepcopy(model.a.lin)
         assert not hooks(part)
         both = copy.deepcopy({"model": model, "again": model})
@@ -174,7 +176,7 @@ def test_deepcopy(window: Window) -> None:
 
 
 def test_deepcopy_keeps_hooks_of_others(window: Window) -> None:
-    """A copy has the hooks of other tools, with their options, and not ours."""
+    """A copy has the hooks of other tools, with their options, and none of the library's."""
     model = seeded()
     calls: list[str] = []
     model.a.register_forward_hook(lambda *_: calls.append("hook"), always_call=True)
@@ -187,15 +189,15 @@ def test_deepcopy_keeps_hooks_of_others(window: Window) -> None:
         assert len(getattr(copied.a, name)) == 1
 
 
-class State(nn.Linear):
-    """Has a ``__getstate__`` of its own, which marks what was saved."""
+class OwnState(nn.Linear):
+    """Has its own ``__getstate__``, which marks the saved state."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "saved": True}
 
 
-class Slotted(nn.Linear):
-    """Gives its state as a tuple."""
+class TupleState(nn.Linear):
+    """Returns its state as a tuple."""
 
     def __getstate__(self) -> tuple[dict[str, Any], int]:
         return self.__dict__, 7
@@ -205,31 +207,31 @@ class Slotted(nn.Linear):
         self.seven = state[1]
 
 
-class Copying(nn.Linear):
-    """Copies itself by its ``__dict__``."""
+class OwnDeepcopy(nn.Linear):
+    """Copies itself through its ``__dict__``."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Copying:
-        copied = Copying.__new__(Copying)
+    def __deepcopy__(self, memo: dict[int, Any]) -> OwnDeepcopy:
+        copied = OwnDeepcopy.__new__(OwnDeepcopy)
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
         return copied
 
 
-class Reduced(nn.Linear):
-    """Reduces itself by hand."""
+class OwnReduce(nn.Linear):
+    """Has its own ``__reduce__``."""
 
     def __reduce__(self) -> Any:
         return rebuilt, (dict(self.__dict__),)
 
 
-def rebuilt(state: dict[str, Any]) -> Reduced:
-    module = Reduced.__new__(Reduced)
+def rebuilt(state: dict[str, Any]) -> OwnReduce:
+    module = OwnReduce.__new__(OwnReduce)
     nn.Module.__setstate__(module, state)
     return module
 
 
-@pytest.mark.parametrize("kind", [State, Slotted, Copying, Reduced])
+@pytest.mark.parametrize("kind", [OwnState, TupleState, OwnDeepcopy, OwnReduce])
 def test_copy_of_a_module_with_its_own_protocol(window: Window, kind: type[nn.Linear]) -> None:
-    """Modules that say themselves how they are copied and pickled do so in a window; no copy has our hooks."""
+    """Modules with their own copy and pickle methods use them in a window; no copy has a hook."""
     model = nn.Sequential(kind(4, 4))
     expected = model(batch())
     plain = set(vars(copy.deepcopy(model)[0]))
@@ -243,17 +245,17 @@ def test_copy_of_a_module_with_its_own_protocol(window: Window, kind: type[nn.Li
 
 
 def test_deepcopy_of_a_graph_module(window: Window) -> None:
-    """A model that torch.fx made copies and pickles in a window as it does outside."""
+    """A torch.fx GraphModule copies and pickles the same in a window as outside."""
     model = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))))
     expected = model(batch())
-    with window(model) as heard:
+    with window(model) as emitter:
         copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-        heard.events.clear()
+        emitter.events.clear()
         for other in (copied, pickled):
             assert not hooks(other)
             assert torch.equal(other(batch()), expected)
             assert other.code == model.code
-        assert not heard.events
+        assert not emitter.events
 
 
 LOAD = """
@@ -273,7 +275,7 @@ assert "instrument" not in sys.modules
 
 
 def test_saved_in_a_window_loads_without_the_library(window: Window, tmp_path: Path) -> None:
-    """A model saved whole in a window loads where this library is not, with the same result and no hook."""
+    """A model saved whole in a window loads without this library, with the same result and no hook."""
     model = nn.Sequential(
         nn.Linear(4, 4), nn.ReLU(inplace=True), nn.LayerNorm(4), nn.TransformerEncoderLayer(4, 2)
     )
@@ -290,7 +292,7 @@ def test_saved_in_a_window_loads_without_the_library(window: Window, tmp_path: P
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_pickle(window: Window, protocol: int) -> None:
-    """What is pickled in a window is to the byte what is pickled outside."""
+    """A pickle made in a window equals one made outside, byte by byte."""
     model = seeded()
     expected = pickle.dumps(model, protocol)
     with window(model):
@@ -301,7 +303,7 @@ def test_pickle(window: Window, protocol: int) -> None:
 
 
 def test_state_dict(window: Window) -> None:
-    """Names and values of a state_dict are those without us, and it loads in a window."""
+    """Names and values of a state_dict are unchanged in a window, and it loads there."""
     model, other = seeded(), Net()
     expected = model.state_dict()
     with window(model), window(other):
@@ -320,16 +322,16 @@ def test_state_dict(window: Window) -> None:
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("backward", [False, True])
 def test_export(window: Window, strict: bool, backward: bool) -> None:
-    """torch.export gives the same graph in a window as without us; the hooks are still there afterwards."""
+    """torch.export gives the same graph in a window as outside, and the hooks stay."""
     expected = torch.export.export(seeded(), (batch(),), strict=strict)
     model = seeded()
-    with window(model) as heard:
+    with window(model) as emitter:
         before = hooks(model)
         exported = torch.export.export(model, (batch(backward),), strict=strict)
         assert hooks(model) == before
-        del heard.events[:]
+        del emitter.events[:]
         model(batch())
-        assert heard.tree() == [FORWARD]
+        assert emitter.tree() == [FORWARD]
     assert exported.graph_module.code == expected.graph_module.code
     assert list(exported.state_dict) == list(expected.state_dict)
     assert torch.equal(exported.module()(batch()), model(batch()))
@@ -337,24 +339,24 @@ def test_export(window: Window, strict: bool, backward: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["script", "trace"])
 def test_jit(window: Window, kind: str) -> None:
-    """Scripting and tracing in a window give the code that they give without us; the hooks come back."""
+    """Scripting and tracing in a window give the same code as outside, and the hooks return."""
 
-    def made(model: nn.Module) -> Any:
+    def compiled(model: nn.Module) -> Any:
         return torch.jit.script(model) if kind == "script" else torch.jit.trace(model, (batch(),))
 
-    expected = made(seeded())
+    expected = compiled(seeded())
     model = seeded()
-    with window(model) as heard:
+    with window(model) as emitter:
         before = hooks(model)
-        found = made(model)
+        found = compiled(model)
         assert hooks(model) == before
         assert not hooks(found)
-        del heard.events[:]
+        del emitter.events[:]
         model(batch())
-        assert heard.tree() == [FORWARD]
-        del heard.events[:]
+        assert emitter.tree() == [FORWARD]
+        del emitter.events[:]
         result = found(batch())
-        assert not heard.events
+        assert not emitter.events
     assert (found.code, found.a.code, found.a.lin.code) == (expected.code, expected.a.code, expected.a.lin.code)
     assert torch.equal(result, expected(batch()))
     saved = io.BytesIO()
@@ -363,8 +365,8 @@ def test_jit(window: Window, kind: str) -> None:
     assert torch.equal(torch.jit.load(saved)(batch()), expected(batch()))
 
 
-def test_scripting_that_fails(window: Window) -> None:
-    """The hooks come back also when a model cannot be scripted."""
+def test_failing_script(window: Window) -> None:
+    """The hooks return even if a model cannot be scripted."""
 
     class Unscriptable(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -396,28 +398,28 @@ def loaded() -> Any:
 
 @pytest.mark.parametrize("make", [scripted, traced, loaded])
 def test_script_module(window: Window, make: Callable[[], Any]) -> None:
-    """The call of a ScriptModule is a region, with nothing inside; it is what it was afterwards."""
+    """The call of a ScriptModule is one region without others inside; the module is unchanged afterwards."""
     model = make()
     expected, code = model(batch()), model.code
-    with window(model) as heard:
+    with window(model) as emitter:
         result = model(batch())
     assert torch.equal(result, expected)
     assert model.code == code
-    names = [name for name, _ in flat(heard.tree())]
+    names = [name for name, _ in flat(emitter.tree())]
     assert len(names) == 1
     result.sum().backward()
 
 
 @pytest.mark.parametrize("make", [scripted, traced, loaded])
-def test_script_module_inside(window: Window, heard_of: HeardOf, make: Callable[[], Any]) -> None:
-    """A ScriptModule in a model is a region with nothing inside, next to those of the other modules."""
+def test_script_module_inside(window: Window, tree_of: TreeOf, make: Callable[[], Any]) -> None:
+    """A ScriptModule inside a model is a region without others inside, next to its siblings."""
 
     def run(model: Any) -> list[Tensor | None]:
         loss = model(batch()).square().sum()
         loss.backward()
         return [loss, *gradients(model)]
 
-    tree = heard_of(run, lambda: nn.Sequential(nn.Linear(4, 4), make()))
+    tree = tree_of(run, lambda: nn.Sequential(nn.Linear(4, 4), make()))
     assert tree == [
         ["Sequential", ["0"], ["1"]],
         ["Sequential (backward)", ["1 (backward)"], ["0 (backward)"]],
@@ -425,7 +427,7 @@ def test_script_module_inside(window: Window, heard_of: HeardOf, make: Callable[
 
 
 def test_symbolic_trace(window: Window) -> None:
-    """torch.fx traces an annotated model to the graph that it has without us."""
+    """torch.fx traces an annotated model to the same graph."""
     expected = torch.fx.symbolic_trace(seeded())
     model = seeded()
     with window(model):
@@ -435,7 +437,7 @@ def test_symbolic_trace(window: Window) -> None:
 
 
 def test_torch_func(window: Window) -> None:
-    """torch.func's transforms of an annotated model give the same numbers, and leave balanced regions."""
+    """torch.func's transforms of an annotated model give the same numbers and leave balanced regions."""
     expected_model = seeded()
     names = [name for name, _ in expected_model.named_parameters()]
 
@@ -464,14 +466,14 @@ def test_torch_func(window: Window) -> None:
 
     expected = results(seeded(OutOfPlace))
     model = seeded(OutOfPlace)
-    with window(model) as heard:
+    with window(model) as emitter:
         assert_same(expected, results(model))
-    backwards(heard.tree())
-    assert heard.events.count("+OutOfPlace") == 7
+    backward_counts(emitter.tree())
+    assert emitter.events.count("+OutOfPlace") == 7
 
 
-def test_meta(heard_of: HeardOf) -> None:
-    """A model on the meta device has the regions that it has elsewhere, and is materialised as without us."""
+def test_meta_device(tree_of: TreeOf) -> None:
+    """A model on the meta device has the usual regions, and is materialised as without annotation."""
     shapes: list[Any] = []
 
     def run(model: nn.Module) -> list[Tensor | None]:
@@ -484,23 +486,23 @@ def test_meta(heard_of: HeardOf) -> None:
         with torch.device("meta"):
             return Net()
 
-    assert heard_of(run, make) == [FORWARD, BACKWARD]
+    assert tree_of(run, make) == [FORWARD, BACKWARD]
     assert shapes == [(3, 4)] * 3
 
 
 def test_materialised_in_a_window(window: Window) -> None:
-    """`to_empty`, `to` and `apply` in a window work on the model as ever, whose regions go on."""
+    """`to_empty`, `to` and `apply` work in a window, and the model keeps its regions."""
     with torch.device("meta"):
         model = Net()
-    with window(model) as heard:
+    with window(model) as emitter:
         model.to_empty(device="cpu").apply(lambda module: None).to(torch.float64)
         assert model(batch().double()).dtype is torch.float64
         model.half().float().share_memory()
-    assert heard.tree() == [FORWARD]
+    assert emitter.tree() == [FORWARD]
 
 
-def test_lazy_modules(heard_of: HeardOf) -> None:
-    """A module that becomes another class at its first call keeps its region and leaves no hook."""
+def test_lazy_modules(tree_of: TreeOf) -> None:
+    """A lazy module, which changes its class at the first call, keeps its region and leaves no hook."""
 
     def run(model: nn.Module) -> list[Tensor | None]:
         torch.manual_seed(2)
@@ -509,22 +511,22 @@ def test_lazy_modules(heard_of: HeardOf) -> None:
         assert type(model[0]) is nn.Linear
         return [out, *gradients(model)]
 
-    tree = heard_of(run, lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU()))
-    assert backwards(tree) == Counter({"Sequential": 1, "0": 1, "1": 1})
+    tree = tree_of(run, lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU()))
+    assert backward_counts(tree) == Counter({"Sequential": 1, "0": 1, "1": 1})
 
 
 # Checkpoints
 
 
-def test_reentrant_checkpoint(heard_of: HeardOf) -> None:
-    """With reentrant checkpointing each block is computed again just before its backward."""
+def test_reentrant_checkpoint(tree_of: TreeOf) -> None:
+    """With reentrant checkpointing each block is recomputed just before its backward."""
 
     def run(model: Any) -> list[Tensor | None]:
         loss = model(batch(grad=True)).square().sum()
         loss.backward()
         return [loss, *gradients(model)]
 
-    tree = heard_of(run, lambda: Checkpointed(True))
+    tree = tree_of(run, lambda: Checkpointed(True))
     assert tree == [
         ["Checkpointed", A, B],
         ["Checkpointed (backward)", B, B_BACKWARD, A, A_BACKWARD],
@@ -532,8 +534,8 @@ def test_reentrant_checkpoint(heard_of: HeardOf) -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_non_reentrant_checkpoint(heard_of: HeardOf, early: bool) -> None:
-    """With non-reentrant checkpointing a block is computed again inside its backward, early stop or not."""
+def test_non_reentrant_checkpoint(tree_of: TreeOf, early: bool) -> None:
+    """With non-reentrant checkpointing a block is recomputed inside its backward, with or without early stop."""
 
     def run(model: Any) -> list[Tensor | None]:
         with torch.utils.checkpoint.set_checkpoint_early_stop(early):
@@ -541,7 +543,7 @@ def test_non_reentrant_checkpoint(heard_of: HeardOf, early: bool) -> None:
             loss.backward()
         return [loss, *gradients(model)]
 
-    tree = heard_of(run, lambda: Checkpointed(False))
+    tree = tree_of(run, lambda: Checkpointed(False))
     assert tree == [
         ["Checkpointed", A, B],
         [
@@ -554,8 +556,8 @@ def test_non_reentrant_checkpoint(heard_of: HeardOf, early: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_nested_checkpoints(heard_of: HeardOf, reentrant: bool) -> None:
-    """Checkpoints inside checkpoints leave balanced regions, and the same gradients."""
+def test_nested_checkpoints(tree_of: TreeOf, reentrant: bool) -> None:
+    """Nested checkpoints leave balanced regions and the same gradients."""
 
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -571,7 +573,7 @@ def test_nested_checkpoints(heard_of: HeardOf, reentrant: bool) -> None:
         loss.backward()
         return [loss, x.grad, *gradients(model)]
 
-    tree = heard_of(run, Outer)
+    tree = tree_of(run, Outer)
     found = Counter(name for name, _ in flat(tree))
     assert found["Outer (backward)"] == 1
     assert found["inner.a.lin"] == 3
@@ -581,8 +583,8 @@ def test_nested_checkpoints(heard_of: HeardOf, reentrant: bool) -> None:
 # Hooks of others
 
 
-class Notes:
-    """Hooks of another tool on a module, which note that they were called."""
+class CallRecorder:
+    """Another tool's hooks on a module, which record their calls."""
 
     def __init__(self, module: nn.Module, name: str, notes: list[str], full: bool = True) -> None:
         self.handles = [
@@ -601,15 +603,15 @@ class Notes:
             handle.remove()
 
 
-def test_hooks_of_others(listening: Listening) -> None:
-    """Hooks of others, put on before and during a window, fire in their order, and go and stay independently."""
+def test_hooks_of_others(attach_emitter: AttachEmitter) -> None:
+    """Hooks of others, added before and during a window, run in their order and are removed independently."""
 
     def steps(on: Callable[[], None], off: Callable[[], None]) -> list[str]:
         notes: list[str] = []
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        before = Notes(model[0], "before", notes)
+        before = CallRecorder(model[0], "before", notes)
         on()
-        during = Notes(model[0], "during", notes)
+        during = CallRecorder(model[0], "during", notes)
         model(batch(grad=True)).sum().backward()
         notes.append("-")
         before.remove()
@@ -624,7 +626,7 @@ def test_hooks_of_others(listening: Listening) -> None:
     expected = steps(lambda: None, lambda: None)
     assert len(expected) == 22
     stack = contextlib.ExitStack()
-    found: list[Heard] = []
+    found: list[RecordingEmitter] = []
 
     def on() -> None:
         model = next(
@@ -633,14 +635,14 @@ def test_hooks_of_others(listening: Listening) -> None:
             if type(thing) is nn.Sequential and len(thing[0]._forward_hooks) == 1
         )
         stack.enter_context(instrument.annotate_modules(model))
-        found.append(stack.enter_context(listening()))
+        found.append(stack.enter_context(attach_emitter()))
 
     assert steps(on, stack.close) == expected
-    assert backwards(found[0].tree()) == Counter({"Sequential": 2, "0": 2, "1": 2})
+    assert backward_counts(found[0].tree()) == Counter({"Sequential": 2, "0": 2, "1": 2})
 
 
-def test_hook_that_replaces(heard_of: HeardOf) -> None:
-    """What hooks of others return replaces inputs and outputs as without us."""
+def test_hooks_that_replace_values(tree_of: TreeOf) -> None:
+    """Inputs and outputs that hooks of others return are used as without annotation."""
 
     def run(model: Any) -> list[Tensor | None]:
         model.a.lin.register_forward_hook(lambda module, args, out: out * 2)
@@ -658,13 +660,13 @@ def test_hook_that_replaces(heard_of: HeardOf) -> None:
             del model.a.lin._forward_pre_hooks[key]
         return handles
 
-    tree = heard_of(run)
+    tree = tree_of(run)
     assert tree[0] == FORWARD
-    assert backwards(tree) == Counter(LEAVES)
+    assert backward_counts(tree) == Counter(LEAVES)
 
 
-class Late(nn.Module):
-    """Has a last module that must not be called twice."""
+class FailingModule(nn.Module):
+    """Raises an error in its forward."""
 
     def forward(self, x: Tensor) -> Tensor:
         raise ValueError("late")
@@ -672,34 +674,34 @@ class Late(nn.Module):
 
 @pytest.mark.parametrize("prepended", [False, True])
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_pre_hook_that_raises(window: Window, prepended: bool, kind: type[BaseException]) -> None:
-    """A pre-hook of another tool that raises, before ours or after, leaves balanced regions."""
+def test_failing_pre_hook(window: Window, prepended: bool, kind: type[BaseException]) -> None:
+    """A pre-hook of another tool that raises, before or after the library's, leaves balanced regions."""
     model = seeded()
 
     def fail(*_: object) -> None:
         raise kind("stop")
 
-    with window(model) as heard:
+    with window(model) as emitter:
         handle = model.b.act.register_forward_pre_hook(fail, prepend=prepended)
         with pytest.raises(kind, match="stop"):
             model(batch())
         handle.remove()
         model(batch()).sum().backward()
-        first, *rest = heard.tree()
+        first, *rest = emitter.tree()
     assert rest == [FORWARD, BACKWARD]
     inside = [] if prepended else [["b.act"]]
     assert first == ["Net", A, ["b", ["b.lin"], *inside]]
 
 
-# The end of models
+# Freed models
 
 
-def test_model_is_freed(listening: Listening) -> None:
-    """A model whose hooks are on dies with its last reference, no collector needed."""
+def test_model_is_freed(attach_emitter: AttachEmitter) -> None:
+    """An annotated model is freed with its last reference, without the garbage collector."""
     gc.collect()
     gc.disable()
     try:
-        with listening():
+        with attach_emitter():
             model = seeded()
             handle = instrument.annotate_modules(model)
             out = model(batch())
@@ -712,8 +714,8 @@ def test_model_is_freed(listening: Listening) -> None:
         gc.enable()
 
 
-def test_activations_are_freed(listening: Listening) -> None:
-    """What a module kept for its backward is freed with the output, also of a forward without a backward."""
+def test_activations_are_freed(attach_emitter: AttachEmitter) -> None:
+    """A module's saved activations are freed with the output, also after a forward without a backward."""
 
     class Keeping(torch.autograd.Function):
         @staticmethod
@@ -736,7 +738,7 @@ def test_activations_are_freed(listening: Listening) -> None:
     gc.collect()
     gc.disable()
     try:
-        with instrument.annotate_modules(model), listening():
+        with instrument.annotate_modules(model), attach_emitter():
             x = batch()
             here = weakref.ref(x)
             out = model(x)
@@ -752,7 +754,7 @@ def test_activations_are_freed(listening: Listening) -> None:
 
 
 def test_activations_are_freed_after_an_error(window: Window) -> None:
-    """A forward that failed keeps none of its inputs, one that was interrupted none after the next call."""
+    """A failed forward keeps no inputs alive; an interrupted one none after the next call."""
 
     class Stop(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -769,15 +771,15 @@ def test_activations_are_freed_after_an_error(window: Window) -> None:
                 with contextlib.suppress(kind):
                     model(x)
                 del x
-                if kind is KeyboardInterrupt:  # nobody hears of that before the next call
+                if kind is KeyboardInterrupt:  # noticed at the next call only
                     model[0](batch())
                 assert alive() is None, kind
     finally:
         gc.enable()
 
 
-def test_model_is_freed_after_an_interrupt(listening: Listening) -> None:
-    """A model that was interrupted in its forward dies with its last reference, or when the window closes."""
+def test_model_is_freed_after_an_interrupt(attach_emitter: AttachEmitter) -> None:
+    """A model interrupted in its forward is freed with its last reference, or when the window closes."""
 
     class Stop(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -786,7 +788,7 @@ def test_model_is_freed_after_an_interrupt(listening: Listening) -> None:
     gc.collect()
     gc.disable()
     try:
-        with listening():
+        with attach_emitter():
             model = nn.Sequential(nn.Linear(4, 4), Stop())
             instrument.annotate_modules(model)
             with contextlib.suppress(KeyboardInterrupt):
@@ -801,57 +803,57 @@ def test_model_is_freed_after_an_interrupt(listening: Listening) -> None:
 # Graphs and windows
 
 
-def test_graph_kept_from_a_window(listening: Listening) -> None:
-    """A graph from a window can be used after it, silently, and in the next one, with its regions."""
+def test_graph_kept_from_a_window(attach_emitter: AttachEmitter) -> None:
+    """An autograd graph from a window runs without regions after it, and with regions in the next one."""
     model, expected = seeded(), seeded()
     expected(batch()).sum().backward()
     with instrument.annotate_modules(model):
-        with listening() as first:
+        with attach_emitter() as first:
             loss = model(batch()).sum()
         loss.backward(retain_graph=True)
         assert first.tree() == [FORWARD]
         assert_same(gradients(expected), gradients(model))
-        with listening() as second:
+        with attach_emitter() as second:
             loss.backward(retain_graph=True)
         assert second.tree() == [BACKWARD]
-    with listening() as third:
+    with attach_emitter() as third:
         model.zero_grad()
         loss.backward()
     third.tree()
     assert_same(gradients(expected), gradients(model))
 
 
-def test_graph_from_before_a_window(listening: Listening) -> None:
-    """The backward of a forward from before the window has no regions, and none is left open."""
+def test_graph_from_before_a_window(attach_emitter: AttachEmitter) -> None:
+    """The backward of a forward before the window has no regions, and none stays open."""
     model = seeded()
     with instrument.annotate_modules(model):
         loss = model(batch()).sum()
-        with listening() as heard:
+        with attach_emitter() as emitter:
             (loss + model(batch()).sum()).backward()
-    assert heard.tree() == [FORWARD, BACKWARD]
+    assert emitter.tree() == [FORWARD, BACKWARD]
 
 
-def test_window_that_ends_in_a_backward(listening: Listening) -> None:
-    """A window that ends in a backward, and one that begins there, have balanced regions."""
+def test_window_that_ends_in_a_backward(attach_emitter: AttachEmitter) -> None:
+    """A window that ends, or begins, in a backward has balanced regions."""
     model = seeded()
     with instrument.annotate_modules(model):
         stack = contextlib.ExitStack()
-        heard = [stack.enter_context(listening())]
+        emitters = [stack.enter_context(attach_emitter())]
         middle = model.a(batch())
         middle.register_hook(lambda _: stack.close())
         model.b(middle).sum().backward()
         assert not dispatch.recording
-        assert heard[0].tree()[:3] == [A, B, B_BACKWARD]
-        with listening():
+        assert emitters[0].tree()[:3] == [A, B, B_BACKWARD]
+        with attach_emitter():
             middle = model.a(batch())
             loss = model.b(middle).sum()
-        middle.register_hook(lambda _: heard.append(stack.enter_context(listening())))
+        middle.register_hook(lambda _: emitters.append(stack.enter_context(attach_emitter())))
         loss.backward()
         stack.close()
-    assert heard[1].tree() == [A_BACKWARD]
+    assert emitters[1].tree() == [A_BACKWARD]
 
 
-class Calls(nn.Module):
+class CallsInForward(nn.Module):
     """Calls a function in the middle of its forward."""
 
     def __init__(self) -> None:
@@ -865,11 +867,11 @@ class Calls(nn.Module):
         return x
 
 
-class Calling(nn.Module):
+class TwoCalls(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a = Calls()
-        self.b = Calls()
+        self.a = CallsInForward()
+        self.b = CallsInForward()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.a(x))
@@ -886,11 +888,11 @@ def other_thread(function: Callable[[], object]) -> Callable[[], None]:
 
 @pytest.mark.parametrize("threaded", [False, True])
 @pytest.mark.parametrize("where", ["pre-hook", "forward", "hook"])
-def test_removed_in_a_forward(listening: Listening, where: str, threaded: bool) -> None:
-    """A handle removed in the middle of a forward closes what is open where it ends, and adds nothing more."""
-    expected, model = seeded(Calling), seeded(Calling)
+def test_removed_in_a_forward(attach_emitter: AttachEmitter, where: str, threaded: bool) -> None:
+    """A handle removed in a forward closes the open regions at their ends and adds no more."""
+    expected, model = seeded(TwoCalls), seeded(TwoCalls)
     expected(batch()).sum().backward()
-    with listening() as heard:
+    with attach_emitter() as emitter:
         handle = instrument.annotate_modules(model)
         remove = other_thread(handle.remove) if threaded else handle.remove
         if where == "forward":
@@ -903,34 +905,34 @@ def test_removed_in_a_forward(listening: Listening, where: str, threaded: bool) 
         if other is not None:
             other.remove()
         assert not hooks(model)
-        assert heard.tree()[0] == ["Calling", ["a", ["a.lin"]]]
-        assert all(not name.startswith("b") for name, _ in flat(heard.tree()))
+        assert emitter.tree()[0] == ["TwoCalls", ["a", ["a.lin"]]]
+        assert all(not name.startswith("b") for name, _ in flat(emitter.tree()))
         assert_same(gradients(expected), gradients(model))
-        heard.events.clear()
+        emitter.events.clear()
         model.a.call = lambda: None
         handle.remove()
         model(batch())
-        assert not heard.events
+        assert not emitter.events
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_removed_in_a_backward(listening: Listening, threaded: bool) -> None:
-    """A handle removed in the middle of a backward leaves its regions balanced and no hook."""
+def test_removed_in_a_backward(attach_emitter: AttachEmitter, threaded: bool) -> None:
+    """A handle removed in a backward leaves balanced regions and no hook."""
     expected, model = seeded(), seeded()
     expected(batch()).sum().backward()
-    with listening() as heard:
+    with attach_emitter() as emitter:
         handle = instrument.annotate_modules(model)
         remove = other_thread(handle.remove) if threaded else handle.remove
         middle = model.a(batch())
         middle.register_hook(lambda _: remove())
         model.b(middle).sum().backward()
         assert not hooks(model)
-        assert heard.tree()[:3] == [A, B, B_BACKWARD]
+        assert emitter.tree()[:3] == [A, B, B_BACKWARD]
         assert_same(gradients(expected), gradients(model))
 
 
-def test_removed_again() -> None:
-    """A handle removed again does nothing, also when its model is gone."""
+def test_handle_removed_again() -> None:
+    """Removing a handle again has no effect, even after its model is freed."""
     model = seeded()
     handle = instrument.annotate_modules(model)
     other = instrument.annotate_modules(model)
@@ -943,20 +945,20 @@ def test_removed_again() -> None:
         pass
 
 
-def test_removed_again_leaves_the_next(listening: Listening) -> None:
-    """Removing a handle again leaves the regions of a later handle of the same model alone."""
+def test_handle_removed_again_leaves_the_next(attach_emitter: AttachEmitter) -> None:
+    """Removing a handle again does not affect a later handle of the same model."""
     model = seeded()
     old = instrument.annotate_modules(model)
     old.remove()
-    with instrument.annotate_modules(model), listening() as heard:
+    with instrument.annotate_modules(model), attach_emitter() as emitter:
         old.remove()
         model(batch())
-    assert heard.tree() == [FORWARD]
+    assert emitter.tree() == [FORWARD]
 
 
 def test_profiler_within_a_forward(tmp_path: Path) -> None:
-    """A profiler that starts and stops in the middle of a forward shows what lies between, in whole ranges."""
-    model = seeded(Calling)
+    """A profiler that starts and stops within a forward shows the regions in between, as complete ranges."""
+    model = seeded(TwoCalls)
     expected = model(batch())
     with instrument.annotate_modules(model):
         for _ in range(2):
@@ -977,7 +979,7 @@ def test_profiler_within_a_forward(tmp_path: Path) -> None:
         model(batch())
         second.stop()
         assert not hooks(model)
-        assert regions_of(first, tmp_path) == ["Calling", "a", "a.lin"]
+        assert regions_of(first, tmp_path) == ["TwoCalls", "a", "a.lin"]
         assert regions_of(second, tmp_path) == ["b", "b.lin"]
 
 
@@ -995,62 +997,62 @@ def regions_of(prof: Any, folder: Path) -> list[str]:
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
 @pytest.mark.parametrize("direct", [False, True])
 def test_interrupt_in_a_forward(window: Window, kind: type[BaseException], direct: bool) -> None:
-    """After an interrupt deep in a forward the regions are closed by the next call, which stands on its own."""
-    model = seeded(Calling)
+    """After an interrupt in a forward the next call closes the open regions and is not nested in them."""
+    model = seeded(TwoCalls)
 
     def fail() -> None:
         raise kind("stop")
 
-    with window(model) as heard:
+    with window(model) as emitter:
         model.a.call = fail
         with pytest.raises(kind, match="stop"):
             model(batch())
         model.a.call = lambda: None
-        if direct:  # a part of what was interrupted
+        if direct:  # a part of the interrupted model
             model.a.lin(batch())
-            assert heard.tree()[1:] == [["a.lin"]]
+            assert emitter.tree()[1:] == [["a.lin"]]
         model(batch()).sum().backward()
-    tree = heard.tree()
-    assert tree[0] == ["Calling", ["a", ["a.lin"]]]
+    tree = emitter.tree()
+    assert tree[0] == ["TwoCalls", ["a", ["a.lin"]]]
     assert tree[-2:] == [
-        ["Calling", ["a", ["a.lin"]], ["b", ["b.lin"]]],
-        ["Calling (backward)", ["b (backward)", ["b.lin (backward)"]], ["a (backward)", ["a.lin (backward)"]]],
+        ["TwoCalls", ["a", ["a.lin"]], ["b", ["b.lin"]]],
+        ["TwoCalls (backward)", ["b (backward)", ["b.lin (backward)"]], ["a (backward)", ["a.lin (backward)"]]],
     ]
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
 def test_failure_in_a_backward(window: Window, kind: type[BaseException]) -> None:
-    """After a backward that failed in the middle its regions are closed, and training goes on with right ones."""
+    """After a backward that failed its regions are closed, and later steps have complete ones."""
     expected, model = seeded(), seeded()
 
     def fail(_: object) -> None:
         raise kind("stop")
 
     for each in (expected, model):
-        context = window(model) if each is model else contextlib.nullcontext(Heard())
-        with context as heard:
+        context = window(model) if each is model else contextlib.nullcontext(RecordingEmitter())
+        with context as emitter:
             handle = each.a.lin.register_forward_hook(lambda module, args, out: void(out.register_hook(fail)))
             loss = each(batch()).sum()
             with pytest.raises(kind, match="stop"):
                 loss.backward()
             handle.remove()
             if each is model:
-                assert heard.events.count("+Net (backward)") == heard.events.count("-Net (backward)") == 1
-                heard.tree()
-                heard.events.clear()
+                assert emitter.events.count("+Net (backward)") == emitter.events.count("-Net (backward)") == 1
+                emitter.tree()
+                emitter.events.clear()
             each.zero_grad()
             each(batch()).sum().backward()
             if each is model:
-                assert heard.tree() == [FORWARD, BACKWARD]
+                assert emitter.tree() == [FORWARD, BACKWARD]
     assert_same(gradients(expected), gradients(model))
 
 
 def void(_: object) -> None:
-    """Return None, whatever was computed."""
+    """Return None."""
 
 
 def test_failed_backward_is_repeated(window: Window) -> None:
-    """The same graph can run again after a backward through it failed."""
+    """The same graph can run again after its backward failed."""
     model = seeded()
     failing = [True]
 
@@ -1060,22 +1062,22 @@ def test_failed_backward_is_repeated(window: Window) -> None:
             raise ValueError("stop")
         failing.append(False)
 
-    with window(model) as heard:
+    with window(model) as emitter:
         middle = model.a(batch())
         middle.register_hook(fail)
         loss = model.b(middle).sum()
         with pytest.raises(ValueError, match="stop"):
             loss.backward(retain_graph=True)
-        heard.events.clear()
+        emitter.events.clear()
         loss.backward()
-    assert heard.tree() == [B_BACKWARD, A_BACKWARD]
+    assert emitter.tree() == [B_BACKWARD, A_BACKWARD]
 
 
 # Threads, recursion, modes
 
 
-class ByThread:
-    """Events by the thread that they are from, in the place of a list."""
+class EventsByThread:
+    """Events by thread, in place of the emitter's list."""
 
     def __init__(self) -> None:
         self.of: dict[int, list[str]] = {}
@@ -1086,14 +1088,14 @@ class ByThread:
     def trees(self) -> list[list[Any]]:
         trees = []
         for events in self.of.values():
-            heard = Heard()
-            heard.events = events
-            trees.append(heard.tree())
+            emitter = RecordingEmitter()
+            emitter.events = events
+            trees.append(emitter.tree())
         return trees
 
 
 def test_threads(window: Window) -> None:
-    """Two threads that run one model at once have a whole tree each."""
+    """Two threads that run one model concurrently have a complete tree each."""
     model = seeded()
     expected = model(batch())
     results: list[Tensor] = []
@@ -1110,26 +1112,26 @@ def test_threads(window: Window) -> None:
         except BaseException as error:
             errors.append(error)
 
-    with window(model) as heard:
-        by_thread: Any = ByThread()
-        heard.events = by_thread
+    with window(model) as emitter:
+        by_thread: Any = EventsByThread()
+        emitter.events = by_thread
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         trees = by_thread.trees()
-        heard.events = []
+        emitter.events = []
     assert not errors
     assert len(trees) == 3
     for tree in trees:
         assert [node for node in tree if node[0] == "Net"] == [FORWARD] * 30
-        assert backwards(tree)["a.lin"] == 30
+        assert backward_counts(tree)["a.lin"] == 30
     assert all(torch.equal(result, expected) for result in results)
 
 
-def test_window_comes_and_goes_under_threads(listening: Listening) -> None:
-    """Windows that open and close while another thread trains leave each its own balanced regions."""
+def test_windows_while_another_thread_trains(attach_emitter: AttachEmitter) -> None:
+    """Windows that open and close while another thread trains have balanced regions."""
     model = seeded()
     errors: list[BaseException] = []
     stop = threading.Event()
@@ -1146,15 +1148,15 @@ def test_window_comes_and_goes_under_threads(listening: Listening) -> None:
     with instrument.annotate_modules(model):
         thread.start()
         for _ in range(30):
-            with listening() as heard:
+            with attach_emitter() as emitter:
                 stop.wait(0.005)
-            heards.append(heard)
+            heards.append(emitter)
         stop.set()
         thread.join()
         assert not errors
         assert not hooks(model)
-    for heard in heards:
-        heard.tree()
+    for emitter in heards:
+        emitter.tree()
 
 
 class Recursive(nn.Module):
@@ -1167,15 +1169,15 @@ class Recursive(nn.Module):
         return self(x, times - 1) if times else x
 
 
-def test_recursive_module(heard_of: HeardOf) -> None:
-    """A module that calls itself has a region for each call, one in the other, forward and backward."""
+def test_recursive_module(tree_of: TreeOf) -> None:
+    """A module that calls itself has nested regions, one per call, forward and backward."""
 
     def run(model: Any) -> list[Tensor | None]:
         loss = model(batch()).square().sum()
         loss.backward()
         return [loss, *gradients(model)]
 
-    forward, backward = heard_of(run, Recursive)
+    forward, backward = tree_of(run, Recursive)
     lin, back = ["lin"], ["lin (backward)"]
     name = "Recursive"
     assert forward == [name, lin, [name, lin, [name, lin]]]
@@ -1184,28 +1186,28 @@ def test_recursive_module(heard_of: HeardOf) -> None:
 
 
 def test_module_that_holds_itself(window: Window) -> None:
-    """A model with a reference to itself among its modules is annotated once."""
+    """A model that holds itself as a module is annotated once."""
     model = seeded(Recursive)
     model.me = model
-    with window(model) as heard:
+    with window(model) as emitter:
         model(batch(), 0)
-    assert heard.tree() == [["Recursive", ["lin"]]]
+    assert emitter.tree() == [["Recursive", ["lin"]]]
     del model.me
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_modes_without_gradients(heard_of: HeardOf, mode: Any) -> None:
+def test_modes_without_gradients(tree_of: TreeOf, mode: Any) -> None:
     """Without gradients there are forward regions only."""
 
     def run(model: Any) -> list[Tensor | None]:
         with mode():
             return [model(batch())]
 
-    assert heard_of(run) == [FORWARD]
+    assert tree_of(run) == [FORWARD]
 
 
-def test_modes_within_a_model(heard_of: HeardOf) -> None:
-    """A part that runs without gradients has no backward, the rest has."""
+def test_modes_within_a_model(tree_of: TreeOf) -> None:
+    """A part of a model that runs without gradients has no backward region; the rest has."""
 
     class Half(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -1218,11 +1220,11 @@ def test_modes_within_a_model(heard_of: HeardOf) -> None:
         loss.backward()
         return [loss, *gradients(model)]
 
-    assert heard_of(run, Half) == [["Half", A, B], ["Half (backward)", B_BACKWARD]]
+    assert tree_of(run, Half) == [["Half", A, B], ["Half (backward)", B_BACKWARD]]
 
 
-def test_autocast(heard_of: HeardOf) -> None:
-    """Under autocast, whose casts of weights are shared between calls, regions nest as ever."""
+def test_autocast(tree_of: TreeOf) -> None:
+    """Regions nest under autocast, which shares cast weights between calls."""
 
     def run(model: Any) -> list[Tensor | None]:
         with torch.autocast("cpu", torch.bfloat16):
@@ -1230,22 +1232,22 @@ def test_autocast(heard_of: HeardOf) -> None:
         loss.backward()
         return [loss, *gradients(model)]
 
-    tree = heard_of(run)
+    tree = tree_of(run)
     assert tree[:2] == [FORWARD, FORWARD]
-    assert backwards(tree) == Counter(dict.fromkeys(LEAVES, 2))
+    assert backward_counts(tree) == Counter(dict.fromkeys(LEAVES, 2))
 
 
-def test_data_parallel(heard_of: HeardOf) -> None:
-    """`torch.nn.DataParallel` without a GPU calls the model inside."""
+def test_data_parallel(tree_of: TreeOf) -> None:
+    """`torch.nn.DataParallel` without a GPU calls the model, which has its regions."""
 
     def run(model: Any) -> list[Tensor | None]:
         loss = model(batch()).sum()
         loss.backward()
         return [loss, *gradients(model)]
 
-    tree = heard_of(run, lambda: nn.DataParallel(Net()))
+    tree = tree_of(run, lambda: nn.DataParallel(Net()))
     assert [name for name, _ in flat(tree)][:3] == ["DataParallel", "module", "module.a"]
-    assert sum(backwards(tree).values()) == 8
+    assert sum(backward_counts(tree).values()) == 8
 
 
 # Kinds of backward
@@ -1261,7 +1263,7 @@ Named = namedtuple("Named", "first second")
 
 
 class Branches(nn.Module):
-    """Has two outputs, in a container of some kind."""
+    """Returns two outputs in a container."""
 
     def __init__(self, pack: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
@@ -1290,8 +1292,8 @@ PACKS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], tuple[Te
 
 @pytest.mark.parametrize("use", ["both", "left", "right"])
 @pytest.mark.parametrize("kind", PACKS)
-def test_outputs(heard_of: HeardOf, kind: str, use: str) -> None:
-    """Outputs come back as they are; the parts whose output is used have a backward region."""
+def test_outputs(tree_of: TreeOf, kind: str, use: str) -> None:
+    """Outputs are unchanged; the parts whose output is used have a backward region."""
     pack, unpack = PACKS[kind]
 
     def run(model: Any) -> list[Tensor | None]:
@@ -1302,9 +1304,9 @@ def test_outputs(heard_of: HeardOf, kind: str, use: str) -> None:
         loss.backward()
         return [left, right, loss, *gradients(model)]
 
-    tree = heard_of(run, lambda: Branches(pack))
+    tree = tree_of(run, lambda: Branches(pack))
     parts = {"both": ["left", "right"], "left": ["left"], "right": ["right"]}[use]
-    assert backwards(tree) == dict.fromkeys(["Branches", "trunk", *parts], 1)
+    assert backward_counts(tree) == dict.fromkeys(["Branches", "trunk", *parts], 1)
     for name, around in flat(tree):
         if name.endswith("(backward)"):
             assert around == ("" if name.startswith("Branches") else "Branches (backward)")
@@ -1356,12 +1358,12 @@ def frozen_end(model: Any) -> list[Tensor | None]:
     return gradients(model)
 
 
-def asked_for_input(model: Any) -> list[Tensor | None]:
+def gradient_of_input(model: Any) -> list[Tensor | None]:
     x = batch(grad=True)
     return [*torch.autograd.grad(model(x).square().sum(), x)]
 
 
-def asked_for_last(model: Any) -> list[Tensor | None]:
+def gradient_of_last_weight(model: Any) -> list[Tensor | None]:
     return [*torch.autograd.grad(model(batch()).square().sum(), [model.b.lin.weight])]
 
 
@@ -1407,28 +1409,28 @@ def several_roots(model: Any) -> list[Tensor | None]:
         (changed_in_place, dict.fromkeys(LEAVES[1:], 1)),
         (frozen_start, dict.fromkeys(["Net", "b", "b.lin", "b.act"], 1)),
         (frozen_end, dict.fromkeys(LEAVES, 1)),
-        (asked_for_input, dict.fromkeys(LEAVES, 1)),
-        (asked_for_last, dict.fromkeys(["Net", "b", "b.lin", "b.act"], 1)),
+        (gradient_of_input, dict.fromkeys(LEAVES, 1)),
+        (gradient_of_last_weight, dict.fromkeys(["Net", "b", "b.lin", "b.act"], 1)),
         (backward_inputs, dict.fromkeys(LEAVES, 1)),
         (unused_output, dict.fromkeys(LEAVES, 1)),
         (several_roots, dict.fromkeys(LEAVES[1:], 1)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_backward(heard_of: HeardOf, run: Run, expected: dict[str, int]) -> None:
-    """Each module with work in a pass has one region in it, in that of the module around; the numbers stay."""
-    assert backwards(heard_of(run)) == Counter(expected)
+def test_backward(tree_of: TreeOf, run: Run, expected: dict[str, int]) -> None:
+    """Each module that takes part in a backward pass has one region in it, inside its parent's."""
+    assert backward_counts(tree_of(run)) == Counter(expected)
 
 
-def test_double_backward(heard_of: HeardOf) -> None:
-    """A gradient of gradients is bit-identical, and both passes have balanced regions."""
-    tree = heard_of(penalty)
-    found = backwards(tree)
+def test_double_backward(tree_of: TreeOf) -> None:
+    """A double backward is bit-identical, and both passes have balanced regions."""
+    tree = tree_of(penalty)
+    found = backward_counts(tree)
     assert min(found[name] for name in ("Net", "a", "b", "a.lin", "b.lin")) == 2
 
 
 class Skips(nn.Module):
-    """The first module is frozen, the middle one is in a list, and the input goes around to the last."""
+    """A model with a frozen first and middle module, whose input also goes to the last module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1445,15 +1447,15 @@ class Skips(nn.Module):
         return self.head(torch.cat([x, y], 1))
 
 
-def test_frozen_in_the_middle(heard_of: HeardOf) -> None:
-    """Frozen modules have a backward where a gradient passes through them, and none where it ends before."""
+def test_frozen_in_the_middle(tree_of: TreeOf) -> None:
+    """A frozen module has a backward region only if a gradient passes through it."""
 
     def run(model: Any) -> list[Tensor | None]:
         loss = model(batch()).square().sum()
         loss.backward()
         return [loss, *gradients(model)]
 
-    tree = heard_of(run, Skips)
+    tree = tree_of(run, Skips)
     assert {name for name, _ in flat(tree) if name.endswith("(backward)")} == {
         f"{name} (backward)" for name in ("Skips", "layers.0", "layers.1", "layers.2", "head")
     }
@@ -1462,8 +1464,8 @@ def test_frozen_in_the_middle(heard_of: HeardOf) -> None:
     ]
 
 
-class Aside(nn.Module):
-    """Keeps a loss of its own, which its output does not lead to."""
+class AuxiliaryLoss(nn.Module):
+    """Keeps a loss that its output does not depend on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1477,8 +1479,8 @@ class Aside(nn.Module):
 
 
 @pytest.mark.parametrize("only", [False, True])
-def test_loss_beside_the_output(heard_of: HeardOf, only: bool) -> None:
-    """A loss that a module keeps aside, as a router does, leaves the regions balanced and has one itself."""
+def test_auxiliary_loss(tree_of: TreeOf, only: bool) -> None:
+    """An auxiliary loss, such as a router's, has a backward region and leaves the others balanced."""
 
     def run(model: Any) -> list[Tensor | None]:
         out = model(batch()).square().sum()
@@ -1489,14 +1491,14 @@ def test_loss_beside_the_output(heard_of: HeardOf, only: bool) -> None:
             layer.loss = None
         return [loss, *gradients(model)]
 
-    tree = heard_of(run, lambda: nn.Sequential(Aside(), Aside()))
+    tree = tree_of(run, lambda: nn.Sequential(AuxiliaryLoss(), AuxiliaryLoss()))
     found = Counter(name for name, _ in flat(tree) if name.endswith("(backward)"))
     assert {"0.gate (backward)", "1.gate (backward)", "0.lin (backward)"} <= set(found)
     assert set(found.values()) == {1}
 
 
-def test_tied_weights(heard_of: HeardOf) -> None:
-    """A weight that the first and the last module share has its gradient once; the regions nest."""
+def test_tied_weights(tree_of: TreeOf) -> None:
+    """A weight shared by the first and last module has one gradient, and regions nest."""
 
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -1514,12 +1516,12 @@ def test_tied_weights(heard_of: HeardOf) -> None:
         loss.backward()
         return [loss, *gradients(model)]
 
-    tree = heard_of(run, Tied)
-    assert backwards(tree) == Counter(["Tied", "embedding", "body", "body.lin", "body.act", "head"])
+    tree = tree_of(run, Tied)
+    assert backward_counts(tree) == Counter(["Tied", "embedding", "body", "body.lin", "body.act", "head"])
     assert [inner[0] for inner in tree[1][1:]] == [f"{name} (backward)" for name in ("head", "body", "embedding")]
 
 
-class Custom(torch.autograd.Function):
+class BackwardInBackward(torch.autograd.Function):
     """Runs a backward inside its backward, as reentrant checkpoints do."""
 
     @staticmethod
@@ -1538,8 +1540,8 @@ class Custom(torch.autograd.Function):
         return x.grad, None
 
 
-def test_backward_inside_a_backward(heard_of: HeardOf) -> None:
-    """A function that runs a backward of its own inside its backward leaves all regions balanced."""
+def test_backward_inside_a_backward(tree_of: TreeOf) -> None:
+    """A backward inside a backward leaves all regions balanced."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -1549,21 +1551,21 @@ def test_backward_inside_a_backward(heard_of: HeardOf) -> None:
             self.last = nn.Linear(4, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(Custom.apply(self.first(x), self.inner))
+            return self.last(BackwardInBackward.apply(self.first(x), self.inner))
 
     def run(model: Any) -> list[Tensor | None]:
         loss = model(batch()).square().sum()
         loss.backward()
         return [loss, *gradients(model)]
 
-    tree = heard_of(run, Model)
+    tree = tree_of(run, Model)
     found = Counter(name for name, _ in flat(tree))
     assert found["inner.lin"] == 2
     for name in ("Model", "first", "last", "inner", "inner.lin", "inner.act"):
         assert found[f"{name} (backward)"] == 1
 
 
-# The end of the process
+# Exit of the process
 
 EXIT = """
 import sys, threading, weakref, torch, instrument
@@ -1580,7 +1582,7 @@ dispatch.active._attached.append(Tool())
 dispatch.active._refresh()
 assert model[0]._forward_hooks
 class Late:
-    def __del__(self):  # as late as can be
+    def __del__(self):  # as late as possible
         assert not model_hooks()
 kept = model(torch.ones(1, 4))
 hooks = model[0]._forward_hooks
@@ -1600,7 +1602,7 @@ late = Late()
 
 @pytest.mark.parametrize("how", ["plain", "interrupt", "backward", "thread"])
 def test_exit(tmp_path: Path, how: str) -> None:
-    """A process that ends with hooks on, a tool attached and a graph alive ends well and says nothing."""
+    """A process that ends with hooks, an attached tool and a live graph exits cleanly without output."""
     script = tmp_path / "script.py"
     script.write_text(EXIT)
     done = subprocess.run(

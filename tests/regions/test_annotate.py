@@ -38,7 +38,7 @@ def child(code: str, **variables: str) -> None:
 
 @instrument.annotate
 def bare(a: int, b: int = 2, /, *rest: int, c: int = 3, **others: int) -> tuple[object, ...]:
-    """Its documentation."""
+    """The documentation."""
     return a, b, rest, c, others
 
 
@@ -80,7 +80,7 @@ class Model:
     @instrument.annotate("getter above")
     @property
     def above_property(self) -> str:
-        """Its documentation."""
+        """The documentation."""
         return "property"
 
     @instrument.annotate("cached")
@@ -130,12 +130,12 @@ class Prefixed:
 
 
 def test_bare_and_called(recorded: Recorded) -> None:
-    """A region is named after the function, or as given, and is recorded once for each call."""
+    """A region is named after the function or by the argument, and is recorded once per call."""
     events = recorded(lambda: (bare(1), named(), named()))
     assert names(events) == ["bare", "named", "named"]
 
 
-def test_a_region_spans_the_call(recorded: Recorded) -> None:
+def test_region_spans_the_call(recorded: Recorded) -> None:
     """The operators of the body lie inside the region."""
 
     @instrument.annotate("outer")
@@ -159,7 +159,7 @@ def test_arguments_pass_unchanged(recorded: Recorded, recording: bool) -> None:
     recorded(call) if recording else call()
 
 
-def test_wrong_arguments_raise_as_without() -> None:
+def test_wrong_call() -> None:
     """A wrong call raises a TypeError that names the function itself."""
     with pytest.raises(TypeError, match=r"bare\(\) missing 1 required positional argument: 'a'"):
         bare()  # type: ignore[call-arg]
@@ -167,7 +167,7 @@ def test_wrong_arguments_raise_as_without() -> None:
         named(1)  # type: ignore[call-arg]
 
 
-def test_parameters_with_names_of_our_own(recorded: Recorded) -> None:
+def test_parameters_named_like_internals(recorded: Recorded) -> None:
     """Parameters may have the names that the wrapper uses internally."""
 
     @instrument.annotate("taken")
@@ -191,13 +191,13 @@ def test_defaults_are_the_same_objects() -> None:
     assert second is seen
 
 
-def test_what_inspect_sees() -> None:
+def test_metadata_of_the_function() -> None:
     """Signature, name, documentation, module and kind match the original function."""
     assert inspect.signature(bare) == inspect.signature(bare.__wrapped__)
     assert (bare.__name__, bare.__qualname__, bare.__module__) == ("bare", "bare", __name__)
-    assert inspect.getdoc(bare) == "Its documentation."
+    assert inspect.getdoc(bare) == "The documentation."
     assert "return a, b, rest, c, others" in inspect.getsource(bare)
-    assert Model.above_property.__doc__ == "Its documentation."
+    assert Model.above_property.__doc__ == "The documentation."
 
 
 def test_pickling() -> None:
@@ -223,7 +223,7 @@ def test_class_members(recorded: Recorded) -> None:
     ]  # fmt: skip
 
 
-def test_class_public_methods(recorded: Recorded) -> None:
+def test_public_methods_of_a_class(recorded: Recorded) -> None:
     """The public methods of a class are annotated; private, inherited and already annotated ones are not."""
 
     def call() -> None:
@@ -346,16 +346,16 @@ def test_context_managers(recorded: Recorded) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
-def test_exceptions_pass_and_close(recorded: Recorded, error: type[BaseException]) -> None:
-    """An exception passes unchanged and ends the region."""
+def test_exceptions_close_the_region(recorded: Recorded, error: type[BaseException]) -> None:
+    """An exception propagates unchanged and ends the region."""
 
     @instrument.annotate("failing")
     def failing() -> None:
         with instrument.annotate("inside"):
-            raise error("as it came")
+            raise error("as raised")
 
     def use() -> None:
-        with pytest.raises(error, match="as it came"):
+        with pytest.raises(error, match="as raised"):
             failing()
         with instrument.annotate("after"):
             pass
@@ -401,7 +401,7 @@ def test_recursion_and_threads(recorded: Recorded) -> None:
         for thread in threads:
             thread.join()
 
-    assert len(recorded(spread)) == 200 * (2 + 3)  # the profiler sees the thread that started it
+    assert len(recorded(spread)) == 200 * (2 + 3)  # the profiler records only the thread that started it
     assert shared._open == {}
 
 
@@ -415,14 +415,14 @@ def test_window_opens_or_closes_in_a_region(recorded: Recorded) -> None:
         straddling.__enter__()
 
     assert names(recorded(leave_open)) == ["straddling"]
-    with straddling:  # not recorded, while the one before is still open
+    with straddling:  # not recorded; the earlier one is still open
         pass
     assert len(straddling._open) == 1
     straddling.__exit__()
     assert straddling._open == {}
 
 
-def test_entered_before_the_window_in_one_thread_and_in_it_in_another(recorded: Recorded) -> None:
+def test_entered_on_two_threads_around_the_window_start(recorded: Recorded) -> None:
     """Leaving a block that was entered before the recording does not close another thread's range."""
     shared = instrument.annotate("shared")
     entered, leave = threading.Event(), threading.Event()
@@ -447,7 +447,7 @@ def test_entered_before_the_window_in_one_thread_and_in_it_in_another(recorded: 
     assert outer["ts"] + outer["dur"] >= inner["ts"] + inner["dur"]
 
 
-def test_idle_context_manager_keeps_nothing() -> None:
+def test_idle_context_manager() -> None:
     """Without a profiler, a with block does not change its object."""
     idle = instrument.annotate("idle")
     with idle:
@@ -511,7 +511,7 @@ assert not {"torch", "nvtx", "wrapt"} & set(sys.modules), sys.modules
 
 
 def test_torch_imported_later() -> None:
-    """Functions decorated before torch is imported are recorded, and traced by torch.compile."""
+    """Functions decorated before torch is imported are recorded, and are traced by torch.compile."""
     code = """
 import sys, instrument
 @instrument.annotate("early")
@@ -528,8 +528,8 @@ assert torch.compile(early, fullgraph=True, backend="eager")(torch.ones(2)).toli
     child(code)
 
 
-def test_first_used_while_a_profiler_runs() -> None:
-    """The first annotation of a process is recorded if a torch profiler already runs."""
+def test_first_annotation_under_a_profiler() -> None:
+    """The first annotation of a process is recorded if a torch profiler is running."""
     code = """
 import instrument, torch
 from torch.profiler import profile
@@ -541,8 +541,8 @@ assert [e.name for e in prof.events()] == ["late"], prof.events()
     child(code)
 
 
-def test_other_decorators_attributes(recorded: Recorded) -> None:
-    """Attributes of a function are kept, except those by which torch.compile would mistake the wrapper for it."""
+def test_attributes_of_other_decorators(recorded: Recorded) -> None:
+    """A function's attributes are kept, except those that would make torch.compile mistake the wrapper for it."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -563,7 +563,7 @@ def test_other_decorators_attributes(recorded: Recorded) -> None:
     assert "outside" in names(recorded(lambda: outside(x)))
 
 
-def test_bound_methods_stay_bound_methods() -> None:
+def test_bound_methods() -> None:
     """A model whose forward is annotated on the instance copies and pickles as before."""
     model = Scale()
     model.forward = instrument.annotate("forward")(model.forward)  # type: ignore[method-assign]
@@ -581,7 +581,7 @@ class Scale:
         return x * self.by
 
 
-def test_annotations_are_copied_and_pickled(recorded: Recorded) -> None:
+def test_copying_and_pickling(recorded: Recorded) -> None:
     """A context manager that an object holds is copied and pickled with it, also after it was entered."""
     kept = instrument.annotate("kept", color="red")
 
@@ -609,7 +609,7 @@ def test_generator_based_coroutine() -> None:
     assert asyncio.run(use()) == 3
 
 
-def test_suspended_in_one_thread_resumed_in_another(recorded: Recorded) -> None:
+def test_generator_resumed_on_another_thread(recorded: Recorded) -> None:
     """A block in a generator that resumes on another thread closes the range that it opened."""
     shared = instrument.annotate("shared")
 
@@ -629,7 +629,7 @@ def test_suspended_in_one_thread_resumed_in_another(recorded: Recorded) -> None:
     assert shared._open == {}
 
 
-def test_wrong_call_of_an_async_generator_opens_nothing(recorded: Recorded) -> None:
+def test_wrong_call_of_an_async_generator(recorded: Recorded) -> None:
     """Arguments that do not match the signature raise before the region opens."""
 
     @instrument.annotate("stream")
@@ -643,8 +643,8 @@ def test_wrong_call_of_an_async_generator_opens_nothing(recorded: Recorded) -> N
     assert names(recorded(lambda: asyncio.run(use()))) == []
 
 
-def test_recursion_to_the_limit(recorded: Recorded) -> None:
-    """A program that hits the recursion limit and handles the error keeps its profiler."""
+def test_recursion_limit(recorded: Recorded) -> None:
+    """Annotations keep working after a program hits the recursion limit and handles the error."""
 
     @instrument.annotate("down")
     def down() -> None:
@@ -654,7 +654,7 @@ def test_recursion_to_the_limit(recorded: Recorded) -> None:
         deeper(frames - 1) if frames else down()
 
     def use() -> None:
-        for frames in range(8):  # so that the limit is met at each of our own frames
+        for frames in range(8):  # meets the limit at each of the library's frames
             with contextlib.suppress(RecursionError):
                 deeper(frames)
         with instrument.annotate("after"):
@@ -664,7 +664,7 @@ def test_recursion_to_the_limit(recorded: Recorded) -> None:
 
 
 @pytest.mark.parametrize("payload", [True, numpy.int64(3), numpy.float32(2.5), [1, 2], (1.5,), range(3), b"x"])
-def test_payloads_that_nvtx_takes(recorded: Recorded, payload: object) -> None:
+def test_payloads(recorded: Recorded, payload: object) -> None:
     """Numbers of any type and sequences of them are accepted, as by nvtx.annotate."""
     assert names(recorded(instrument.annotate("paid", payload=payload)(lambda: None))) == ["paid"]
 
@@ -682,7 +682,7 @@ def scriptable(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("error", [RecursionError, MemoryError])
-def test_the_programs_own_limits_cost_one_region(
+def test_recursion_and_memory_errors(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     """An emitter stays active after a RecursionError or MemoryError, which are not its fault."""
@@ -702,8 +702,8 @@ def test_the_programs_own_limits_cost_one_region(
     assert names(recorded(use)) == ["after"]
 
 
-def test_warnings_of_annotated_code_have_the_place_of_the_call() -> None:
-    """The wrapper does not count in a ``stacklevel``, with or without a recording."""
+def test_stacklevel_of_warnings() -> None:
+    """A warning's ``stacklevel`` does not count the wrapper, with or without a recording."""
 
     @instrument.annotate
     def old() -> None:

@@ -1,6 +1,6 @@
-"""Ranges open and close in pairs, each with its own name and length, however the code between them ends.
+"""Ranges open and close in pairs, with their own names and lengths, however the code between them ends.
 
-Each case is one program under the logging NVTX tool; `native.ranges` raises where a range is left open.
+Each case is a program under the logging NVTX tool; `native.ranges` raises if a range stays open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def ranges(script: str, *args: str) -> list[Range]:
 
 
 def test_exceptions() -> None:
-    """Any exception, including KeyboardInterrupt, closes the ranges it passes through and stays unchanged."""
+    """Any exception, including KeyboardInterrupt, closes the ranges that it leaves and stays unchanged."""
     found = ranges("""
         from instrument import annotate
 
@@ -39,7 +39,7 @@ def test_exceptions() -> None:
 
 
 def test_exit_stack() -> None:
-    """An ExitStack can hold regions, also one object several times, and closes them when it ends."""
+    """An ExitStack can hold regions, even one object several times, and closes them."""
     found = ranges("""
         from contextlib import ExitStack
         from instrument import annotate
@@ -59,7 +59,7 @@ def test_exit_stack() -> None:
 
 
 def test_generators() -> None:
-    """A generator's range ends when it is exhausted, closed, collected or fails; one that never runs has none."""
+    """A generator's range ends when it is exhausted, closed, collected or fails; if it never runs, it has none."""
     found = ranges("""
         import gc
         from instrument import annotate
@@ -73,7 +73,7 @@ def test_generators() -> None:
         numbers()
         assert [1, 2] == list(numbers())
         closed, collected, failed = numbers(), numbers(), numbers()
-        with annotate("outside"):  # each is open when this begins or ends, and none is its child
+        with annotate("outside"):  # overlaps with each of them, and is the parent of none
             assert (1, 1, 1) == (next(closed), next(collected), next(failed))
         closed.close()
         del collected
@@ -157,7 +157,7 @@ def test_cancelled_tasks() -> None:
 
 
 def test_threads() -> None:
-    """Threads that run one function and share one object at the same time each have their own stack."""
+    """Threads that share one function and one object have separate stacks."""
     found = ranges("""
         import sys, threading
         from instrument import annotate

@@ -1,4 +1,4 @@
-"""Annotated code under torch.compile: one graph, no recompilation, the same numbers."""
+"""Annotated code under torch.compile: one graph, no recompilation and the same numbers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ CASES: list[tuple[Callable[..., Any], list[str]]] = [
 
 @pytest.mark.parametrize(("function", "hidden"), CASES, ids=lambda value: getattr(value, "__name__", None))
 def test_one_graph(function: Callable[..., Any], hidden: list[str]) -> None:
-    """One graph is compiled once, whether windows open or close; hidden regions are recorded as such."""
+    """One graph is compiled once, whether windows open or close; hidden regions are noted in the window."""
     torch._dynamo.reset()
     counter = CompileCounter()
     x = torch.randn(4, 4)
@@ -125,7 +125,7 @@ def test_first_compiled_in_a_window() -> None:
 
 
 def test_after_a_graph_break() -> None:
-    """An annotated function that Dynamo compiles as a separate frame is not compiled again either."""
+    """An annotated function that Dynamo compiles as a separate frame is compiled once."""
     torch._dynamo.reset()
     counter = CompileCounter()
 
@@ -157,11 +157,11 @@ def test_inductor_training_step() -> None:
     plain = Block()
     plain.load_state_dict(annotated.state_dict())
     plain.forward = Block.forward.__wrapped__.__get__(plain)  # type: ignore[method-assign]
-    for ours, theirs in zip(train(annotated), train(plain), strict=True):
-        assert torch.equal(ours, theirs)
+    for one, other in zip(train(annotated), train(plain), strict=True):
+        assert torch.equal(one, other)
 
 
-def test_other_wrappers_stay() -> None:
+def test_wrapped_annotated_function() -> None:
     """A decorator around an annotated function is not bypassed in compiled code."""
     torch._dynamo.reset()
     import functools

@@ -1,4 +1,4 @@
-"""The profilers that receive a region, and how one that fails is removed."""
+"""The choice of emitters, and the removal of failing ones."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.support.ranges import outline
     ("1", "KINETO", ["roctx", "torch"], {"roctx"}),
     ("1", "KINETO", ["roctx"], set()),
 ])  # fmt: skip
-def test_redundant(
+def test_redundant_emitters(
     monkeypatch: pytest.MonkeyPatch, emit_roctx: str, target: str, names: list[str], expected: set[str]
 ) -> None:
-    """If torch forwards its ranges to a tool that has an emitter as well, one of the two is redundant."""
+    """If torch forwards its ranges to a tool that also has an emitter, one of the two is redundant."""
     monkeypatch.setenv("TORCH_PROFILER_EMIT_ROCTX", emit_roctx)
     assert expected == redundant(names, target)
 
@@ -56,8 +56,8 @@ def test_emit_nvtx_shows_no_region_twice() -> None:
 
 
 @pytest.mark.native
-def test_configure_chooses_at_run_time(tmp_path: Path) -> None:
-    """Regions go to newly chosen emitters from then on; open ranges are closed by the emitter that opened them."""
+def test_configure_at_run_time(tmp_path: Path) -> None:
+    """Regions go to the newly chosen emitters; open ranges are closed by the emitter that opened them."""
     script = """
         import sys
         from torch.profiler import ProfilerActivity, profile
@@ -108,15 +108,15 @@ REGION = """
 
 
 @pytest.mark.native
-def test_chosen_in_the_environment() -> None:
+def test_emitters_from_the_environment() -> None:
     """INSTRUMENT_EMITTERS disables a detected tool and enables one that was not detected."""
     assert native.nvtx_log(REGION, env={"INSTRUMENT_EMITTERS": "torch,itt"}) == []
     assert [e["op"] for e in native.roctx_log(REGION, env={"INSTRUMENT_EMITTERS": "roctx"})] == ["push", "pop"]
 
 
 @pytest.mark.native
-def test_a_wrong_name_in_the_environment_is_ignored(tmp_path: Path) -> None:
-    """A wrong INSTRUMENT_EMITTERS logs one warning that says what is accepted; detected tools are used."""
+def test_wrong_emitter_in_the_environment(tmp_path: Path) -> None:
+    """A wrong INSTRUMENT_EMITTERS logs one warning with the accepted names, and detected tools are used."""
     wrong = {"INSTRUMENT_EMITTERS": "nvtx,vtune"}
     assert outline(native.ranges(native.nvtx_log(REGION, env=wrong))) == "region"
     done = run(python(program(REGION, tmp_path)), environment(wrong))
@@ -124,7 +124,7 @@ def test_a_wrong_name_in_the_environment_is_ignored(tmp_path: Path) -> None:
     assert all(word in done.stderr for word in ("INSTRUMENT_EMITTERS is ignored", "vtune", "torch, nvtx, roctx"))
 
 
-def test_a_failing_emitter_is_dropped(
+def test_failing_emitter_is_dropped(
     recorded: Callable[..., list[dict[str, Any]]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -152,7 +152,7 @@ def test_a_failing_emitter_is_dropped(
 
 
 @pytest.mark.native
-def test_the_others_go_on(tmp_path: Path) -> None:
+def test_other_emitters_continue(tmp_path: Path) -> None:
     """If one of two emitters fails to open or close a range, the other still receives every region."""
     script = """
         import logging, sys

@@ -45,7 +45,7 @@ PROGRAM = """
 
 
 def test_tasks() -> None:
-    """Regions are nested tasks in their domain, and overlapped tasks in code that can be suspended."""
+    """Regions are nested tasks in their domain; in code that can be suspended they are overlapped tasks."""
     found = native.ranges(native.itt_log(PROGRAM))
     assert outline(found) == "outer\n  inner\n    instant\nfetch\ntask\ntask"
     assert {r.name: r.domain for r in found} == {
@@ -93,8 +93,8 @@ def test_emit_itt_shows_no_region_twice(elsewhere: str) -> None:
     assert [n for domain, n in count if domain == "PyTorch" and n in ("work", "block")] == []
 
 
-def test_ittapi_missing_is_one_sentence(tmp_path: Path) -> None:
-    """Without the package, the program continues and the log says once what to install."""
+def test_missing_ittapi(tmp_path: Path) -> None:
+    """Without ittapi, the program continues, and the log says once what to install."""
     script = """
         import sys
         sys.modules["ittapi"] = None

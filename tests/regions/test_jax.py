@@ -1,4 +1,4 @@
-"""Regions in JAX's own traces, in programs that use JAX beside torch."""
+"""Regions in JAX's traces, in programs that use JAX and torch."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def output(script: str, folder: Path) -> tuple[list[str], list[str]]:
     return done.stdout.splitlines(), [line for line in done.stderr.splitlines() if line.startswith("instrument:")]
 
 
-def test_annotations_only_where_the_program_imported_jax(tmp_path: Path) -> None:
-    """Jax is never imported here; once the program has, regions show in both while torch records."""
-    # The program's own folder is on sys.path, so that jax could be imported at any time.
+def test_jax_is_never_imported(tmp_path: Path) -> None:
+    """The library never imports jax; once the program has, regions show in both while torch records."""
+    # The program's folder is on sys.path, so jax could be imported at any time.
     script = """
     assert {"not here", "inner"} <= record("not here")
     assert "jax" not in sys.modules
@@ -65,8 +65,8 @@ def test_annotations_only_where_the_program_imported_jax(tmp_path: Path) -> None
     assert stderr == []
 
 
-def test_chosen_before_it_is_imported(tmp_path: Path) -> None:
-    """If jax is chosen but not imported, the program continues and the log says so once."""
+def test_jax_chosen_before_its_import(tmp_path: Path) -> None:
+    """If jax is chosen but not imported, the program continues, and the log says so once."""
     script = """
     configure(emitters="jax")
     with annotate("x"), annotate("y"):
@@ -78,13 +78,13 @@ def test_chosen_before_it_is_imported(tmp_path: Path) -> None:
     assert "jax is not imported: import jax before the emitter is used" in stderr[0]
 
 
-def test_a_jax_that_cannot_be_used_costs_torch_no_region(tmp_path: Path) -> None:
-    """With ``sys.modules["jax"] = None``, by which tests hide a package, torch's trace has all regions."""
+def test_hidden_jax(tmp_path: Path) -> None:
+    """With ``sys.modules["jax"] = None``, which tests use to hide a package, torch's trace has all regions."""
     stdout, stderr = output('\n    sys.modules["jax"] = None\n    assert "x" in record("x")', tmp_path)
     assert (stdout, stderr) == ([], [])
 
 
-def test_with_the_real_jax(recorded: Callable[..., list[dict[str, Any]]]) -> None:
+def test_real_jax(recorded: Callable[..., list[dict[str, Any]]]) -> None:
     """The real TraceAnnotation accepts the emitter's calls."""
     pytest.importorskip("jax.profiler")
 

@@ -42,7 +42,7 @@ RECORDED = [("nsight_systems", "recorded", [window[0], window[-1]], []) for wind
 
 
 def test_regions_in_a_report(tmp_path: Path) -> None:
-    """The report has the same ranges as the logging tool of these tests, and none under INSTRUMENT=0."""
+    """The report has the same ranges as the logging tool, and none under INSTRUMENT=0."""
     report = nsys.profile(PROGRAM, tmp_path=tmp_path)
     found = nsys.ranges(report.file)
     assert outline(found) == TREE
@@ -56,8 +56,8 @@ def test_regions_in_a_report(tmp_path: Path) -> None:
     assert nsys.ranges(report.file) == []
 
 
-def test_each_window_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the capture range, nsys writes one report per window, with the regions of its steps alone."""
+def test_one_report_per_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the capture range, nsys writes one report per window, with the regions of that window's steps."""
     monkeypatch.chdir(tmp_path)
     options = ["-c", "nvtx", "-p", "capture@instrument", nsys.capture_range_end(len(WINDOWS))]
     report = nsys.profile(EXAMPLE, tmp_path=tmp_path, options=options, args=["--device=cpu", f"--steps={STEPS}"])
@@ -72,8 +72,8 @@ def test_each_window_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert manifest(tmp_path) == RECORDED
 
 
-def test_the_whole_program_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a capture range, one report has every region; torch.profiler never starts."""
+def test_whole_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a capture range, one report has every region, and torch.profiler never starts."""
     monkeypatch.chdir(tmp_path)
     script = f"""
         import runpy

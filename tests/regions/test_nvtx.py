@@ -41,7 +41,11 @@ step
     factorial
       factorial
 fetch"""
-OUTER, FACTORIAL, FETCH = 0xFFF28E2B, 0xFFFF9DA7, 0xFFFF9DA7  # by name: the same under every PYTHONHASHSEED
+OUTER, FACTORIAL, FETCH = (
+    0xFFF28E2B,
+    0xFFFF9DA7,
+    0xFFFF9DA7,
+)  # derived from the name, independent of PYTHONHASHSEED
 
 
 def attributes(found: list[Range]) -> dict[str | None, tuple[object, ...]]:
@@ -51,8 +55,8 @@ def attributes(found: list[Range]) -> dict[str | None, tuple[object, ...]]:
 @pytest.mark.parametrize("seed, mode, extension", [
     *((seed, mode, True) for seed, mode in enumerate(native.MODES)), (4, "enabled", False),
 ])  # fmt: skip
-def test_every_region_arrives_in_every_kind_of_tool(seed: int, mode: native.Mode, extension: bool) -> None:
-    """Names, nesting, domain, colour, category and payload do not depend on the tool's answer."""
+def test_all_kinds_of_tools(seed: int, mode: native.Mode, extension: bool) -> None:
+    """Names, nesting, domain, colour, category and payload are the same for every kind of tool."""
     events = native.nvtx_log(PROGRAM, mode=mode, extension=extension, env={"PYTHONHASHSEED": str(seed)})
     found = native.ranges(events)
     assert outline(found) == TREE
@@ -89,8 +93,8 @@ DETAILS = """
 """
 
 
-def test_start_end_ranges_alone() -> None:
-    """For a tool that filters push/pop ranges by thread, every range is a start/end range."""
+def test_start_end_ranges_only() -> None:
+    """With INSTRUMENT_NVTX_START_END, every range is a start/end range, for tools that filter by thread."""
     found = native.ranges(native.nvtx_log(PROGRAM, env={"INSTRUMENT_NVTX_START_END": "1"}))
     assert {"start_end"} == {r.kind for r in found}
     assert sorted(TREE.split()) == sorted(str(r.name) for r in found)
@@ -99,23 +103,23 @@ def test_start_end_ranges_alone() -> None:
     assert ("start_end", "instrument", 0xFF008000 & 0xFFFFFF, "compute", 7) == attributes(found)["inner"]
 
 
-def test_details_are_those_of_nvtx() -> None:
+def test_details_equal_nvtx() -> None:
     """Empty names and domains, an empty category and named colours arrive as nvtx emits them."""
 
-    def seen(names: str) -> list[tuple[object, ...]]:
+    def received(names: str) -> list[tuple[object, ...]]:
         events = native.nvtx_log(f"    {names}\n{DETAILS}")
         found = [*native.ranges(events), *native.marks(events)]
         return [
             (r.name or "", r.domain, r.color, r.category, r.payload) for r in found
-        ]  # no message is an empty one
+        ]  # a missing message equals an empty one
 
-    expected = seen("from nvtx import annotate, mark")
+    expected = received("from nvtx import annotate, mark")
     assert 16 == len(expected)
-    assert expected == seen("from instrument import annotate, mark")
+    assert expected == received("from instrument import annotate, mark")
 
 
-def test_numbers_beyond_the_range_of_nvtx_arrive_all_the_same() -> None:
-    """A payload of more than 64 bits becomes a float, a category of more than 32 bits a name."""
+def test_numbers_beyond_the_range_of_nvtx() -> None:
+    """A payload beyond 64 bits becomes a float, and a category beyond 32 bits a name."""
     events = native.nvtx_log("""
         from instrument import annotate
 
@@ -131,8 +135,8 @@ def test_numbers_beyond_the_range_of_nvtx_arrive_all_the_same() -> None:
     assert [r.category for r in found] == [None, "4294967296", "-1", None, None]
 
 
-def test_a_name_that_is_not_utf8_costs_no_region() -> None:
-    """A file name that Python decoded with surrogates shows question marks in their place."""
+def test_name_that_is_not_utf8() -> None:
+    """A file name that Python decoded with surrogates shows with question marks."""
     events = native.nvtx_log("""
         from instrument import annotate
 
@@ -148,20 +152,20 @@ def test_a_name_that_is_not_utf8_costs_no_region() -> None:
     ]
 
 
-def test_switched_off_nothing_is_emitted() -> None:
+def test_instrument_0() -> None:
     """Under INSTRUMENT=0, the tool receives no call at all, not even for a domain."""
     assert native.nvtx_log(PROGRAM, env={"INSTRUMENT": "0"}) == []
 
 
-def test_no_tool_no_nvtx(tmp_path: Path) -> None:
+def test_nvtx_is_not_imported_without_a_tool(tmp_path: Path) -> None:
     """Without a tool, nvtx is not imported, which would take 80 ms."""
     script = PROGRAM + "\n    import sys; print(*sorted({'nvtx', 'numpy', 'torch', 'ittapi'} & set(sys.modules)))"
     done = run(python(program(script, tmp_path)), environment())
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
-def test_nvtx_missing_is_one_sentence(tmp_path: Path) -> None:
-    """Without the package, the program continues and the log says once what to install."""
+def test_missing_nvtx(tmp_path: Path) -> None:
+    """Without the nvtx package, the program continues, and the log says once what to install."""
     script = "import sys; sys.modules['nvtx'] = None\n" + "\n".join(line[4:] for line in PROGRAM.splitlines())
     env = environment({"NVTX_INJECTION64_PATH": "tool.so"})
     done = run(python(program(script, tmp_path)), env)

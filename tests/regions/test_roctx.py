@@ -45,8 +45,8 @@ OLD, NEW = "libroctx64.so.4", "librocprofiler-sdk-roctx.so.1"
     ("librocprofiler-sdk-roctx.so", {"libraries": ["librocprofiler-sdk-roctx.so", "libroctx64.so"]}),
     ("preload", {"libraries": [OLD, NEW], "how": "preload"}),
 ])  # fmt: skip
-def test_ranges_go_to_the_profilers_library(called: str, options: dict[str, Any]) -> None:
-    """The profiler's own library in the process is used first, then rocprofiler-sdk, then roctracer."""
+def test_choice_of_the_library(called: str, options: dict[str, Any]) -> None:
+    """A library of the profiler in the process is used first, then rocprofiler-sdk, then roctracer."""
     events = native.roctx_log(PROGRAM, env=UNDER_ROCPROF, **options)
     assert {called} == {event["library"] for event in events}
     assert [event["op"] for event in events] == [
@@ -66,13 +66,13 @@ def test_ranges_go_to_the_profilers_library(called: str, options: dict[str, Any]
     assert [r.name for r in native.marks(events)] == ["instant"]
 
 
-def test_without_rocprof_nothing_is_called() -> None:
+def test_without_rocprof() -> None:
     """A library that is installed but not loaded is not used."""
     assert native.roctx_log(PROGRAM) == []
 
 
-def test_no_library_is_one_sentence(tmp_path: Path) -> None:
-    """Without a rocTX library, the program continues and the log says once what to install."""
+def test_missing_library(tmp_path: Path) -> None:
+    """Without a rocTX library, the program continues, and the log says once what to install."""
     done = run(python(program(PROGRAM, tmp_path)), environment(UNDER_ROCPROF))
     if not done.stderr:
         pytest.skip("this machine has a rocTX library")
@@ -96,8 +96,8 @@ REAL = """
 MARK, PUSH, POP, START, STOP = range(5)
 
 
-def test_the_real_library(tmp_path: Path) -> None:
-    """AMD's own library, as packaged by Debian, accepts all calls and passes them to its hook for tools."""
+def test_real_library(tmp_path: Path) -> None:
+    """AMD's own library, as packaged by Debian, accepts all calls and passes them to its tool hook."""
     try:
         ctypes.CDLL(OLD)
     except OSError:

@@ -1,4 +1,4 @@
-"""Overlapping regions in a recording with a GPU: its lane never shows a region that has ended."""
+"""Overlapping regions in a recording with a GPU: the GPU's lane never shows a region that has ended."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Ids:
     """A model of torch and CUPTI: each thread has a stack of ids, and the end of any range pops the top one.
 
     Attributes:
-        stacks: of each thread, the names of the ranges whose ids are on it.
+        stacks: for each thread, the names of the ranges whose ids are on its stack.
         open: the names of the ranges that have begun and not ended.
-        entered: how many ranges of each name there were.
-        operations: how often a range began or ended.
+        entered: the number of ranges by name.
+        operations: the number of begins and ends.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Ids:
     def exit(self, record: list[Any]) -> None:
         name, thread, opened = record
         assert thread == get_ident(), "ended on another thread than it began on"
-        record.clear()  # which a second end would need
+        record.clear()  # a second end would need it
         self.operations += 1
         self.open -= Counter([name])
         self.stacks[thread].pop()
@@ -69,7 +69,7 @@ class Ids:
         return stack[-1] if stack else None
 
     def left(self) -> int:
-        """Return the number of ids."""
+        """Return the number of ids that are on a stack."""
         return sum(map(len, self.stacks.values()))
 
 
@@ -104,9 +104,9 @@ class Model:
     """A model of the regions of one thread, as documented.
 
     Attributes:
-        open: in the order in which they were opened, each with whether one that it is in has ended before it.
-        late: those that another thread ended since this one opened or closed a region.
-        crossings: how many ended before one that was opened in them.
+        open: in order of opening; true if an enclosing region has already ended.
+        late: regions ended by another thread since this thread last opened or closed one.
+        crossings: the number of regions that ended before one opened inside them.
     """
 
     def __init__(self) -> None:
@@ -115,16 +115,16 @@ class Model:
         self.crossings = 0
 
     def begin(self, name: str) -> None:
-        self.settle()
+        self.apply_late_ends()
         self.open[name] = False
 
     def end(self, name: str) -> None:
         if [*self.open][-1] != name:
-            self.settle()
+            self.apply_late_ends()
         self._end(name)
-        self.settle()
+        self.apply_late_ends()
 
-    def settle(self) -> None:
+    def apply_late_ends(self) -> None:
         while self.late:
             self._end(self.late.pop(0))
 
@@ -143,7 +143,7 @@ class Model:
         return {*self.open, OVERLAPPING} if crossed else {innermost}
 
 
-# Which thread opens a region; or which thread closes one, counted among its own or among all that are open.
+# The thread that opens a region, or closes one of its own ("close") or of all open ones ("close any").
 step = st.tuples(st.sampled_from(["open", "close", "close any"]), st.integers(0, THREADS - 1), st.integers(0, 5))
 
 
@@ -156,7 +156,7 @@ class Run:
         self.emitter._enter, self.emitter._exit = self.ids.enter, self.ids.exit
         self.threads = threads
         self.models = [Model() for _ in threads]
-        self.regions: list[tuple[int, str, Any]] = []  # that are open, with the threads that opened them
+        self.regions: list[tuple[int, str, Any]] = []  # open regions, with the threads that opened them
         self.made = 0
 
     def open(self, at: int) -> None:
@@ -174,7 +174,7 @@ class Run:
             assert not self.ids.open[name]
         else:
             self.models[thread].late.append(name)
-            self.models[by].settle()
+            self.models[by].apply_late_ends()
 
     def check(self, at: int) -> None:
         thread = self.threads[at](get_ident)
@@ -187,7 +187,7 @@ class Run:
 def test_any_order(steps: list[tuple[str, int, int]]) -> None:
     """A kernel shows under its innermost region; if regions overlap, under another open one or the filler.
 
-    Each region is one range, from its beginning to its end; nothing is left; the cost is linear.
+    Each region is one range from its begin to its end, no range stays open, and the cost is linear.
     """
     with threads() as calls:
         run = Run(calls)
@@ -202,10 +202,10 @@ def test_any_order(steps: list[tuple[str, int, int]]) -> None:
             run.check(at)
         for opened in reversed(run.regions.copy()):
             run.close(opened[0], opened)
-        for at in range(THREADS):  # what another thread ended is open up to the next range
+        for at in range(THREADS):  # regions ended by another thread stay open up to the next range
             run.open(at)
             run.close(at, run.regions[-1])
-            assert not calls[at](lambda: torch_nested._here.stack.crossed)  # ranges cost again what they did
+            assert not calls[at](lambda: torch_nested._here.stack.crossed)  # back to the cheap path
     ids = run.ids
     assert not ids.left()
     assert not +ids.open
@@ -215,7 +215,7 @@ def test_any_order(steps: list[tuple[str, int, int]]) -> None:
     assert ids.operations == 2 * (run.made + fillers)
 
 
-def test_in_order(ids: Ids) -> None:
+def test_nested_regions(ids: Ids) -> None:
     """Each nested region is exactly one range."""
     emitter = NestedTorchProfilerEmitter()
     for _ in range(3):
@@ -225,7 +225,7 @@ def test_in_order(ids: Ids) -> None:
     assert ids.operations == 2 * 9
 
 
-def test_after_the_recording(ids: Ids) -> None:
+def test_regions_that_outlive_the_recording(ids: Ids) -> None:
     """Regions that outlive their recording end with it and do not affect the next recording."""
     emitter = NestedTorchProfilerEmitter()
     outer, inner = emitter.push(region("outer")), emitter.push(region("inner"))
@@ -241,7 +241,7 @@ def test_after_the_recording(ids: Ids) -> None:
     assert ids.operations == 2 * 3
 
 
-def test_after_a_recording_in_which_regions_overlapped(ids: Ids) -> None:
+def test_overlapping_regions_that_outlive_the_recording(ids: Ids) -> None:
     """Regions whose ids were already popped, and fillers, end with the recording as well."""
     emitter = NestedTorchProfilerEmitter()
     outer, inner = emitter.start(region("outer")), emitter.start(region("inner"))
@@ -300,7 +300,9 @@ def tasks() -> None:
 
 @pytest.mark.usefixtures("nested")
 @pytest.mark.parametrize("run", [overlapping, generators, tasks])
-def test_a_recording(recorded: Callable[..., list[dict[str, Any]]], run: Callable[[], None]) -> None:
+def test_overlapping_regions_in_a_trace(
+    recorded: Callable[..., list[dict[str, Any]]], run: Callable[[], None]
+) -> None:
     """Each region is one range of the right length, and a filler replaces the range that ended first."""
     outer, inner, filler = recorded(run)
     assert [outer["name"], inner["name"], filler["name"]] == ["outer", "inner", OVERLAPPING]
@@ -335,7 +337,7 @@ def test_many_tasks(ids: Ids, recorded: Callable[..., list[dict[str, Any]]]) -> 
 
 
 @pytest.mark.usefixtures("nested")
-def test_a_region_across_steps(ids: Ids, tmp_path: Path) -> None:
+def test_region_across_steps(ids: Ids, tmp_path: Path) -> None:
     """The region and each step are one range each; a kernel outside other regions shows under its step."""
     shown = []
     schedule = instrument.schedule(wait=0, warmup=0, active=5, repeat=1)
@@ -367,8 +369,8 @@ def test_a_region_across_steps(ids: Ids, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nested")
-def test_a_region_that_a_window_ends_in(ids: Ids, tmp_path: Path) -> None:
-    """The last step ends before a region that is open in it, without a filler; no range stays open."""
+def test_window_ends_inside_a_region(ids: Ids, tmp_path: Path) -> None:
+    """The last step ends before a region that is still open, without a filler; no range stays open."""
     schedule = instrument.schedule(wait=0, warmup=0, active=2, repeat=1)
     with instrument.profile(tmp_path, schedule=schedule) as prof:
         with annotate("epoch"):
@@ -380,7 +382,7 @@ def test_a_region_that_a_window_ends_in(ids: Ids, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nested")
-def test_a_step_that_no_other_follows(ids: Ids) -> None:
+def test_last_step(ids: Ids) -> None:
     """The step ends at ``step(None)``; no filler covers the time after it, which belongs to no step."""
     capture = TorchProfilerExporter({}).capture()
     capture.start()
@@ -396,8 +398,8 @@ def test_a_step_that_no_other_follows(ids: Ids) -> None:
     assert ids.entered == Counter(["ProfilerStep#1", "epoch", "ProfilerStep#2"])
 
 
-def test_which_recordings() -> None:
-    """A recording of the CPU alone needs no order of ranges; one with a GPU, or into NVTX, does."""
+def test_recordings_that_need_nested_ranges() -> None:
+    """A CPU-only recording needs no nested ranges; one with a GPU, or into NVTX, does."""
     found = torch.autograd.profiler.profile(use_kineto=True)
     assert not compat.needs_nested_ranges(found)
     found.kineto_activities.add(ProfilerActivity.CUDA)
@@ -416,7 +418,7 @@ def lanes(path: Path, work: int) -> list[list[str]]:
     return shown
 
 
-def prepared() -> list[Callable[[], torch.Tensor]]:
+def loaded_operators() -> list[Callable[[], torch.Tensor]]:
     """Return operators whose kernels are loaded; the first is launched several times."""
     x = torch.ones(1024, device="cuda")
     operators = [x.neg, x.sin, x.cos, x.exp, x.sigmoid]
@@ -427,9 +429,9 @@ def prepared() -> list[Callable[[], torch.Tensor]]:
 
 
 @pytest.mark.gpu
-def test_the_lane_of_a_gpu(tmp_path: Path) -> None:
+def test_lane_of_a_gpu(tmp_path: Path) -> None:
     """A kernel shows under the open region, or under the filler if that region's id was popped."""
-    first, *work = prepared()
+    first, *work = loaded_operators()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
         for _ in range(20):
             first()  # the first kernels of a recording may be missing
@@ -451,8 +453,8 @@ def test_the_lane_of_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_steps_on_the_lane_of_a_gpu(tmp_path: Path) -> None:
-    """A kernel in no region of its step shows under the step, even while a region across steps is open."""
-    first, *work = prepared()
+    """A kernel outside of its step's regions shows under the step, even while a region across steps is open."""
+    first, *work = loaded_operators()
     schedule = instrument.schedule(wait=0, warmup=0, active=3, repeat=1)
     with instrument.profile(tmp_path, schedule=schedule) as prof:
         for _ in range(20):

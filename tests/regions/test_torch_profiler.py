@@ -1,4 +1,4 @@
-"""Regions in torch.profiler's traces, also together with NVTX and across the end of a recording."""
+"""Regions in torch.profiler's traces, with NVTX as well, and across the end of a recording."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.support.programs import environment, program, python, run
 from tests.support.ranges import outline
 
 
-def test_regions_are_user_annotations_around_their_operators(
+def test_regions_are_user_annotations(
     recorded: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    """A plain torch.profiler block shows regions as record_function does."""
+    """A plain torch.profiler block shows regions as it shows record_function."""
 
     def work() -> None:
         with annotate("region"):
@@ -58,7 +58,7 @@ def test_interleaved_tasks_cross(recorded: Callable[..., list[dict[str, Any]]]) 
 def test_regions_that_outlive_their_recording(tmp_path: Path, nested: bool) -> None:
     """Regions open when a recording stops show in its trace; ending or freeing them in the next one is safe.
 
-    `torch.profiler.record_function` dies of it: 50 rounds of 200 open ranges corrupt the heap.
+    `torch.profiler.record_function` crashes: 50 rounds of 200 open ranges corrupt the heap.
     """
     script = """
         import gc, sys
@@ -66,7 +66,7 @@ def test_regions_that_outlive_their_recording(tmp_path: Path, nested: bool) -> N
         from torch.profiler import ProfilerActivity, profile
         from instrument import annotate, compat
 
-        if sys.argv[3] == "True":  # as in a recording of a GPU
+        if sys.argv[3] == "True":  # as when recording a GPU
             compat.needs_nested_ranges = lambda profiler: True
 
         def recording():
@@ -83,7 +83,7 @@ def test_regions_that_outlive_their_recording(tmp_path: Path, nested: bool) -> N
         for how in (ended, lost) * 25:
             with recording() as first:
                 opened = [annotate(f"region {i}").__enter__() for i in range(100)]
-                try:  # a second profiler, which torch refuses, changes nothing
+                try:  # torch refuses a second profiler, which has no effect
                     torch.autograd.profiler.emit_itt().__enter__()
                 except RuntimeError:
                     pass
@@ -101,8 +101,8 @@ def test_regions_that_outlive_their_recording(tmp_path: Path, nested: bool) -> N
 
 
 @pytest.mark.native
-def test_with_nvtx_and_torch_imported_late(tmp_path: Path) -> None:
-    """Each region shows once in both, also if torch is imported later or a window opens inside a region."""
+def test_nvtx_and_torch_imported_later(tmp_path: Path) -> None:
+    """Each region shows once in both, even if torch is imported later or a window opens inside a region."""
     script = """
         import sys
         from instrument import annotate

@@ -11,8 +11,8 @@ from instrument.report.console import print_table, print_wrapped
 
 
 @pytest.mark.parametrize("width", range(20, 60))
-def test_no_line_parts_a_number_from_its_unit(width: int) -> None:
-    """Numbers stay with their units at any width; the text is unchanged, and no line is too wide."""
+def test_numbers_stay_with_their_units(width: int) -> None:
+    """Lines are never broken between a number and its unit; the text is unchanged and fits the width."""
     text = (
         "GPU, 480 ms of it: compute 97.6 %, exposed memcpys 0.8 %, idle 1.6 %. It took 1,200 us, 3 s or 12 steps."
     )
@@ -31,8 +31,8 @@ KERNELS = [
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
-def test_names_that_are_cut_stay_apart(width: int) -> None:
-    """Long names that begin and end alike are cut to show their difference; short names are whole."""
+def test_shortened_names_stay_distinct(width: int) -> None:
+    """Long names that begin and end alike are shortened so that they differ; short names are kept."""
     out = StringIO()
     names = [*KERNELS, KERNELS[0], "gemm"]
     print_table(["kernel", "calls"], [(0, name, ["1"]) for name in names], Console(file=out, width=width))

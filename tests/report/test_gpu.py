@@ -1,4 +1,4 @@
-"""The report on the GPU's time, and on graphs, whose kernels belong to no operator."""
+"""The report on GPU time, and on CUDA graphs, whose kernels belong to no operator."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from instrument.traces.step_lengths import StepLengths
 from instrument.traces.step_work import step_lengths
 from instrument.traces.trace import Trace
 from instrument.units import counted
-from tests.diagnosis.made import Row, kernel, on_cpu, trace_of
+from tests.diagnosis.small_traces import Row, kernel, on_cpu, trace_of
 
 
 def graph_trace(call: str = "cudaGraphLaunch", format: str = "kineto") -> Trace:
-    """Two launches of three kernels each, one of them inside of an operator, and a kernel of its own."""
+    """Return two launches of three kernels each, one of them inside an operator, and a separate kernel."""
     kernels = [
         kernel("gemm", 100 * n + at, 100 * n + at + 5, correlation=n) for n in (1, 2) for at in (10, 20, 30)
     ]
@@ -44,7 +44,7 @@ def graph_trace(call: str = "cudaGraphLaunch", format: str = "kineto") -> Trace:
         (graph_trace(format="nsight systems"), Graphs(whole=1)),
     ],
 )
-def test_launched_graphs(trace: Trace, expected: Graphs) -> None:
+def test_graph_launches(trace: Trace, expected: Graphs) -> None:
     """Graph launches outside of operators are counted; reports of nsys may lack their kernels."""
     assert count_graph_launches(trace) == expected
 
@@ -55,18 +55,18 @@ def printed(graphs: Graphs) -> str:
     return " ".join(out.getvalue().split())
 
 
-def test_what_is_said_of_graphs() -> None:
-    """The text says why kernels have no operator, and how to see their operators; it is empty without graphs."""
-    said = printed(Graphs(0, 1, 421))
-    assert said.startswith("421 kernels from 1 graph launch belong to no operator, because a graph runs its")
-    assert said.endswith("To see their operators, record a run without CUDA graphs.")
+def test_text_on_graphs() -> None:
+    """The text says why kernels have no operator and how to see their operators; it is empty without graphs."""
+    text = printed(Graphs(0, 1, 421))
+    assert text.startswith("421 kernels from 1 graph launch belong to no operator, because a graph runs its")
+    assert text.endswith("To see their operators, record a run without CUDA graphs.")
     assert "--cuda-graph-trace=node" in printed(Graphs(whole=2))
     assert printed(Graphs()) == ""
     assert Graphs(1, 2, 3) + Graphs(4, 5, 6) == Graphs(5, 7, 9)
 
 
-def test_the_parts_of_the_time_fit_the_page() -> None:
-    """The sentence names the time, and is no wider than the console."""
+def test_gpu_time_fits_the_console() -> None:
+    """The sentence on GPU time names its span and fits the console."""
     out = StringIO()
     print_gpu_time(metrics(graph_trace()), console=Console(file=out, width=80))
     lines = out.getvalue().splitlines()
@@ -74,28 +74,28 @@ def test_the_parts_of_the_time_fit_the_page() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_step_lengths_are_measured_once_for_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_lengths_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU report reuses the step lengths of the window's summary."""
     measured: list[Trace] = []
 
-    def counted_lengths(trace: Trace, collectives: Collectives) -> StepLengths | None:
+    def count_calls(trace: Trace, collectives: Collectives) -> StepLengths | None:
         measured.append(trace)
         return step_lengths(trace, collectives)
 
     for module in (summary, metrics_module):
-        monkeypatch.setattr(module, "step_lengths", counted_lengths)
+        monkeypatch.setattr(module, "step_lengths", count_calls)
     windows = [graph_trace(), graph_trace()]
     print_windows([(trace, None) for trace in windows], "auto", console=Console(file=StringIO()))
     assert [id(trace) for trace in windows] == [id(trace) for trace in measured]
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(1, "1 launch"), (0, "0 launches"), (1.5, "1.5 launches"), (1200, "1,200 launches")]
+    ("number", "expected"), [(1, "1 launch"), (0, "0 launches"), (1.5, "1.5 launches"), (1200, "1,200 launches")]
 )
-def test_counted(number: float, said: str) -> None:
-    """The noun is singular after 1 alone."""
-    assert counted(number, "launch", "launches") == said
-    assert counted(number, "step") == said.replace("launches", "steps").replace("launch", "step")
+def test_counted(number: float, expected: str) -> None:
+    """The noun is singular after exactly 1."""
+    assert counted(number, "launch", "launches") == expected
+    assert counted(number, "step") == expected.replace("launches", "steps").replace("launch", "step")
 
 
 def gpu_text(*gpu: Row) -> str:
@@ -104,8 +104,8 @@ def gpu_text(*gpu: Row) -> str:
     return out.getvalue()
 
 
-def test_several_gpus_are_told_apart() -> None:
-    """Each GPU has its own shares of the time; the kernel table covers all."""
+def test_several_gpus() -> None:
+    """Each GPU has its own shares of the time; the kernel table covers all of them."""
     text = gpu_text(kernel("gemm", 0, 400), kernel("gemm", 400, 500, device=3))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "2 GPUs, 500 ns from the first start to the last end of their work:" in lines
@@ -118,8 +118,8 @@ def test_several_gpus_are_told_apart() -> None:
     assert "gemm 2 500 ns 100.0" in lines
 
 
-def test_communication_is_named_where_there_is_some() -> None:
-    """The share of exposed communication is printed, even if 0, only if a kernel communicates."""
+def test_exposed_communication() -> None:
+    """The share of exposed communication is printed, even if 0, if any kernel communicates."""
     hidden = gpu_text(kernel("gemm", 0, 400), kernel("ncclDevKernel_AllReduce", 100, 200, stream=9))
     assert "exposed communication 0.0 %" in hidden
     assert "communication" not in gpu_text(kernel("gemm", 0, 400))

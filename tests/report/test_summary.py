@@ -75,7 +75,7 @@ def cpu_region(*path: str, ns: int = 1_000) -> RegionStat:
 
 
 def test_gpu_trace() -> None:
-    """The whole text of a small trace."""
+    """The whole text of a small trace is as expected."""
     assert (
         rendered(summarize(read_kineto(GPU_TRACE)), [Path("runs/bert/1.json"), Path("runs/bert/2.json")])
         == GPU_TEXT
@@ -102,8 +102,8 @@ a           1  100 us    100 us    10.0  #
     assert "GPU" not in text
 
 
-def test_calls_that_not_every_step_has() -> None:
-    """Rows that are not in every step show their calls and the number of steps."""
+def test_calls_in_some_steps() -> None:
+    """Regions that are not in every step show their calls and the number of steps."""
     step = RegionStat(("forward",), 26, 1_000, 1_000, None, 13)
     often = RegionStat(("zero_grad",), 1_200, 900, 900, None, 12)
     burst = RegionStat(("evaluate",), 1_200, 800, 800, None, 3)
@@ -142,7 +142,7 @@ def test_names_stay_on_one_line() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_long_names_lose_their_middle(width: int) -> None:
+def test_long_names_are_shortened(width: int) -> None:
     """Long names keep their start and end; numbers are never cut."""
     name = "autograd::engine::evaluate_function: " + "x" * 100 + "AccumulateGrad0"
     operators = (OperatorStat(name, 123, 4_560_000, None),)
@@ -155,7 +155,7 @@ def test_long_names_lose_their_middle(width: int) -> None:
 
 
 def test_deep_trees_keep_their_names() -> None:
-    """Deep recursion leaves room for names."""
+    """A deep tree leaves room for its names."""
     stats = [cpu_region(*["recurse"] * depth) for depth in range(1, 30)]
     lines = [line for line in rendered(cpu_summary(*stats)).splitlines() if "recurse" in line]
     assert len(lines) == 29
@@ -187,12 +187,14 @@ def test_no_regions() -> None:
     assert "No regions: name parts of the step with instrument.annotate" in rendered(cpu_summary())
 
 
-@pytest.mark.parametrize(("overlap_ns", "said"), [(10, False), (11, True)])
-def test_regions_that_overlap(overlap_ns: int, said: bool) -> None:
+@pytest.mark.parametrize(("overlap_ns", "explained"), [(10, False), (11, True)])
+def test_overlapping_regions(overlap_ns: int, explained: bool) -> None:
     """Shares above 100 % are explained."""
     summary = Summary(1, 1_000, (cpu_region("task", ns=30_000),), (), None, None, overlap_ns=overlap_ns)
     text = " ".join(rendered(summary).split())
-    assert ("Regions of one thread overlap, as the regions of asyncio tasks do: every open region" in text) == said
+    assert (
+        "Regions of one thread overlap, as the regions of asyncio tasks do: every open region" in text
+    ) == explained
 
 
 def test_no_steps() -> None:
@@ -204,13 +206,13 @@ def test_no_steps() -> None:
     assert text.splitlines()[-1].split() == ["a", "4", "1.25", "s", "0", "50.0", "####"]
 
 
-def test_nothing_recorded() -> None:
+def test_empty_summary() -> None:
     """An empty summary is printed."""
     assert rendered(Summary(0, 0, (), (), None, None)).startswith("Where the time went: 0 (no steps marked)\n")
 
 
-def test_file_names_are_whole(tmp_path: Path) -> None:
-    """Paths are neither wrapped nor cut; many are counted."""
+def test_file_names(tmp_path: Path) -> None:
+    """Paths are neither wrapped nor shortened; further files are counted."""
     files = [tmp_path / ("long name " * 10).strip() / f"{i}.json" for i in range(12)]
     text = rendered(cpu_summary(), files, folder=Path("my runs"))
     assert f"  {files[9]}\n" in text
@@ -237,8 +239,8 @@ def test_units(ns: int, text: str) -> None:
     assert f"Where the step went: {text} (1 step)\n" in rendered(Summary(1, ns, (), (), None, None))
 
 
-def test_ascii_only() -> None:
-    """An ASCII file gets no line-drawing characters."""
+def test_ascii() -> None:
+    """A console with ASCII encoding gets no line-drawing characters."""
 
     class Ascii(StringIO):
         encoding = "ascii"
@@ -269,15 +271,15 @@ def test_hidden_regions_are_cut_after_ten(count: int, end: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reasons", "said"),
+    ("reasons", "expected"),
     [
         ({OTHER_TYPES: 3}, "The file differs from what torch.profiler writes, but all of it was read: "),
         ({OTHER_TYPES: 3, "invalid UTF-8": 1}, "The file is damaged: "),
     ],
 )
-def test_a_file_of_another_format_is_not_damaged(reasons: dict[str, int], said: str) -> None:
-    """A file that was read completely, such as with text for times, is not called damaged."""
+def test_file_with_other_types_is_not_damaged(reasons: dict[str, int], expected: str) -> None:
+    """A file that was read completely, for example with times as text, is not called damaged."""
     out = StringIO()
     print_losses(ReadLosses(repaired=3, reasons=reasons), console=Console(file=out, width=200))
-    assert out.getvalue().startswith(f"\n{said}values of another type (3 times)")
+    assert out.getvalue().startswith(f"\n{expected}values of another type (3 times)")
     assert ("damaged" in out.getvalue()) is ("lost" in out.getvalue())

@@ -1,4 +1,4 @@
-"""`StepFollower`: which sign of a step counts, and what happens when a stronger one appears."""
+"""`StepFollower`: the sign that ends a step, and the change to a stronger sign."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def marked(model: nn.Module) -> None:
     ],
 )
 def test_signs(program: Callable[[Any], None], step_on: str | None, events: str, by: str | None) -> None:
-    """The strongest sign counts; if it appears late the steps begin again ("R")."""
+    """The strongest sign counts; if it appears late, the steps restart ("R")."""
     seen: list[str] = []
     follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), step_on)
     follower.follow()
@@ -121,8 +121,8 @@ def test_signs(program: Callable[[Any], None], step_on: str | None, events: str,
 @pytest.mark.parametrize(
     ("program", "missed", "steps"), [(lambda model: calls(model, 103), [101], 2), (compiled, [2], 2)]
 )
-def test_steps_before_it_was_known(program: Callable[[Any], None], missed: list[int], steps: int) -> None:
-    """Missed steps are reported in one call, so that they are not taken for current steps."""
+def test_missed_steps(program: Callable[[Any], None], missed: list[int], steps: int) -> None:
+    """Steps before their sign was known are reported in one call, apart from current steps."""
     seen: list[Any] = []
     follower = StepFollower(lambda: seen.append("s"), lambda: seen.append("R"), missed=seen.append)
     follower.follow()
@@ -132,7 +132,7 @@ def test_steps_before_it_was_known(program: Callable[[Any], None], missed: list[
 
 
 @pytest.mark.parametrize("step_on", ["backward", "forward"])
-def test_passes_and_calls_of_another_thread(step_on: str) -> None:
+def test_calls_on_another_thread(step_on: str) -> None:
     """Calls on another thread count only once the thread of the first calls has ended."""
     seen: list[str] = []
     model = nn.Sequential(nn.Linear(2, 2))
@@ -155,9 +155,9 @@ def test_passes_and_calls_of_another_thread(step_on: str) -> None:
 
 @pytest.mark.parametrize("annotated_first", [True, False])
 @pytest.mark.parametrize("named", [True, False])
-def test_a_pass_counts_once(annotated_first: bool, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call counts whatever patches are around it, in any order, with or without its region."""
-    monkeypatch.setattr(follower, "live_optimizers", lambda: [])  # those of other tests
+def test_backward_pass_counts_once(annotated_first: bool, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass counts once, with any other patches around it and with or without its region."""
+    monkeypatch.setattr(follower, "live_optimizers", lambda: [])  # hides optimizers of other tests
     seen: list[list[int]] = [[], []]
     handles: list[Any] = []
 
@@ -198,8 +198,8 @@ def one_step(model: nn.Module) -> None:
     ],
     ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )
-def test_a_step_ends_after_its_regions(step_on: str, model: nn.Module, tmp_path: Path) -> None:
-    """No region of a recorded step reaches into the next one."""
+def test_step_ends_after_its_regions(step_on: str, model: nn.Module, tmp_path: Path) -> None:
+    """No region of a recorded step extends into the next one."""
     handles = [instrument.annotate_modules(model), instrument.annotate_step()]
     prof = instrument.profile(tmp_path, schedule="2-4", activities=[torch.profiler.ProfilerActivity.CPU])
     follower = StepFollower(prof.step, lambda: None, step_on)
@@ -225,8 +225,8 @@ def test_a_step_ends_after_its_regions(step_on: str, model: nn.Module, tmp_path:
 
 
 @pytest.mark.parametrize("still_annotated", [True, False])
-def test_an_interrupted_call_counts_for_no_other(still_annotated: bool) -> None:
-    """A call of the model that Ctrl-C interrupts between two hooks never counts as a step."""
+def test_interrupted_call(still_annotated: bool) -> None:
+    """A call of the model that KeyboardInterrupt ends between two hooks never counts as a step."""
     seen: list[int] = []
     model, other, x = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Tanh()), torch.ones(1, 2)
     follower = StepFollower(lambda: seen.append(1), lambda: None, "forward")
@@ -254,8 +254,8 @@ def test_an_interrupted_call_counts_for_no_other(still_annotated: bool) -> None:
     assert 1 + (not still_annotated) == len(seen)
 
 
-def test_the_model_can_be_copied_and_compiled() -> None:
-    """Neither a pickle nor a copy of the model counts, and code is compiled once, as without the follower."""
+def test_copied_and_compiled_model() -> None:
+    """Copies and pickles of the model do not count, and its code is compiled once."""
     seen, graphs = [], []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -289,8 +289,8 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("followed", [True, False])
 @pytest.mark.parametrize("at", [0, 3])
 @pytest.mark.parametrize("step_on", ["forward", None])
-def test_a_model_that_is_compiled_in_place(step_on: str | None, at: int, followed: bool) -> None:
-    """``model.compile()`` before the first call, and between two: each call is a step, and it is compiled once."""
+def test_model_compiled_in_place(step_on: str | None, at: int, followed: bool) -> None:
+    """With ``model.compile()``, before the first call or later, each call is a step, and it is compiled once."""
     backend, seen = CompileCounter(), []  # type: ignore[no-untyped-call]
     torch.compiler.reset()
     model = Scaled()
@@ -301,13 +301,13 @@ def test_a_model_that_is_compiled_in_place(step_on: str | None, at: int, followe
         for number in range(6):
             if number == at:
                 model.compile(backend=backend)
-                theirs = compiled_call(model)
+                replacement = compiled_call(model)
             with torch.no_grad():
                 assert model(torch.ones(1)) == 2
     finally:
         follower.remove()
     assert (len(seen), backend.frame_count) == (6 * followed, 1)
-    assert vars(model)["_compiled_call_impl"] is theirs
+    assert vars(model)["_compiled_call_impl"] is replacement
 
 
 class Parts(nn.Module):
@@ -392,8 +392,8 @@ def called_between_two_graphs(model: nn.Module, backend: Any) -> Program:
         also_in_a_compiled_function,
     ],
 )
-def test_a_model_beside_compiled_code(make: Callable[[nn.Module, Any], Program], compiled_before: bool) -> None:
-    """Each call is a step whatever else is compiled, with the same compilations and results as without."""
+def test_model_beside_compiled_code(make: Callable[[nn.Module, Any], Program], compiled_before: bool) -> None:
+    """Each call is a step whatever else is compiled, with the same compilations and results."""
 
     def train(followed: bool) -> tuple[int, list[float], int]:
         torch.compiler.reset()
@@ -417,11 +417,13 @@ def test_a_model_beside_compiled_code(make: Callable[[nn.Module, Any], Program],
     assert train(followed=True) == (frames, losses, 4)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of what torch.compile resumes with
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # raised by the code that torch.compile resumes
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("sign", ["forward", "backward"])
 def test_steps_of_a_compiled_function(sign: str, fails: bool) -> None:
-    """A step that ends between two graphs counts after the compiled function; the library is not compiled."""
+    """A step that ends between two graphs is counted after the compiled function; the library is not compiled."""
     seen: list[int] = []
     within: list[int] = []
 
@@ -471,8 +473,8 @@ def test_steps_of_a_compiled_function(sign: str, fails: bool) -> None:
     assert within == [0, 1, 2, 3]
 
 
-def test_a_model_that_the_program_drops() -> None:
-    """A follower does not keep the model alive, nor a candidate for it."""
+def test_dropped_model() -> None:
+    """A follower keeps neither the model nor candidates for it alive."""
     follower = OutermostModel(lambda _: None, lambda _: None)
     follower.follow()
     try:
@@ -487,8 +489,8 @@ def test_a_model_that_the_program_drops() -> None:
         follower.remove()
 
 
-def test_a_wrapper_around_a_module_compiled_in_place() -> None:
-    """Calls of a module that another tool wrapped are not calls of the model found meanwhile."""
+def test_wrapper_around_a_module_compiled_in_place() -> None:
+    """Calls of a module that another tool wrapped do not count as calls of the followed model."""
     model, other = nn.Linear(2, 2), nn.Linear(2, 3)
     found: list[nn.Module] = []
     called: list[nn.Module] = []
@@ -496,8 +498,8 @@ def test_a_wrapper_around_a_module_compiled_in_place() -> None:
     follower.follow()
     try:
         other.compile(backend="eager")
-        ours = vars(other)["_compiled_call_impl"]
-        other._compiled_call_impl = lambda *args: ours(*args)
+        patched = vars(other)["_compiled_call_impl"]
+        other._compiled_call_impl = lambda *args: patched(*args)
         for module in (model, other, other):
             assert module(torch.ones(1, 2)).shape == (1, module.out_features)
     finally:
@@ -506,22 +508,22 @@ def test_a_wrapper_around_a_module_compiled_in_place() -> None:
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "data"])
-def test_a_range_of_the_program_begins_no_step(name: str) -> None:
+def test_ranges_that_begin_step_0(name: str) -> None:
     """Only torch's own ranges of data loading and ``zero_grad`` begin step 0."""
-    begun: list[bool] = []
-    follower = StepFollower(int, int, begun=lambda: begun.append(True))
+    begins: list[bool] = []
+    follower = StepFollower(int, int, begun=lambda: begins.append(True))
     follower.follow()
     try:
         with torch.profiler.record_function(name):
-            assert not begun
+            assert not begins
         next(iter(torch.utils.data.DataLoader([0])))
-        assert begun == [True]
+        assert begins == [True]
     finally:
         follower.remove()
 
 
-def test_a_pass_runs_whatever_fails_around_it(lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backward pass runs exactly once if the library fails before it."""
+def test_internal_error_before_a_backward_pass(lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass runs exactly once even if the library fails before it."""
 
     def fail() -> bool:
         raise RuntimeError("broken")

@@ -1,4 +1,4 @@
-"""Callables that `make_graphed_callables` replaced by graphs, on a real GPU: each call is one step."""
+"""Callables made by `make_graphed_callables`, on a real GPU: each call is one step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 class Training:
-    """Trains a model on the GPU, and keeps its losses."""
+    """Trains a model on the GPU and keeps its losses."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -36,25 +36,25 @@ class Training:
             self.losses.append(loss.item())
 
 
-def the_model(training: Training) -> Any:
+def graph_model(training: Training) -> Any:
     return torch.cuda.make_graphed_callables(training.model, (training.batch.clone(),))
 
 
-def all_parts(training: Training) -> Any:
+def graph_all_parts(training: Training) -> Any:
     hidden = torch.randn(32, 64, device="cuda", requires_grad=True)
     torch.cuda.make_graphed_callables((training.first, training.second), ((training.batch.clone(),), (hidden,)))
     return training.model
 
 
-def around_the_model(training: Training) -> Any:
+def graph_wrapped_model(training: Training) -> Any:
     return torch.cuda.make_graphed_callables(nn.Sequential(training.model), (training.batch.clone(),))
 
 
 @pytest.mark.parametrize("eager", [0, 2])
 @pytest.mark.parametrize("step_on", ["forward", "backward", "optimizer", None])
-@pytest.mark.parametrize("make", [the_model, all_parts, around_the_model])
-def test_a_call_is_a_step(make: Callable[[Training], Any], step_on: str | None, eager: int) -> None:
-    """With a model that ran before and a new one; training is as without."""
+@pytest.mark.parametrize("make", [graph_model, graph_all_parts, graph_wrapped_model])
+def test_each_call_is_a_step(make: Callable[[Training], Any], step_on: str | None, eager: int) -> None:
+    """Each call of a graphed model is a step, whether the model ran before or not; training is unchanged."""
     plain = Training()
     plain.steps(eager + 10, plain.model)
     seen: list[int] = []
@@ -72,8 +72,8 @@ def test_a_call_is_a_step(make: Callable[[Training], Any], step_on: str | None, 
     torch.testing.assert_close(training.losses, plain.losses)
 
 
-def test_calls_of_a_function_that_calls_the_model() -> None:
-    """A replay of the function's graph is a call of the model."""
+def test_graphed_function_that_calls_the_model() -> None:
+    """A replay of the function's graph counts as a call of the model."""
     seen: list[int] = []
     training = Training()
     follower = StepFollower(lambda: seen.append(1), seen.clear, "forward")
@@ -90,14 +90,14 @@ def test_calls_of_a_function_that_calls_the_model() -> None:
     assert len(seen) == 12
 
 
-def test_evaluation_runs_as_it_was() -> None:
-    """A module whose graph was made for training runs without it in evaluation, and counts as much."""
+def test_evaluation_runs_without_the_graph() -> None:
+    """A module graphed for training runs without its graph in evaluation, and its calls count."""
     seen: list[int] = []
     training = Training()
     follower = StepFollower(lambda: seen.append(1), seen.clear, "forward")
     follower.follow()
     try:
-        call = the_model(training)
+        call = graph_model(training)
         training.steps(5, call)
         training.model.eval()
         with torch.no_grad():
@@ -108,8 +108,8 @@ def test_evaluation_runs_as_it_was() -> None:
     assert len(seen) == 10
 
 
-def test_a_pass_inside_of_a_pass() -> None:
-    """A graph of a backward pass that autograd's own thread replays belongs to the pass around it."""
+def test_backward_inside_a_backward() -> None:
+    """A backward graph replayed on an autograd thread belongs to the enclosing backward pass."""
     training, graph = Training(), torch.cuda.CUDAGraph()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Callables that `make_graphed_callables` replaced by graphs: each call is one step, as without graphs."""
+"""Callables made by `make_graphed_callables`: each call is one step, as without graphs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 @contextlib.contextmanager
-def counting(step_on: str | None) -> Iterator[list[int]]:
-    """The steps that a follower tells; what it replaced is put back."""
+def count_steps(step_on: str | None) -> Iterator[list[int]]:
+    """Count the steps that a follower reports; check that its patches are undone."""
     functions = torch.cuda.make_graphed_callables, torch.cuda.graphs.make_graphed_callables
     seen: list[int] = []
     follower = StepFollower(lambda: seen.append(1), seen.clear, step_on)
@@ -43,7 +43,7 @@ def counting(step_on: str | None) -> Iterator[list[int]]:
 
 
 class Training:
-    """Trains a model step by step, whatever became of its parts."""
+    """Trains a model step by step, with or without graphs."""
 
     def __init__(self) -> None:
         self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -57,36 +57,36 @@ class Training:
             self.optimizer.step()
 
 
-def the_model(training: Training) -> Any:
+def graph_model(training: Training) -> Any:
     return torch.cuda.make_graphed_callables(training.model, (X.clone(),))
 
 
-def by_the_other_name(training: Training) -> Any:
+def graph_model_by_other_name(training: Training) -> Any:
     return torch.cuda.graphs.make_graphed_callables(training.model, (X.clone(),))
 
 
-def a_part(training: Training) -> Any:
+def graph_one_part(training: Training) -> Any:
     torch.cuda.make_graphed_callables(training.first, (X.clone(),))
     return training.model
 
 
-def all_parts(training: Training) -> Any:
+def graph_all_parts(training: Training) -> Any:
     inputs = (X.clone(),), (X.clone().requires_grad_(),)
     torch.cuda.make_graphed_callables((training.first, training.second), inputs)
     return training.model
 
 
-def parts_one_after_the_other(training: Training) -> Any:
+def graph_parts_in_sequence(training: Training) -> Any:
     inputs = (X.clone(),), (X.clone().requires_grad_(),)
     first, second = torch.cuda.make_graphed_callables((training.first, training.second), inputs)
     return lambda x: second(first(x))
 
 
-def around_the_model(training: Training) -> Any:
+def graph_wrapped_model(training: Training) -> Any:
     return torch.cuda.make_graphed_callables(nn.Sequential(training.model), (X.clone(),))
 
 
-def a_function(training: Training) -> Any:
+def graph_function(training: Training) -> Any:
     graphed = torch.cuda.make_graphed_callables(lambda x: training.model(x), (X.clone().requires_grad_(),))
     return lambda x: graphed(x.requires_grad_())
 
@@ -94,15 +94,23 @@ def a_function(training: Training) -> Any:
 @pytest.mark.parametrize("eager", [0, 2])
 @pytest.mark.parametrize("step_on", SIGNS)
 @pytest.mark.parametrize(
-    "make", [the_model, by_the_other_name, a_part, all_parts, parts_one_after_the_other, around_the_model]
+    "make",
+    [
+        graph_model,
+        graph_model_by_other_name,
+        graph_one_part,
+        graph_all_parts,
+        graph_parts_in_sequence,
+        graph_wrapped_model,
+    ],
 )
-def test_a_call_is_a_step(
+def test_each_call_is_a_step(
     device: Device, make: Callable[[Training], Any], step_on: str | None, eager: int
 ) -> None:
-    """However many graphs it replays, whether the model ran before; what warms up is none."""
+    """Each call is a step, however many graphs it replays, and whether the model ran before or not."""
     training = Training()
-    with counting(step_on) as seen:
-        training.steps(eager, training.first if make is parts_one_after_the_other else None)
+    with count_steps(step_on) as seen:
+        training.steps(eager, training.first if make is graph_parts_in_sequence else None)
         call = make(training)
         assert len(seen) == eager
         training.steps(10, call)
@@ -112,21 +120,21 @@ def test_a_call_is_a_step(
 
 
 @pytest.mark.parametrize("step_on", ["backward", "optimizer", None])
-def test_a_function_that_calls_the_model(device: Device, step_on: str | None) -> None:
-    """Its calls replay those of the model."""
+def test_graphed_function(device: Device, step_on: str | None) -> None:
+    """A call of a graphed function counts as one step."""
     training = Training()
-    with counting(step_on) as seen:
+    with count_steps(step_on) as seen:
         training.steps(2)
-        training.steps(10, a_function(training))
+        training.steps(10, graph_function(training))
     assert len(seen) == 12
 
 
-def test_calls_of_a_function_that_calls_the_model(device: Device) -> None:
-    """A model that is known is called by each replay of the function's graph."""
+def test_graphed_function_that_calls_the_model(device: Device) -> None:
+    """Each replay of the function's graph counts as a call of the model it contains."""
     training = Training()
-    with counting("forward") as seen:
+    with count_steps("forward") as seen:
         training.steps(2)
-        call = a_function(training)
+        call = graph_function(training)
         assert len(seen) == 2
         training.steps(10, call)
     assert len(seen) == 12
@@ -136,9 +144,9 @@ def test_calls_of_a_function_that_calls_the_model(device: Device) -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("then", [True, False])
 def test_training_and_evaluation(device: Device, training: bool, then: bool, step_on: str | None) -> None:
-    """A module runs as it was in the mode that its graph was not made in."""
+    """A module runs without its graph in the mode that the graph was not made for, and its calls count."""
     model = nn.Linear(2, 2).train(training)
-    with counting(step_on) as seen, torch.set_grad_enabled(step_on == "forward"):
+    with count_steps(step_on) as seen, torch.set_grad_enabled(step_on == "forward"):
         model(X)
         with torch.enable_grad():
             torch.cuda.make_graphed_callables(model, (X.clone(),))
@@ -149,21 +157,21 @@ def test_training_and_evaluation(device: Device, training: bool, then: bool, ste
     assert len(seen) == 11
 
 
-def test_two_followers(device: Device) -> None:
-    """Each counts, also one that came when the model ran already."""
+def test_several_followers(device: Device) -> None:
+    """Each of several followers counts, also one that starts after the model's first call."""
     training = Training()
-    with counting("forward") as one, counting("forward") as other:
+    with count_steps("forward") as one, count_steps("forward") as other:
         training.steps(2)
-        with counting("forward") as late:
+        with count_steps("forward") as late:
             training.steps(1)
-            training.steps(10, the_model(training))
+            training.steps(10, graph_model(training))
     assert (len(one), len(other), len(late)) == (13, 13, 11)
 
 
-def test_the_function_was_imported_before(device: Device) -> None:
-    """It takes the model, which has no hook."""
+def test_function_imported_earlier(device: Device) -> None:
+    """A `make_graphed_callables` imported earlier accepts the followed model, which has no hooks."""
     training = Training()
-    with counting("forward") as seen:
+    with count_steps("forward") as seen:
         training.steps(2)
         imported_before(training.model, (X.clone(),))
         before = len(seen)
@@ -171,10 +179,10 @@ def test_the_function_was_imported_before(device: Device) -> None:
     assert len(seen) == before + 10
 
 
-def test_what_fails_is_the_program_s(device: Device) -> None:
-    """An error in the warm-up reads as without, and steps count on."""
+def test_error_in_the_warmup(device: Device) -> None:
+    """An error in the warm-up is unchanged, and later steps are counted."""
     training = Training()
-    with counting("forward") as seen:
+    with count_steps("forward") as seen:
         training.steps(2)
         with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
             torch.cuda.make_graphed_callables(training.model, (torch.ones(1, 3),))
@@ -185,11 +193,11 @@ def test_what_fails_is_the_program_s(device: Device) -> None:
     ]
 
 
-def test_a_pass_inside_of_a_pass(device: Device) -> None:
-    """A graph of a backward pass that a node of autograd replays belongs to the pass around it."""
+def test_backward_inside_a_backward(device: Device) -> None:
+    """A backward graph replayed inside an autograd node belongs to the enclosing backward pass."""
     training, graph = Training(), torch.cuda.CUDAGraph()
 
-    with counting("backward") as seen:
+    with count_steps("backward") as seen:
         with torch.cuda.graph(graph):
             training.model(X).sum().backward()
         for _ in range(10):
@@ -203,7 +211,7 @@ replayed: list[Any] = []
 
 
 def train_step(training: Training) -> None:
-    """Runs once, in the capture; then its graph is replayed."""
+    """Run the step once in the capture; then replay its graph."""
     if replayed:
         replayed[0].replay()
     else:
@@ -211,10 +219,10 @@ def train_step(training: Training) -> None:
         training.model(X).sum().backward()
 
 
-def test_a_function_that_replays_what_it_did(device: Device) -> None:
-    """Its call is the step, not what it replays."""
+def test_function_that_replays_its_own_graph(device: Device) -> None:
+    """The function's call is the step; the steps in the graph that it replays do not count."""
     training, graph = Training(), torch.cuda.CUDAGraph()
-    with counting(f"{__name__}:train_step") as seen:
+    with count_steps(f"{__name__}:train_step") as seen:
         with torch.cuda.graph(graph):
             train_step(training)
         replayed.append(graph)
@@ -230,18 +238,18 @@ def test_a_function_that_replays_what_it_did(device: Device) -> None:
 
 @contextlib.contextmanager
 def followed(model: nn.Module) -> Iterator[list[int]]:
-    with counting("forward") as seen:
+    with count_steps("forward") as seen:
         model(X)
         assert seen == [1]
         assert not [hooks for name, hooks in vars(model).items() if name.endswith("_hooks") and hooks]
         yield seen
 
 
-def test_what_torch_makes_of_a_followed_model() -> None:
-    """Scripted, traced, exported, copied and quantized models are what they are without."""
+def test_copies_of_a_followed_model() -> None:
+    """Scripted, traced, exported, copied and quantized models are the same as without a follower."""
     model = nn.Sequential(nn.Linear(2, 2)).eval()
     expected = model(X)
-    torch.jit.script(model)  # which writes into the model
+    torch.jit.script(model)  # this writes into the model
     exported, pickled = str(torch.export.export(model, (X,)).graph), pickle.dumps(model)
     with followed(model):
         file = io.BytesIO()
@@ -264,40 +272,40 @@ class Plain(nn.Module):
         return self.linear(x).relu()
 
 
-def test_a_followed_model_is_scripted() -> None:
-    """TorchScript sees nothing on it, and the calls after that count as before."""
+def test_scripting_a_followed_model() -> None:
+    """TorchScript finds no attributes of the follower, and later calls count."""
     model = Plain().eval()
-    with torch.no_grad(), counting("forward") as seen:
+    with torch.no_grad(), count_steps("forward") as seen:
         model(X)
         scripted = torch.jit.script(model)
         assert torch.equal(scripted(X), model(X))
     assert len(seen) == 2
 
 
-def test_what_stands_for_the_call_is_called_directly() -> None:
-    """From a function or from another module: it is the call of the model all the same."""
+def test_patched_call_called_directly() -> None:
+    """The patched call counts as a call of the model, from a function or from another module."""
 
     class Other(Plain):
         def call(self, model: nn.Module) -> torch.Tensor:
-            made: torch.Tensor = (model._compiled_call_impl or model._call_impl)(X)
-            return made
+            result: torch.Tensor = (model._compiled_call_impl or model._call_impl)(X)
+            return result
 
     model = Plain().eval()
     expected = model(X)
-    with counting("forward"):
+    with count_steps("forward"):
         model(X)
         assert model._compiled_call_impl is not None
         assert torch.equal(expected, model._compiled_call_impl(X))
         assert torch.equal(expected, Other().call(model))
 
 
-def test_a_replica_through_another_wrapper() -> None:
-    """It is the replica that is called, where another tool's wrapper is around what stands for the call."""
+def test_replica_through_another_wrapper() -> None:
+    """A replica's own forward runs, even if another tool wraps the patched call."""
     model = Plain().eval()
-    with counting("forward") as seen:
+    with count_steps("forward") as seen:
         model(X)
-        ours = model._compiled_call_impl
-        model._compiled_call_impl = lambda *args: ours(*args)  # type: ignore[method-assign, misc]
+        patched = model._compiled_call_impl
+        model._compiled_call_impl = lambda *args: patched(*args)  # type: ignore[method-assign, misc]
         replica = model._replicate_for_data_parallel()
         replica.linear = nn.Linear(2, 2)
         assert torch.equal(replica(X), replica.forward(X))
@@ -305,22 +313,22 @@ def test_a_replica_through_another_wrapper() -> None:
     assert len(seen) == 2
 
 
-def test_a_followed_model_is_freed() -> None:
-    """Whoever follows a model does not keep it alive."""
+def test_followed_model_is_freed() -> None:
+    """A follower does not keep its model alive."""
     model = Plain().eval()
-    with torch.no_grad(), counting("forward"):
+    with torch.no_grad(), count_steps("forward"):
         model(X)
         ref = weakref.ref(model)
         del model
         assert ref() is None
 
 
-def test_the_fast_path_of_a_transformer() -> None:
-    """A layer that is followed takes it, as it has no hooks."""
+def test_fused_path_of_a_transformer() -> None:
+    """A followed TransformerEncoderLayer keeps its fused path, as it has no hooks."""
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
     x = torch.ones(1, 3, 4)
     names: list[set[str]] = []
-    with counting("forward") as seen, torch.inference_mode():
+    with count_steps("forward") as seen, torch.inference_mode():
         for _ in range(3):
             with torch.autograd.profiler.profile() as prof:
                 layer(x)
@@ -331,10 +339,10 @@ def test_the_fast_path_of_a_transformer() -> None:
 
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(2, 2)), nn.TransformerEncoderLayer(2, 1, 2)])
-def test_a_followed_model_has_its_regions(model: nn.Module, before: int) -> None:
-    """Those of its parts as well, whether the recording begins before or after its first call."""
+def test_regions_of_a_followed_model(model: nn.Module, before: int) -> None:
+    """A followed model and its parts have regions, whether the recording begins before or after its first call."""
     x = torch.ones(1, 1, 2)
-    with counting("forward") as seen, instrument.annotate_modules(model):
+    with count_steps("forward") as seen, instrument.annotate_modules(model):
         for _ in range(before):
             model(x)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
@@ -346,8 +354,8 @@ def test_a_followed_model_has_its_regions(model: nn.Module, before: int) -> None
     assert len(seen) == before + 3
 
 
-def test_compiled_after_it_was_followed() -> None:
-    """It is compiled as a whole and once; the compiled model is what is followed."""
+def test_followed_model_compiled_later() -> None:
+    """A followed model is compiled as a whole and once, and the compiled model is followed."""
     graphs: list[Any] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Steps in CUDA graphs: a captured step does not run; each replay runs the steps of its graph."""
+"""Steps in CUDA graphs: a captured step does not count; each replay counts the steps of its graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from instrument.stepping.optimizer_steps import OptimizerSteps
 from ..support.cuda_graphs import Device, Training, emulate
 
 METHODS = ("capture_begin", "capture_end", "replay")
-GRAPHS = [torch.cuda.CUDAGraph, getattr(torch.xpu, "XPUGraph", torch.cuda.CUDAGraph)]  # which older versions lack
+GRAPHS = [torch.cuda.CUDAGraph, getattr(torch.xpu, "XPUGraph", torch.cuda.CUDAGraph)]  # older versions lack it
 
 
 class Counter:
@@ -41,14 +41,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 @pytest.fixture
 def counter(device: Device) -> Iterator[Counter]:
     before = [vars(kind)[name] for kind in GRAPHS for name in METHODS]
-    made = Counter()
-    yield made
-    made.follower.remove()
+    step_counter = Counter()
+    yield step_counter
+    step_counter.follower.remove()
     assert before == [vars(kind)[name] for kind in GRAPHS for name in METHODS]
 
 
 @pytest.mark.parametrize(("warmups", "updates"), [(3, 1), (4, 1), (3, 4), (0, 1)])
-def test_a_replay_is_the_steps_of_its_graph(counter: Counter, warmups: int, updates: int) -> None:
+def test_replays_count_the_steps_of_their_graph(counter: Counter, warmups: int, updates: int) -> None:
     """A captured step does not count; each replay counts all steps of the graph."""
     training = Training(warmups, updates=updates)
     training.run(0)
@@ -59,7 +59,7 @@ def test_a_replay_is_the_steps_of_its_graph(counter: Counter, warmups: int, upda
     assert counter.follower.by == "optimizer"
 
 
-def test_a_step_in_two_graphs(counter: Counter) -> None:
+def test_step_in_two_graphs(counter: Counter) -> None:
     """The graph of forward and backward contains no step, the graph of the update does."""
     training = Training()
     training.step()
@@ -74,7 +74,7 @@ def test_a_step_in_two_graphs(counter: Counter) -> None:
     assert counter.steps == 11
 
 
-def test_forward_and_backward_alone(counter: Counter) -> None:
+def test_optimizer_outside_of_the_graph(counter: Counter) -> None:
     """An optimizer outside of the graph counts as without a graph."""
     training = Training()
     with torch.cuda.graph(training.graph):
@@ -86,7 +86,7 @@ def test_forward_and_backward_alone(counter: Counter) -> None:
 
 
 def test_two_optimizers_in_a_graph(counter: Counter) -> None:
-    """The first optimizer counts, as without a graph."""
+    """In a graph with two optimizers, the first one counts."""
     first, second = Training(), Training()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -98,8 +98,8 @@ def test_two_optimizers_in_a_graph(counter: Counter) -> None:
 
 
 @pytest.mark.parametrize("how", ["body", "end"])
-def test_a_capture_that_fails(counter: Counter, device: Device, how: str) -> None:
-    """The error is the program's; training without the graph goes on to count."""
+def test_failing_capture(counter: Counter, device: Device, how: str) -> None:
+    """A failing capture raises the program's error, and training without the graph counts."""
     training = Training()
 
     def fail() -> None:
@@ -115,8 +115,8 @@ def test_a_capture_that_fails(counter: Counter, device: Device, how: str) -> Non
     assert counter.steps == 5
 
 
-def test_captured_again(counter: Counter) -> None:
-    """After `reset` a graph contains what is captured next."""
+def test_graph_captured_again(counter: Counter) -> None:
+    """After `reset`, a graph contains the steps of its next capture."""
     training = Training()
     training.run(10)
     training.graph.reset()
@@ -127,8 +127,8 @@ def test_captured_again(counter: Counter) -> None:
     assert counter.steps == 3 + 10 + 2
 
 
-def test_another_thread_captures(counter: Counter, device: Device) -> None:
-    """Steps that run on this thread during a capture on another one count."""
+def test_capture_on_another_thread(counter: Counter, device: Device) -> None:
+    """Steps on this thread count while another thread captures."""
     training, other = Training(), Training()
     begun, over = threading.Event(), threading.Event()
 
@@ -148,8 +148,8 @@ def test_another_thread_captures(counter: Counter, device: Device) -> None:
     assert not device.capturing
 
 
-def test_a_gradient_scaler(counter: Counter) -> None:
-    """A step that a scaler makes in a capture counts at each replay."""
+def test_gradient_scaler(counter: Counter) -> None:
+    """A scaler's step in a capture counts at each replay."""
     training = Training()
     scaler = torch.amp.GradScaler("cpu")
 
@@ -168,11 +168,11 @@ def test_a_gradient_scaler(counter: Counter) -> None:
 
 
 def train_step() -> None:
-    """A step that names itself."""
+    """A step counted by its function name."""
 
 
 @pytest.mark.parametrize("step_on", ["backward", "forward", f"{__name__}:train_step"])
-def test_what_else_ends_a_step(device: Device, step_on: str) -> None:
+def test_other_ends_of_a_step(device: Device, step_on: str) -> None:
     """Captured backward passes and calls of the model or of a function count at each replay."""
     counter = Counter(step_on)
     training = Training()
@@ -191,7 +191,7 @@ def test_what_else_ends_a_step(device: Device, step_on: str) -> None:
 
 
 def test_every_optimizer(device: Device) -> None:
-    """For a loop that counts the updates of an item, a replay makes those of its graph."""
+    """With `every=True`, a replay counts all updates of its graph."""
     updates: list[int] = []
     steps = OptimizerSteps(lambda: updates.append(1), every=True)
     steps.follow()
@@ -208,8 +208,8 @@ def test_every_optimizer(device: Device) -> None:
     assert len(updates) == 2
 
 
-def test_an_optimizer_that_is_gone(counter: Counter) -> None:
-    """Its updates are in the graph, and it is not kept alive for them."""
+def test_freed_optimizer(counter: Counter) -> None:
+    """Replays count the updates of a freed optimizer, which the graph does not keep alive."""
     training = Training()
     training.run(0)
     del training.optimizer
@@ -218,8 +218,8 @@ def test_an_optimizer_that_is_gone(counter: Counter) -> None:
     assert counter.steps == 13
 
 
-def test_a_graph_that_is_gone(counter: Counter) -> None:
-    """It is not kept alive, and one that takes its place is another."""
+def test_freed_graph(counter: Counter) -> None:
+    """A freed graph is not kept alive, and a new graph in its place is distinct."""
     training = Training()
     training.run(1)
     reference = weakref.ref(training.graph)
@@ -231,8 +231,8 @@ def test_a_graph_that_is_gone(counter: Counter) -> None:
     assert counter.steps == 4
 
 
-def test_a_graph_captured_before(device: Device) -> None:
-    """A graph captured before is unknown: without other signs of steps, its replays count after a while."""
+def test_graph_captured_earlier(device: Device) -> None:
+    """The steps of an earlier graph are unknown: without other signs, its replays count after a while."""
     training = Training()
     training.run(0)
     counter = Counter()
@@ -249,8 +249,8 @@ def test_a_graph_captured_before(device: Device) -> None:
     assert "a CUDA graph that was captured before" in str(explanation)
 
 
-def test_graphs_captured_before_beside_an_optimizer(device: Device) -> None:
-    """If an optimizer steps, replays of unknown graphs are a part of its steps."""
+def test_earlier_graphs_with_an_optimizer(device: Device) -> None:
+    """If an optimizer steps, replays of unknown graphs are parts of its steps."""
     training = Training()
     with torch.cuda.graph(training.graph):
         training.half()
@@ -265,8 +265,8 @@ def test_graphs_captured_before_beside_an_optimizer(device: Device) -> None:
     assert (counter.steps, counter.follower.by) == (4, "optimizer")
 
 
-def test_a_failing_listener(device: Device, lenient: None) -> None:
-    """An error of the library does not reach the caller of a replay."""
+def test_failing_callback(device: Device, lenient: None) -> None:
+    """An internal error does not reach the caller of a replay."""
 
     def fail() -> None:
         raise ValueError("on purpose")
@@ -281,8 +281,8 @@ def test_a_failing_listener(device: Device, lenient: None) -> None:
     assert device.replays == 2
 
 
-def test_a_replay_that_was_looked_up_earlier(counter: Counter, device: Device) -> None:
-    """A method of the graph that the program kept works, also after `remove`."""
+def test_replay_method_kept_by_the_program(counter: Counter, device: Device) -> None:
+    """A bound `replay` that the program kept works, also after `remove`."""
     training = Training()
     training.run(0)
     replay = training.graph.replay

@@ -24,7 +24,7 @@ BEFORE = {
 
 
 class Counter:
-    """Counts steps, and torch's optimizer ranges that are open when each step is reported."""
+    """Counts steps, and checks that none is reported within a backward pass."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -38,9 +38,9 @@ class Counter:
 
 @pytest.fixture
 def counter() -> Iterator[Counter]:
-    made = Counter()
-    yield made
-    made.steps_of.remove()
+    step_counter = Counter()
+    yield step_counter
+    step_counter.steps_of.remove()
     assert {place: vars(place[0]).get(place[1]) for place in BEFORE} == BEFORE
 
 
@@ -52,8 +52,8 @@ def backward(parameters: list[torch.Tensor]) -> None:
     sum((parameter**2).sum() for parameter in parameters).backward()  # type: ignore[union-attr]
 
 
-def test_plain(counter: Counter) -> None:
-    """A step is one update, whatever the number of backward passes."""
+def test_gradient_accumulation(counter: Counter) -> None:
+    """A step is one update, however many backward passes it has."""
     parameters = weights()
     optimizer = torch.optim.SGD(parameters)
     for batch in range(6):
@@ -64,7 +64,7 @@ def test_plain(counter: Counter) -> None:
 
 
 def test_two_optimizers(counter: Counter) -> None:
-    """Of several optimizers the one that steps first counts, until it is deleted."""
+    """Of several optimizers, the one that steps first counts, until it is deleted."""
     parameters = weights()
     first, second = (torch.optim.SGD([parameter]) for parameter in parameters)
     for _ in range(3):
@@ -77,7 +77,7 @@ def test_two_optimizers(counter: Counter) -> None:
     assert counter.steps == 4
 
 
-def test_one_for_each_epoch(counter: Counter) -> None:
+def test_new_optimizer_for_each_epoch(counter: Counter) -> None:
     """A new optimizer of the same model takes over, although a scheduler keeps the old one alive."""
     parameters = weights()
     kept = []
@@ -91,7 +91,7 @@ def test_one_for_each_epoch(counter: Counter) -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_one_that_shares_some_parameters(counter: Counter, order: int) -> None:
+def test_optimizers_with_shared_parameters(counter: Counter, order: int) -> None:
     """An optimizer that shares only some parameters takes over, wherever they are in its list."""
     head, other_head, body = weights(3)
     optimizers = [torch.optim.SGD([head, body]), torch.optim.SGD([body, other_head])]
@@ -101,8 +101,8 @@ def test_one_that_shares_some_parameters(counter: Counter, order: int) -> None:
     assert counter.steps == 8
 
 
-def test_another_training(counter: Counter) -> None:
-    """An optimizer that goes on alone takes over; a critic that takes several steps at a time does not."""
+def test_second_training(counter: Counter) -> None:
+    """An optimizer that continues alone takes over; a critic that takes several steps at a time does not."""
     first, second = (torch.optim.SGD([parameter]) for parameter in weights())
     for _ in range(3):
         first.step()
@@ -115,8 +115,8 @@ def test_another_training(counter: Counter) -> None:
 
 
 @pytest.mark.parametrize("phases", [(6, 6), (80, 80, 80, 80), (6, 40, 7, 2)])
-def test_phases(counter: Counter, phases: tuple[int, ...]) -> None:
-    """If optimizers step one after the other, or by turns of many steps, each update is a step."""
+def test_phases_of_several_optimizers(counter: Counter, phases: tuple[int, ...]) -> None:
+    """If optimizers step one after the other, or in long turns, each update is a step."""
     optimizers = [torch.optim.SGD([parameter]) for parameter in weights()]
     for number, steps in enumerate(phases):
         for _ in range(steps):
@@ -128,8 +128,8 @@ def test_phases(counter: Counter, phases: tuple[int, ...]) -> None:
     ("warmup", "critic", "actor"),
     [(0, 1, 1), (0, 2, 1), (0, 2, 2), (0, 5, 1), (0, 5, 2), (100, 1, 1), (100, 2, 1), (0, 100, 1)],
 )
-def test_turns(counter: Counter, warmup: int, critic: int, actor: int) -> None:
-    """If two optimizers take turns, also after a warm-up of the first, the first one counts."""
+def test_alternating_optimizers(counter: Counter, warmup: int, critic: int, actor: int) -> None:
+    """If two optimizers take turns, even after a warm-up of the first, the first one counts."""
     first, second = (torch.optim.SGD([parameter]) for parameter in weights())
     for _ in range(warmup):
         first.step()
@@ -141,8 +141,8 @@ def test_turns(counter: Counter, warmup: int, critic: int, actor: int) -> None:
     assert counter.steps == warmup + 20 * critic
 
 
-def test_skipped_by_a_scaler(counter: Counter) -> None:
-    """A step that is skipped for infinite gradients counts, even the first."""
+def test_step_skipped_by_a_scaler(counter: Counter) -> None:
+    """A step skipped for infinite gradients counts, even the first."""
     parameters = weights(1)
     optimizer = torch.optim.SGD(parameters)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -154,7 +154,7 @@ def test_skipped_by_a_scaler(counter: Counter) -> None:
     assert counter.steps == 4
 
 
-def test_in_the_backward(counter: Counter) -> None:
+def test_optimizers_that_step_in_the_backward_pass(counter: Counter) -> None:
     """If each parameter has an optimizer that steps in the backward pass, a step ends with the pass."""
     parameters = weights(60)
     optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in parameters}
@@ -177,7 +177,7 @@ class Wrapper(torch.optim.Optimizer):
         return self.inner.step(closure)
 
 
-def test_wrapped(counter: Counter) -> None:
+def test_wrapped_optimizer(counter: Counter) -> None:
     """An optimizer that calls another one's step makes one step."""
     parameters = weights()
     optimizer = Wrapper(torch.optim.SGD(parameters))
@@ -202,8 +202,8 @@ def test_closure(counter: Counter) -> None:
     assert counter.steps == 1
 
 
-def test_compiled() -> None:
-    """A compiled step is not seen, `compiled` is true, and the graphs are those without the library."""
+def test_compiled_step() -> None:
+    """A compiled step is not seen, `compiled` is true, and the graphs are unchanged."""
 
     def graphs() -> int:
         torch.compiler.reset()
@@ -242,8 +242,8 @@ def test_failing_step(counter: Counter) -> None:
     assert counter.steps == 1
 
 
-def test_a_recording_between_two_steps() -> None:
-    """Recordings may stop and start where a step ends: torch has closed its range of the optimizer by then."""
+def test_recording_starts_and_stops_at_a_step() -> None:
+    """A recording may stop and start at the end of a step, as torch has closed its optimizer range by then."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     running: list[profile] = []
@@ -265,7 +265,7 @@ def test_a_recording_between_two_steps() -> None:
 
 
 @pytest.mark.parametrize("failing_call", [1, 2])
-def test_one_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch, failing_call: int) -> None:
+def test_failing_patch(monkeypatch: pytest.MonkeyPatch, failing_call: int) -> None:
     """If the last patch fails, the earlier ones are undone."""
     watched = [*BEFORE, (torch.autograd, "backward"), (torch.optim.Optimizer, "__init__"), (nn.Module, "__call__")]
     before = {place: vars(place[0]).get(place[1]) for place in watched}
@@ -307,8 +307,8 @@ def updates(count: int) -> Callable[[], None]:
     return train
 
 
-def test_a_training_on_another_thread(counter: Counter) -> None:
-    """The optimizer that steps first keeps its place while its thread runs, however many steps others make."""
+def test_training_on_another_thread(counter: Counter) -> None:
+    """The optimizer that steps first counts while its thread runs, however many steps other threads make."""
     train, other = updates(7), updates(60)
     for _ in range(2):
         train()
@@ -316,15 +316,15 @@ def test_a_training_on_another_thread(counter: Counter) -> None:
     assert counter.steps == 14
 
 
-def test_a_training_after_that_of_another_thread(counter: Counter) -> None:
-    """Once the thread of the first optimizer has ended, the next one takes its place as on the same thread."""
+def test_training_after_another_thread(counter: Counter) -> None:
+    """Once the first optimizer's thread has ended, the next optimizer takes over."""
     in_a_thread(updates(7))
     updates(7)()
     assert counter.steps == 14
 
 
 def test_every_update_of_one_thread() -> None:
-    """Steps in a backward pass belong to the thread that called the pass."""
+    """Updates in a backward pass belong to the thread that called the pass."""
     count = 0
 
     def step() -> None:

@@ -1,7 +1,7 @@
-"""Which modules are called inside which, forward and backward, found out without the library.
+"""The tree of module calls, forward and backward, found without the library.
 
-`Calls` stands in for ``nn.Module.__call__``. For the backward it learns in whose calls each node of the autograd
-graph was made, by looking for new nodes after every function of torch, and puts a hook before and after each node.
+`Calls` replaces ``nn.Module.__call__``. For the backward it finds the calls in which each node of the autograd
+graph was created, by a search for new nodes after every torch function, and hooks the start and end of each node.
 The backward of a call goes from the start of the first of its nodes that runs to the end of the last.
 """
 
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Trees:
-    """What happened in a step, as text.
+    """The calls and nodes of a step, as text.
 
     Attributes:
         regions: the calls and their backwards.
-        nodes: these, and the nodes of the autograd graph as they ran, without those of leaves.
+        nodes: the same with the autograd nodes in the order in which they ran, without those of leaves.
     """
 
     regions: str
@@ -37,7 +37,7 @@ class Trees:
 
 @dataclass
 class Span:
-    """A call, and its backward if there is one; moments are counted in events."""
+    """A call and its backward, if any; moments are counted in events."""
 
     name: str
     start: int
@@ -47,7 +47,7 @@ class Span:
 
 
 class Calls:
-    """A context in which the calls of the modules of ``model`` are noted."""
+    """A context that records the calls of the modules of ``model``."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {module: name or type(module).__name__ for name, module in model.named_modules()}
@@ -55,7 +55,7 @@ class Calls:
         self._stack: list[Span] = []
         self._spans: list[Span] = []
         self._ran: list[Span] = []  # nodes
-        self._known: set[Any] = set()  # nodes; held, so that each is one object
+        self._known: set[Any] = set()  # nodes; kept alive, so that each stays one object
         self._contexts = contextlib.ExitStack()
 
     def __enter__(self) -> Calls:
@@ -72,7 +72,7 @@ class Calls:
         self._contexts.__exit__(*error)
 
     def steps(self, batches: Iterable[T], into: list[Trees]) -> Iterator[T]:
-        """Yield each of ``batches`` and append what happened until the next to ``into``."""
+        """Yield each of ``batches``, and append the calls until the next one to ``into``."""
         for batch in batches:
             self._spans.clear()
             self._ran.clear()
@@ -81,12 +81,14 @@ class Calls:
             into.append(self._trees())
 
     def look(self, values: object) -> None:
-        """Take note of the nodes that are new among those behind the tensors in ``values``."""
+        """Record new nodes among those behind the tensors in ``values``."""
         with torch._C.DisableTorchFunction():
             pending = [tensor.grad_fn for tensor in _tensors(values)]
             while pending:
                 node = pending.pop()
-                if node is None or node in self._known or hasattr(node, "variable"):  # a leaf's belongs to no call
+                if (
+                    node is None or node in self._known or hasattr(node, "variable")
+                ):  # a leaf's node belongs to no call
                     continue
                 self._known.add(node)
                 self._follow(node, tuple(self._stack))
@@ -95,7 +97,7 @@ class Calls:
     def _call(self, call: Callable[[], Any], module: nn.Module, inputs: object) -> Any:
         if module not in self._names:
             return call()
-        self.look(inputs)  # what no function of torch made, as a function of autograd's own, is new here
+        self.look(inputs)  # nodes made outside of torch functions, as by an autograd function, are new
         span = Span(self._names[module], self._tick())
         self._spans.append(span)
         self._stack.append(span)
@@ -138,13 +140,13 @@ class Calls:
         return Trees(outline(nested(found)), outline(nested(found + ran)))
 
     def _range(self, name: str, start: int, end: int, order: int) -> Range:
-        # Of those that begin or end at one moment the outer one, which is of lower order, is made the longer.
+        # Of ranges that begin or end at one moment, the outer one, which has the lower order, is made longer.
         most = len(self._spans) + 1
         return Range(name, start * 2 * most + order, (end * 2 + 1) * most - order, "push_pop", 0, 0)
 
 
 class Functions(TorchFunctionMode):
-    """A context that has ``look`` look at what every function of torch took and returned."""
+    """A context that passes the arguments and results of every torch function to ``look``."""
 
     def __init__(self, look: Callable[[object], None]) -> None:
         super().__init__()
@@ -154,7 +156,7 @@ class Functions(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function is torch.Tensor.backward:
-            with self:  # modules may be called in there
+            with self:  # modules may be called inside
                 return torch.autograd.backward(args[0])
         result = function(*args, **(kwargs or {}))
         self._look((result, args, kwargs))
@@ -162,7 +164,7 @@ class Functions(TorchFunctionMode):
 
 
 def nested(ranges: list[Range]) -> list[Range]:
-    """Return ``ranges`` of one thread, and fail if one of them overlaps the end of another."""
+    """Return ``ranges`` of one thread; fail if one overlaps the end of another."""
     around: list[Range] = []
     for current in sorted(ranges, key=lambda r: (r.start, -r.end)):
         while around and around[-1].end <= current.start:

@@ -1,7 +1,7 @@
-"""A pretended CUDA build with one GPU, which takes note of each call that reaches it; for programs of their own.
+"""A simulated CUDA build with one GPU, which records each call that reaches it, for programs in a process.
 
-The folder that `install` makes goes first on ``PYTHONPATH``. What is noted are calls below this library alone:
-what a program asks by itself is its own.
+The folder that `install` creates goes first on ``PYTHONPATH``. Only calls made by this library are recorded,
+not those of the program.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ wrapt.register_post_import_hook(pretend, "torch")
 
 
 def install(folder: Path) -> Path:
-    """Make a folder for ``PYTHONPATH`` in ``folder``, and return it."""
+    """Create a folder for ``PYTHONPATH`` in ``folder``, and return it."""
     site = folder / "counted"
     site.mkdir()
     (site / "sitecustomize.py").write_text(_SITE)
@@ -60,6 +60,6 @@ def install(folder: Path) -> Path:
 
 
 def noted(site: Path) -> list[str]:
-    """Return the calls so far, each with where it came from."""
+    """Return the calls so far, each with its call site."""
     path = site / "noted"
     return path.read_text().splitlines() if path.exists() else []

@@ -1,4 +1,4 @@
-"""CUDA graphs without a GPU: torch's own classes, over a device that notes what would invalidate a capture."""
+"""CUDA graphs without a GPU: torch's classes on a device that records calls that would invalidate a capture."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def nothing() -> None:
 
 
 class Device:
-    """The pretended device; a capture is of the thread and the stream that began it, and a replay runs nothing.
+    """The simulated device; a capture belongs to the thread and stream that began it, and a replay runs nothing.
 
     Attributes:
-        capturing: the threads that capture now.
-        streams: of each of them, the stream that it captures.
-        violations: what was called while some thread captured, and would have invalidated the capture.
-        replays: how many there were.
-        fail: the next capture ends with an error, as one that was invalidated does.
+        capturing: the threads that are capturing.
+        streams: the stream that each of them captures.
+        violations: the calls during a capture that would have invalidated it.
+        replays: the number of replays.
+        fail: whether the next capture ends with an error, like an invalidated one.
     """
 
     def __init__(self) -> None:
@@ -55,12 +55,14 @@ class Device:
 
 
 def emulate(patch: pytest.MonkeyPatch) -> Device:
-    """Put the pretended device under `torch.cuda` until ``patch`` is undone."""
+    """Put the simulated device under `torch.cuda` until ``patch`` is undone."""
     if torch.backends.cuda.is_built():
         pytest.skip("this build of torch has CUDA graphs of its own")
     device = Device()
 
-    base: Any = torch.cuda.CUDAGraph.__mro__[1]  # of a CPU build: a class without methods, that refuses to be made
+    base: Any = torch.cuda.CUDAGraph.__mro__[
+        1
+    ]  # in a CPU build: a class without methods that cannot be instantiated
 
     def capture_begin(graph: Any, pool: Any = None, capture_error_mode: str = "global") -> None:
         device.capturing.append(threading.get_ident())
@@ -110,11 +112,11 @@ def emulate(patch: pytest.MonkeyPatch) -> Device:
 
 
 class Training:
-    """A training as torch's notes on CUDA graphs have it: warm-up, a whole step captured, replays.
+    """Training as in torch's notes on CUDA graphs: warm-up, capture of a whole step, replays.
 
     Args:
-        warmups: steps before the capture.
-        updates: steps in the capture.
+        warmups: the steps before the capture.
+        updates: the steps in the capture.
     """
 
     def __init__(self, warmups: int = 3, *, updates: int = 1) -> None:
@@ -125,7 +127,7 @@ class Training:
         self._updates = updates
 
     def half(self) -> None:
-        """Forward and backward."""
+        """Run forward and backward."""
         self.optimizer.zero_grad(set_to_none=True)
         self.model(torch.ones(1, 2)).sum().backward()
 
@@ -135,7 +137,7 @@ class Training:
         self.optimizer.step()
 
     def capture(self, inside: Callable[[], object] = nothing) -> None:
-        """Capture the steps; ``inside()`` is called after each of them."""
+        """Capture the steps, and call ``inside()`` after each of them."""
         with torch.cuda.graph(self.graph):
             for _ in range(self._updates):
                 self.step()

@@ -1,4 +1,4 @@
-"""Finds the process that finishes the windows of a training process, which is not a child of it."""
+"""Finds the process that finalizes the windows of a training process, of which it is not a child."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-# For a program whose end is to be noticed sooner than after 5 s.
+# Makes the finalizer notice the end of a program sooner than after 5 s.
 LOOKS_OFTEN = """
 from instrument.windows import process
 line = "exec_module(package)\\n"
@@ -18,10 +18,10 @@ process._CODE = process._CODE.replace(line, line + more)
 
 
 def processes(training: int) -> dict[int, list[str]]:
-    """The command lines, by number, of all that the training process started to finish windows."""
+    """Return the command lines, by process id, of all finalizers that the training process started."""
     found = {}
     for entry in Path("/proc").iterdir():
-        with suppress(ValueError, OSError):  # not a process, or gone
+        with suppress(ValueError, OSError):  # not a process, or it has ended
             line = Path(f"/proc/{int(entry.name)}/cmdline").read_text(errors="replace").split("\0")
             if any(f"instrument.windows.finalize import main\nmain({training})\n" in part for part in line):
                 found[int(entry.name)] = line
@@ -29,7 +29,7 @@ def processes(training: int) -> dict[int, list[str]]:
 
 
 def finalizer(training: int | None = None) -> int:
-    """The Python process among them, once it runs; of this process if none is given."""
+    """Return the Python process among the finalizers, once it runs; by default for this process."""
     running: list[int] = []
 
     def found() -> bool:

@@ -28,7 +28,7 @@ from tests.support.native import SOURCES, cache_folder
 
 @cache
 def native() -> Any:
-    """The extension tests/native/gpuwaits.cpp, built once for each torch and content, or skip the test."""
+    """Return the extension tests/native/gpuwaits.cpp, built once per torch and content, or skip the test."""
     if not sys.platform.startswith("linux"):
         pytest.skip("the native test libraries are for Linux")
     compiler = shlex.split(os.environ.get("CXX", "c++"))
@@ -66,9 +66,9 @@ class Gpu:
 
     Attributes:
         mode: torch's sync debug mode.
-        x: stands for a tensor on the GPU; what is asked of it waits.
-        synchronized: how often the device as a whole was waited for.
-        in_backward: returns a tensor whose backward waits, in C++.
+        x: a stand-in for a GPU tensor, whose methods synchronize.
+        synchronized: the number of device synchronizations.
+        in_backward: returns a tensor whose C++ backward synchronizes.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ class Gpu:
         self.configure()
 
     def configure(self, **options: Any) -> None:
-        """Choose how calls wait.
+        """Choose how calls synchronize.
 
         Args:
             options: ``what`` is waited for ("stream", "event", "device"), for how many ``ms``, ``repeat`` times
@@ -104,7 +104,7 @@ class Gpu:
         self._native.configure(**{"warn": self.mode == 1, **self._options})
 
     def _device(self) -> None:
-        """Wait for the device, as `torch.cuda.synchronize` does: torch does not warn of that."""
+        """Synchronize the device like `torch.cuda.synchronize`, for which torch does not warn."""
         self.synchronized += 1
         options = self._options
         self._native.configure(**{**options, "what": "device", "warn": False})
@@ -136,7 +136,7 @@ REGISTRIES = (
 
 @cache
 def imported() -> None:
-    """Import what torch imports on first use, as that adds warning filters."""
+    """Import the modules that torch imports on first use, which adds warning filters."""
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step()
     with FakeTensorMode():
         torch.ones(3).is_pinned()
@@ -182,27 +182,27 @@ def state() -> list[Any]:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Provide a simulated GPU, and check after the test that everything is restored."""
     imported()
-    made = Gpu(monkeypatch)
+    simulated = Gpu(monkeypatch)
     before = state()
     hooks = dict(_global_optimizer_post_hooks)
-    yield made
+    yield simulated
     assert before == state()
     assert before[1] is warnings.filters
     assert hooks == _global_optimizer_post_hooks
 
 
 class Driver:
-    """A torch that is built for CUDA, and a program that has not used it: its own `_lazy_init` initializes.
+    """A torch built for CUDA in a program that has not used it yet; torch's own `_lazy_init` initializes.
 
     Attributes:
-        calls: what was asked of the driver.
+        calls: the calls of the driver.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         for name, value in [("_initialized", False), ("_cudart", object()), ("_queued_calls", [])]:
-            monkeypatch.setattr(torch.cuda, name, value)  # torch's own calls in the queue ask for capabilities
-        seeds = type(torch.cuda._lazy_seed_tracker)  # those that other tests set wait for a GPU as well
+            monkeypatch.setattr(torch.cuda, name, value)  # torch's own queued calls query capabilities
+        seeds = type(torch.cuda._lazy_seed_tracker)  # seeds that other tests set are queued as well
         monkeypatch.setattr(torch.cuda, "_lazy_seed_tracker", seeds())
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         asked = [(torch._C, "_cuda_init"), (torch._C, "_cuda_getDeviceCount")]
@@ -213,7 +213,7 @@ class Driver:
 
 @pytest.fixture
 def driver(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """Provide the GPU of `gpu`, not yet initialized."""
+    """Provide the GPU of `gpu` before its initialization."""
     return Driver(monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""What a program can see of its process: taken before and after, and compared."""
+"""Snapshots of the process state that a program can see, to be compared before and after."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Snapshot = dict[str, Any]
 
 
 def snapshot() -> Snapshot:
-    """Everything that is one for the whole process, by name; values compare."""
+    """Return all state of the process by name; values can be compared."""
     return {**_random(), **_python(), **_logging(), **_system(), **_torch(), **_numpy()}
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What changed, as lines."""
+    """Return the changes as lines."""
     return [
         f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
         for name in sorted({*before, *after})
@@ -44,7 +44,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def seed() -> None:
-    """Begin all random numbers anew."""
+    """Seed all random number generators."""
     random.seed(3)
     numpy.random.seed(3)
     torch.manual_seed(3)
@@ -96,19 +96,19 @@ def _python() -> Snapshot:
 
 
 def _logging() -> Snapshot:
-    def told(logger: logging.Logger) -> tuple[Any, ...]:
+    def settings_of(logger: logging.Logger) -> tuple[Any, ...]:
         return logger.level, list(logger.handlers), list(logger.filters), logger.propagate, logger.disabled
 
     loggers = {name: item for name, item in logging.root.manager.loggerDict.items() if "instrument" not in name}
-    changed = {  # not those that are as they were made
-        name: told(item)
+    changed = {  # not those with default settings
+        name: settings_of(item)
         for name, item in sorted(loggers.items())
-        if isinstance(item, logging.Logger) and told(item) != (0, [], [], True, False)
+        if isinstance(item, logging.Logger) and settings_of(item) != (0, [], [], True, False)
     }
     return {
         "logging": (logging.root.manager.disable, logging.raiseExceptions, logging.lastResort),
         "logging names": (logging.getLoggerClass(), logging.getLogRecordFactory(), logging.getLevelName(10)),
-        "root logger": told(logging.root),
+        "root logger": settings_of(logging.root),
         "loggers": changed,
     }
 

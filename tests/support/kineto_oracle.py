@@ -32,7 +32,7 @@ _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
 def events_of(path: Path) -> list[Event]:
-    """The events of an undamaged file, numbers with decimals as Decimal."""
+    """Return the events of an undamaged file, with decimal numbers as Decimal."""
     data = path.read_bytes()
     text = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     content = json.loads(text.decode("utf-8-sig"), parse_float=Decimal)
@@ -64,7 +64,7 @@ def check_columns(trace: Trace, events: Sequence[Event]) -> None:
 
 
 def expected_rows(events: Sequence[Event]) -> dict[str, list[Row]]:
-    """The rows of each table by column; unknown values are None or as in `COLUMNS`."""
+    """Return the rows of each table by column; unknown values are None or as in `COLUMNS`."""
     rows: dict[str, list[Row]] = {kind: [] for kind in COLUMNS}
     for number, event in enumerate(events):
         kind = _kind(event)
@@ -91,7 +91,7 @@ def _kind(event: Event) -> str | None:
 
 
 def ns(us: Any) -> int:
-    """Microseconds in ns, exactly."""
+    """Return microseconds as exact nanoseconds."""
     return int(Decimal(us) * 1000)
 
 
@@ -123,7 +123,7 @@ def _text(args: Any, name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value with Decimals as floats."""
+    """Return a value with Decimals as floats."""
     return json.loads(json.dumps(value, default=float))
 
 

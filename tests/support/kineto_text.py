@@ -58,7 +58,7 @@ durations = st.decimals(-1, 10**6, places=3) | st.sampled_from([0, 1, 10])
 def events(
     phases: str = "XXXXXXiRCMsf", times: st.SearchStrategy[Any] = moments, max_size: int = 12
 ) -> st.SearchStrategy[list[Event]]:
-    """Lists of events without any of their keys except the phase and the time."""
+    """Return lists of events that may lack any key except the phase and the time."""
     return st.lists(
         st.fixed_dictionaries(
             {"ph": st.sampled_from(phases), "ts": times},
@@ -76,7 +76,7 @@ def events(
 
 
 def ordinary(count: int, size: int = 0) -> list[Event]:
-    """The events of a typical trace, each with distinct args of this size."""
+    """Return the events of a typical trace, each with distinct args of this size."""
     return [
         {
             "ph": "X",
@@ -93,13 +93,13 @@ def ordinary(count: int, size: int = 0) -> list[Event]:
 
 
 def dumps(content: Any, **style: Any) -> str:
-    """JSON with exact Decimals."""
+    """Return JSON with exact Decimals."""
     text = json.dumps(content, default=lambda value: f"\0{value}", **style)
     return re.sub(r'"\\u0000([^"]*)"', r"\1", text)
 
 
 def written(events: list[Event], *, style: str = "object") -> bytes:
-    """A file of the events: "object", "tail" (no text before the events), "array", "pretty", "crlf" or "bom"."""
+    """Return a file in a style: "object", "tail" (no text before the events), "array", "pretty", "crlf", "bom"."""
     metadata = {"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 8}}
     if style == "array":
         return dumps(events).encode()

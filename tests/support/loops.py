@@ -1,4 +1,4 @@
-"""A training loop on a pretended CPU and GPU, written down as torch.profiler would."""
+"""A training loop on a simulated CPU and GPU, recorded in torch.profiler's format."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from instrument.traces.kineto import read_kineto
 from instrument.traces.trace import Trace
 
 BASE_US = 1_712_195_495_000_000
-LATENCY_US = 5  # from a launch to the start of its kernel on a GPU that has nothing else to do
+LATENCY_US = 5  # from a launch to the start of its kernel on an idle GPU
 
 
 class Loop:
-    """Runs what it is told and keeps the time, in us; one stream, so that work runs in order.
+    """Simulates calls and keeps the time in us; one stream, so work runs in order.
 
     Attributes:
         cpu: the time on the CPU.
-        gpu: when the GPU is done with all that it has.
-        starved: how long the GPU has waited for launches since it first worked.
-        held: from when to when launches waited for room in the queue.
+        gpu: the time at which the GPU finishes all queued work.
+        starved: how long the GPU has waited for launches since its first work.
+        held: the starts and ends of launches that waited for room in the queue.
 
     Args:
-        process: its number.
-        device: that of the GPU.
-        queue: how many launches the GPU holds that are not done.
+        process: the process number.
+        device: the number of the GPU.
+        queue: the number of unfinished launches that the GPU can hold.
     """
 
     def __init__(self, process: int = 1, device: int = 0, queue: int = 1 << 30) -> None:
@@ -52,7 +52,7 @@ class Loop:
     def launch(
         self, us: int, *, call: str = "cudaLaunchKernel", cost: int = 10, thread: int = 1, kernels: int = 1
     ) -> None:
-        """Launch work of this duration, in as many ``kernels``; without any the trace lacks it."""
+        """Launch work of this duration in as many ``kernels``; with 0 the trace lacks the work."""
         self._launches += 1
         ids = {"correlation": self._process * 1_000_000 + self._launches}
         begun = self.cpu
@@ -77,7 +77,7 @@ class Loop:
         self._add("cuda_runtime", call, start, self.cpu, thread)
 
     def trace(self, folder: Path, *others: Loop) -> Trace:
-        """Return what a recording that ends now reads as: torch's profiler waits for the GPU first."""
+        """Return the trace of a recording that ends now; torch's profiler synchronizes first."""
         self.synchronize()
         events = [event for loop in (self, *others) for event in loop.events]
         path = folder / "trace.json"

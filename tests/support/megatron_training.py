@@ -1,6 +1,6 @@
-"""Stands in for ``megatron.training.training``, which the wheel of megatron-core does not have.
+"""Stand-in for ``megatron.training.training``, which the wheel of megatron-core lacks.
 
-It mirrors what is public of it and no more: the names in the module and how they call each other, the arguments
+It mirrors the public parts only: the names in the module and how they call each other, the arguments
 of ``train_step``, how iterations are counted, skipped, resumed, evaluated and saved, and when ``--profile`` turns
 its own profilers on. `install` puts it where ``import megatron.training.training`` finds it.
 """
@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-own_profilers: list[str] = []  # what Megatron itself turned on
+own_profilers: list[str] = []  # the profilers that Megatron itself started
 _ARGS = Namespace()
 
 
 def install(folder: Path) -> None:
-    """Lay the package ``megatron.training`` into ``folder``, to be put on ``sys.path``."""
+    """Write the package ``megatron.training`` into ``folder``, for ``sys.path``."""
     package = folder / "megatron" / "training"
     package.mkdir(parents=True)
     shutil.copy(__file__, package / "training.py")
@@ -27,7 +27,7 @@ def install(folder: Path) -> None:
 
 
 def get_args() -> Namespace:
-    """The arguments of the command line."""
+    """Return the arguments of the command line."""
     return _ARGS
 
 
@@ -41,7 +41,7 @@ def train_step(
     forward_backward_func: Any,
     iteration: int | None = None,
 ) -> float:
-    """One iteration."""
+    """Run one iteration."""
     optimizer.zero_grad()
     loss = forward_backward_func(forward_step_func=forward_step_func, data_iterator=data_iterator, model=model)
     optimizer.step()
@@ -49,11 +49,11 @@ def train_step(
 
 
 def save_checkpoint_and_time(iteration: int) -> None:
-    """Nothing is saved."""
+    """Do nothing."""
 
 
 def evaluate(forward_step_func: Any, data_iterator: Any, model: Any) -> None:
-    """One forward pass."""
+    """Run one forward pass."""
     with torch.no_grad():
         forward_step_func(data_iterator, model[0])
 

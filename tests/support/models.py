@@ -1,4 +1,4 @@
-"""Models as people train them, small and with random weights, and their training."""
+"""Common models, small and with random weights, and their training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass
 class Training:
-    """What is trained: the same each time it is built."""
+    """A model with its batches and loss, equal each time it is built."""
 
     model: nn.Module
     batches: list[Batch]
@@ -27,7 +27,7 @@ class Training:
 
 @dataclass
 class Trained:
-    """What came of it, for each step."""
+    """The losses and gradients of each step."""
 
     losses: list[torch.Tensor]
     gradients: list[dict[str, torch.Tensor | None]]  # by the name of the parameter
@@ -37,10 +37,10 @@ def train(training: Training, batches: Iterable[Batch] | None = None) -> Trained
     """Take a step for each batch: forward, backward, optimizer.
 
     Args:
-        training: whose model changes.
-        batches: those of ``training``, wrapped by who wants to follow the steps.
+        training: the training, whose model changes.
+        batches: the batches of ``training``, possibly wrapped to follow the steps.
     """
-    torch.manual_seed(SEED)  # of dropout
+    torch.manual_seed(SEED)  # for dropout
     model, trained = training.model.train(), Trained([], [])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for batch in training.batches if batches is None else batches:
@@ -59,7 +59,7 @@ def train(training: Training, batches: Iterable[Batch] | None = None) -> Trained
 
 
 def same(one: Trained, other: Trained) -> bool:
-    """Tell whether all losses and gradients have the same bits."""
+    """Return whether all losses and gradients are bit-identical."""
     pairs: list[Any] = list(zip(one.losses, other.losses, strict=True))
     for gradients, others in zip(one.gradients, other.gradients, strict=True):
         assert gradients.keys() == others.keys()
@@ -68,7 +68,7 @@ def same(one: Trained, other: Trained) -> bool:
 
 
 def build(name: str) -> Training:
-    """Return one of `MODELS`, in its first state."""
+    """Return one of `MODELS` in its initial state."""
     torch.manual_seed(SEED)
     return MODELS[name]()
 
@@ -142,7 +142,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """As in torchvision, with two layers instead of four."""
+    """A ResNet as in torchvision, with two layers instead of four."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,13 +162,13 @@ class ResNet(nn.Module):
 
 
 def resnet() -> Training:
-    """Images into classes."""
+    """Classification of images."""
     batches = [{"inputs": torch.randn(2, 3, 32, 32), "labels": torch.randint(CLASSES, (2,))} for _ in range(STEPS)]
     return Training(ResNet(), batches, _cross_entropy)
 
 
 class Mixture(nn.Module):
-    """Experts of which each token has the best two; they are called by how busy they are, idle ones not at all."""
+    """A mixture of experts with the best two per token; experts are called by load, and idle ones not at all."""
 
     def __init__(self, experts: int = 10, best: int = 2) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Blocks, each checkpointed if ``reentrant`` says how, and all of them called in several rounds."""
+    """Transformer blocks, checkpointed if ``reentrant`` is not None, and called in several rounds."""
 
     def __init__(self, mlps: Iterable[nn.Module], reentrant: bool | None = None, rounds: int = 1) -> None:
         super().__init__()
@@ -252,13 +252,13 @@ def mixture() -> Training:
 
 
 def looped() -> Training:
-    """A transformer whose one block is called again and again."""
+    """A transformer that calls its one block several times."""
     mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
     return _language(Transformer([mlp], rounds=3))
 
 
 def checkpointed(reentrant: bool) -> Training:
-    """A transformer with dropout that keeps no activation of its blocks."""
+    """A transformer with dropout and checkpointed blocks."""
     mlps = [
         nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * WIDTH, WIDTH))
         for _ in range(3)

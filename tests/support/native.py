@@ -1,4 +1,4 @@
-"""Small C libraries that stand in for the profilers' own and log every call as JSON."""
+"""Small C libraries that replace the profilers' own and log every call as JSON."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def build(name: str, *defines: str) -> Path:
         digest.update(path.read_bytes())
     library = cache_folder() / f"{name}-{digest.hexdigest()[:16]}.so"
     if not library.exists():
-        # A name of its own and a rename: two test processes may build the same library at the same time.
+        # A unique name and a rename, as two test processes may build the same library at the same time.
         partial = library.with_suffix(f".{os.getpid()}.partial")
         done = subprocess.run([*command, "-o", str(partial), "-lpthread"], capture_output=True, text=True)
         if done.returncode:
@@ -75,7 +75,7 @@ def build(name: str, *defines: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept between runs, one folder for each user."""
+    """Return the folder for built libraries, one per user."""
     folder = Path(tempfile.gettempdir()) / f"instrument-native-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
@@ -84,7 +84,7 @@ def cache_folder() -> Path:
 
 
 def nvtx_headers() -> Path:
-    """The folder that holds nvtx3/, from the nvidia-nvtx wheel or a CUDA toolkit, or skip the test."""
+    """Return the folder that has nvtx3/, from the nvidia-nvtx wheel or a CUDA toolkit, or skip the test."""
     spec = importlib.util.find_spec("nvidia")
     wheels = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     candidates = [folder for wheel in wheels for folder in sorted(wheel.glob("*/include"))]
@@ -106,7 +106,7 @@ def nvtx_log(
     args: Sequence[str] = (),
     check: bool = True,
 ) -> list[Event]:
-    """Run a Python program under an NVTX tool of our own and return every call it saw.
+    """Run a Python program under a logging NVTX tool and return every call that it received.
 
     Args:
         script: source text, or the path of a file.
@@ -133,7 +133,7 @@ def itt_log(
     args: Sequence[str] = (),
     check: bool = True,
 ) -> list[Event]:
-    """Run a Python program under an ITT collector of our own and return every call it saw."""
+    """Run a Python program under a logging ITT collector and return every call that it received."""
     tool = {"INTEL_LIBITTNOTIFY64": str(build("ittlog")), "INTEL_ITTNOTIFY_GROUPS": "all"}
     return logged(script, "ITTLOG", {**tool, **(env or {})}, args, check)
 
@@ -147,9 +147,9 @@ def roctx_log(
     args: Sequence[str] = (),
     check: bool = True,
 ) -> list[Event]:
-    """Run a Python program with stand-ins for the rocTX libraries and return every call they saw.
+    """Run a Python program with stand-ins for the rocTX libraries and return every call that they received.
 
-    Each event's `library` names the one that was called.
+    The `library` of each event is the called library.
 
     Args:
         script: source text, or the path of a file.
@@ -222,7 +222,7 @@ def ranges(events: Iterable[Event], *, balanced: bool = True) -> list[Range]:
 
 
 def marks(events: Iterable[Event]) -> list[Range]:
-    """The instants of a log, as ranges that end where they start."""
+    """Return the instants of a log as ranges that end where they start."""
     return [_range(event, "mark", event) for event in events if event["op"] in ("mark", "marker")]
 
 

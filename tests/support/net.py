@@ -1,4 +1,4 @@
-"""The smallest model with layers in layers, one of which works in place."""
+"""The smallest model with nested layers, one of which works in place."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ PAYLOADS = ("uint64Value", "int64Value", "doubleValue", "uint32Value", "int32Val
 
 @dataclass(frozen=True)
 class Report:
-    """What one run of `nsys profile` left."""
+    """The results of one run of `nsys profile`."""
 
     returncode: int
     stdout: str
@@ -43,7 +43,7 @@ class Report:
 
 
 def nsys() -> str:
-    """The path of nsys, or skip the test."""
+    """Return the path of nsys, or skip the test."""
     path = shutil.which("nsys")
     if path is None:
         pytest.skip("Nsight Systems is not installed: run scripts/install-nsys.sh")
@@ -51,16 +51,16 @@ def nsys() -> str:
 
 
 def version() -> tuple[int, int]:
-    """The year and the release of the installed nsys, such as (2022, 4)."""
+    """Return the year and the release of the installed nsys, such as (2022, 4)."""
     text = run([nsys(), "--version"], environment()).stdout
     year, release = text.split("version")[-1].split()[0].split(".")[:2]
     return int(year), int(release)
 
 
 def capture_range_end(count: int) -> str:
-    """The option that records `count` capture ranges and lets the program go on.
+    """Return the option that records `count` capture ranges and lets the program continue.
 
-    With `:sync` each report is written as its range ends, where newer releases would wait for the last.
+    With `:sync` each report is written as its range ends; newer releases otherwise wait for the last range.
     2022.4 takes the suffix but ignores it: all reports are written when the last of the ranges has ended.
     """
     return f"--capture-range-end=repeat:{count}:sync"
@@ -79,11 +79,11 @@ def profile(
 
     Args:
         script: source text, or the path of a file.
-        tmp_path: where the reports go, each call into a folder of its own.
+        tmp_path: the folder for the reports, with a new folder for each call.
         options: further options of `nsys profile`; a later option wins.
         args: the program's arguments.
         env: further environment variables of the program.
-        check: False hands back the report of a program that failed, with its exit code.
+        check: False returns the report of a failed program, with its exit code.
 
     Raises:
         AssertionError: nsys or the program failed.
@@ -102,7 +102,7 @@ def profile(
 
 
 def recorded(record: Callable[[], T]) -> T:
-    """What `record` returns: called again, twice at most, where nsys failed by itself or hung, as 2022.4 does."""
+    """Return the result of `record`, repeated at most twice if nsys itself fails or hangs, as 2022.4 does."""
     for _ in range(2):
         with suppress(ToolFailed, subprocess.TimeoutExpired):
             return record()
@@ -111,14 +111,14 @@ def recorded(record: Callable[[], T]) -> T:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """One recording at a time on this machine: of those that start together, nsys 2022.4 loses one in eighty."""
+    """Allow one recording at a time on this machine: of concurrent ones, nsys 2022.4 loses one in eighty."""
     with (Path(tempfile.gettempdir()) / "instrument-tests-nsys.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def export(report: Path) -> Path:
-    """The report as SQLite, beside it; exported once."""
+    """Return the report as SQLite beside the file; exported once."""
     database = report.with_suffix(".sqlite")
     if not database.exists():
         run([nsys(), "export", "--type", "sqlite", "--output", database, report], environment())
@@ -126,7 +126,7 @@ def export(report: Path) -> Path:
 
 
 def ranges(report: Path, *, balanced: bool = True) -> list[Range]:
-    """Every push/pop and start/end range of a report, in the order in which they began.
+    """Return every push/pop and start/end range of a report, in order of their starts.
 
     Args:
         report: a .nsys-rep file, or its .sqlite.
@@ -140,7 +140,7 @@ def ranges(report: Path, *, balanced: bool = True) -> list[Range]:
 
 
 def marks(report: Path) -> list[Range]:
-    """Every instant of a report, as ranges that end where they start."""
+    """Return every instant of a report as a range that ends where it starts."""
     return [r for r in _read(report, balanced=False) if r.kind == "mark"]
 
 
@@ -149,7 +149,7 @@ def _read(report: Path, balanced: bool) -> list[Range]:
     with closing(sqlite3.connect(database)) as connection:
         connection.row_factory = sqlite3.Row
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'NVTX_EVENTS'").fetchone():
-            return []  # tables exist only where there is something to put in them
+            return []  # tables exist only if they have rows
         rows = connection.execute(
             "SELECT e.*, coalesce(e.text, s.value) AS name, j.value AS json FROM NVTX_EVENTS e "
             "LEFT JOIN StringIds s ON s.id = e.textId LEFT JOIN StringIds j ON j.id = e.jsonTextId "

@@ -1,4 +1,4 @@
-"""Runs a small Python program in a process of its own."""
+"""Runs a small Python program in its own process."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
-# What a profiler around the tests would set; a program gets only the tool that its test gives it.
+# Variables of a profiler around the tests; a program gets only the tool that its test sets.
 TOOL_VARIABLES = (
     "NVTX_", "NVTXLOG", "INTEL_", "ITTLOG", "ROCTXLOG", "NSYS_", "CUDA_INJECTION", "INSTRUMENT",
     "ROCP_", "ROCPROF_", "NV_TPS_", "NV_COMPUTE_",
 )  # fmt: skip
 
-# What nsys 2022.4 says where it fails by itself, of some hundred runs once.
+# Messages of nsys 2022.4 when it fails by itself, about once in some hundred runs.
 NSYS_FAILED = ("Connection to the Agent lost", "Local Endpoint is not available")
 _NUMBERS = itertools.count()
 
 
 class ToolFailed(AssertionError):
-    """Nsight Systems failed by itself: `tests.support.nsys.recorded` records once more."""
+    """Nsight Systems itself failed; `tests.support.nsys.recorded` records again."""
 
 
 def program(script: str | Path, folder: Path) -> Path:
-    """The file to run: a `Path` as it is, a `str` as source text written into `folder`."""
+    """Return the file to run: a `Path` itself, or a `str` as source text written into `folder`."""
     if isinstance(script, Path):
         return script.resolve()
     path = folder / "program.py"
@@ -40,7 +40,7 @@ def program(script: str | Path, folder: Path) -> Path:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without its tools, with the package importable, and with `extra`."""
+    """Return this process's environment without its tools, with the package importable, and with `extra`."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(TOOL_VARIABLES)}
     paths = [str(ROOT / "src"), env.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -84,7 +84,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _kill(variable: bytes) -> None:
-    """Kill the processes that have `variable` in their environment, as the agents that nsys leaves behind."""
+    """Kill the processes that have `variable` in their environment, such as agents that nsys leaves behind."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if variable in path.read_bytes().split(b"\0"):

@@ -22,7 +22,7 @@ from instrument.syncs.report import SyncReport
 from instrument.traces.read import read_trace
 from instrument.traces.synchronizations import find_synchronizations
 from instrument.traces.trace import Trace
-from tests.diagnosis.made import Row, copy, kernel, on_cpu, row, trace_of
+from tests.diagnosis.small_traces import Row, kernel, memcpy, on_cpu, row, trace_of
 from tests.support.shared_traces import shared
 from tests.traces.nsys_report import MEMCPY, RUNTIME, SYNC, Database, thread
 
@@ -30,13 +30,13 @@ HTOD, DTOH = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageabl
 PINNED = "Memcpy DtoH (Device -> Pinned)"
 
 
-def audited(**tables: list[Row]) -> SyncReport:
+def audit(**tables: list[Row]) -> SyncReport:
     """Return the report of a trace with other work of the program before and after."""
     around = [on_cpu("aten::mm", -20, -10), on_cpu("aten::mm", 1_000_000, 1_000_010)]
     return audit_syncs(trace_of(**{**tables, "operators": [*tables.get("operators", []), *around]}))
 
 
-def only(report: SyncReport) -> Finding:
+def only_finding(report: SyncReport) -> Finding:
     (found,) = report.findings
     return found
 
@@ -56,11 +56,11 @@ def item(at: int, correlation: int = 1, **columns: Any) -> dict[str, list[Row]]:
             on_cpu("cudaMemcpyAsync", at + 10, at + 20, correlation=correlation, **columns),
             on_cpu("cudaStreamSynchronize", at + 30, at + 130, correlation=correlation + 1, **columns),
         ],
-        "gpu": [copy(PINNED, at + 110, at + 120, bytes=4, correlation=correlation)],
+        "gpu": [memcpy(PINNED, at + 110, at + 120, bytes=4, correlation=correlation)],
     }
 
 
-def both(*parts: dict[str, list[Row]]) -> dict[str, list[Row]]:
+def merged(*parts: dict[str, list[Row]]) -> dict[str, list[Row]]:
     tables: dict[str, list[Row]] = defaultdict(list)
     for part in parts:
         for name, rows in part.items():
@@ -71,9 +71,9 @@ def both(*parts: dict[str, list[Row]]) -> dict[str, list[Row]]:
 # Names
 
 
-def test_item_is_one_wait() -> None:
-    """The copy and the synchronization of one `.item()` count once, under the name of the outermost operator."""
-    found = only(audited(**item(1000)))
+def test_item_counts_once() -> None:
+    """The memcpy and the synchronization of one `.item()` count once, under the name of the outermost operator."""
+    found = only_finding(audit(**item(1000)))
     assert found.op == "item"
     assert found.count == 1
     assert found.blocked_ns == 100
@@ -82,9 +82,9 @@ def test_item_is_one_wait() -> None:
     assert found.cause == f"cudaStreamSynchronize: {PINNED}"
 
 
-def test_two_calls_of_an_operator_are_two_waits() -> None:
-    """Each call counts in the one finding."""
-    found = only(audited(**both(item(1000, 1), item(2000, 3))))
+def test_calls_of_one_operator_share_a_finding() -> None:
+    """Two calls of one operator are one finding with a count of two."""
+    found = only_finding(audit(**merged(item(1000, 1), item(2000, 3))))
     assert found.count == 2
     assert found.blocked_ns == 200
     assert found.bytes == 8
@@ -111,12 +111,12 @@ def test_two_calls_of_an_operator_are_two_waits() -> None:
         ([], "synchronize"),
     ],
 )
-def test_the_outermost_public_operator_names_the_wait(operators: list[str], op: str) -> None:
-    """Torch's wrappers are not operators, and operators have their public names."""
+def test_named_after_outermost_public_operator(operators: list[str], op: str) -> None:
+    """A finding is named after the outermost public operator; torch's wrapper ranges are skipped."""
     nested = [on_cpu(name, 10 + depth, 500 - depth) for depth, name in enumerate(operators)]
     calls = [launch(0, 5, 1), on_cpu("cudaStreamSynchronize", 100, 200), launch(600, 610, 2)]
     work = [kernel("k", 50, 190, correlation=1), kernel("k", 620, 630, correlation=2)]
-    assert op == only(audited(operators=nested, runtime=calls, gpu=work)).op
+    assert op == only_finding(audit(operators=nested, runtime=calls, gpu=work)).op
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_the_outermost_public_operator_names_the_wait(operators: list[str], op: 
         "cuStreamSynchronize", "cuCtxSynchronize", "cuCtxSynchronize_v2", "cuEventSynchronize",
     ],
 )  # fmt: skip
-def test_what_is_asked_to_wait_waits(name: str) -> None:
-    """Synchronizations of streams, devices and events are found, in runtime and driver, CUDA and HIP."""
+def test_explicit_synchronizations(name: str) -> None:
+    """Stream, device and event synchronizations are found, in the runtime and driver APIs of CUDA and HIP."""
     calls = [launch(0, 5, 1), on_cpu(name, 100, 200), launch(300, 310, 2)]
-    found = only(
-        audited(runtime=calls, gpu=[kernel("k", 50, 190, correlation=1), kernel("k", 320, 330, correlation=2)])
+    found = only_finding(
+        audit(runtime=calls, gpu=[kernel("k", 50, 190, correlation=1), kernel("k", 320, 330, correlation=2)])
     )
     assert (found.op, found.cause, found.blocked_ns, found.direction) == ("synchronize", name, 100, None)
 
@@ -139,15 +139,15 @@ def test_what_is_asked_to_wait_waits(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["cudaEventQuery", "cudaStreamQuery", "cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaMalloc"]
 )
-def test_other_calls_do_not_wait(name: str) -> None:
-    """Queries, waits of one stream for another and asynchronous copies do not count."""
+def test_nonblocking_calls(name: str) -> None:
+    """Queries, asynchronous memcpys and one stream waiting for another are not synchronizations."""
     calls = [on_cpu(name, 100, 200, correlation=1), launch(300, 310, 2)]
-    assert not audited(runtime=calls, gpu=[kernel("k", 320, 330, correlation=2)]).findings
+    assert not audit(runtime=calls, gpu=[kernel("k", 320, 330, correlation=2)]).findings
 
 
-def test_the_backward_node_is_told() -> None:
-    """In the backward pass the autograd node is known, and the regions are those of the main thread."""
-    tables = both(
+def test_backward_node() -> None:
+    """A finding in the backward pass has its autograd node and the regions of the main thread."""
+    tables = merged(
         item(1000, thread=1),
         {
             "operators": [
@@ -161,7 +161,7 @@ def test_the_backward_node_is_told() -> None:
             ],
         },
     )
-    found = only(audited(**tables))
+    found = only_finding(audit(**tables))
     assert (found.op, found.backward) == ("item", "MulBackward0")
     assert (found.region, found.step) == (("train", "backward"), 4)
 
@@ -181,40 +181,40 @@ def test_the_backward_node_is_told() -> None:
         ("cuMemcpyDtoH_v2", DTOH, "D2H"),
     ],
 )
-def test_blocking_copies_wait(name: str, copied: str, direction: str | None) -> None:
+def test_blocking_copies(name: str, copied: str, direction: str | None) -> None:
     """A copy that is not asynchronous synchronizes."""
-    work = [copy(copied, 150, 190, bytes=64, correlation=1)]
-    found = only(audited(runtime=[on_cpu(name, 100, 200, correlation=1)], gpu=work))
+    work = [memcpy(copied, 150, 190, bytes=64, correlation=1)]
+    found = only_finding(audit(runtime=[on_cpu(name, 100, 200, correlation=1)], gpu=work))
     assert (found.op, found.direction, found.bytes, found.blocked_ns) == ("copy_", direction, 64, 100)
     assert found.cause == f"{name}: {copied}"
 
 
 @pytest.mark.parametrize("name", ["cudaMemcpy", "cuMemcpyDtoD_v2", "cudaMemcpyPeer"])
-def test_a_copy_inside_the_gpu_does_not_wait(name: str) -> None:
-    """Copies within the GPU do not synchronize."""
-    work = [copy("Memcpy DtoD (Device -> Device)", 110, 120, correlation=1)]
-    assert not audited(runtime=[on_cpu(name, 100, 200, correlation=1)], gpu=work).findings
+def test_copy_within_gpu(name: str) -> None:
+    """Copies within one GPU do not synchronize."""
+    work = [memcpy("Memcpy DtoD (Device -> Device)", 110, 120, correlation=1)]
+    assert not audit(runtime=[on_cpu(name, 100, 200, correlation=1)], gpu=work).findings
 
 
 @pytest.mark.parametrize(
-    ("copied", "start", "end", "waits"),
+    ("copied", "start", "end", "blocks"),
     [
         (DTOH, 150, 190, True),
         (HTOD, 150, 190, True),
         (HTOD, 120, 250, True),  # its last piece is still under way when the call returns
         (HTOD, 190, 290, False),
-        (HTOD, 210, 220, False),  # a small one was put aside
+        (HTOD, 210, 220, False),  # a small copy is staged
         (PINNED, 150, 190, False),
         ("Memcpy DtoD (Device -> Device)", 150, 190, False),
     ],
 )
-def test_pageable_memory_blocks_an_asynchronous_copy(copied: str, start: int, end: int, waits: bool) -> None:
+def test_pageable_memory_blocks_asynchronous_copy(copied: str, start: int, end: int, blocks: bool) -> None:
     """`cudaMemcpyAsync` synchronizes if the memory is pageable and the call lasts for most of its copy."""
-    calls, work = [on_cpu("cudaMemcpyAsync", 100, 200, correlation=1)], [copy(copied, start, end, correlation=1)]
-    assert waits == bool(audited(runtime=calls, gpu=work).findings)
+    calls, work = [on_cpu("cudaMemcpyAsync", 100, 200, correlation=1)], [memcpy(copied, start, end, correlation=1)]
+    assert blocks == bool(audit(runtime=calls, gpu=work).findings)
 
 
-def test_a_blocking_copy_and_its_synchronisation_add_up() -> None:
+def test_blocking_copy_and_its_synchronization_add_up() -> None:
     """Both runtime calls of `.to("cuda")` from pageable memory block, and count once."""
     tables = {
         "operators": [on_cpu("aten::to", 50, 400), on_cpu("aten::copy_", 60, 390)],
@@ -222,22 +222,22 @@ def test_a_blocking_copy_and_its_synchronisation_add_up() -> None:
             on_cpu("cudaMemcpyAsync", 100, 200, correlation=1),
             on_cpu("cudaStreamSynchronize", 210, 260, correlation=2),
         ],
-        "gpu": [copy(HTOD, 110, 195, bytes=16, correlation=1)],
+        "gpu": [memcpy(HTOD, 110, 195, bytes=16, correlation=1)],
     }
-    found = only(audited(**tables))
+    found = only_finding(audit(**tables))
     assert (found.op, found.count, found.blocked_ns, found.bytes) == ("to", 1, 150, 16)
 
 
-def test_a_copy_outside_of_operators_is_one_wait() -> None:
+def test_copy_outside_operators_counts_once() -> None:
     """Without operators, a synchronization right after a copy belongs to the copy."""
     calls = [on_cpu("cudaMemcpyAsync", 100, 110, correlation=1), on_cpu("cudaStreamSynchronize", 120, 200)]
-    found = only(
-        audited(runtime=[*calls, launch(300, 301, 2)], gpu=[copy(PINNED, 150, 190, bytes=4, correlation=1)])
+    found = only_finding(
+        audit(runtime=[*calls, launch(300, 301, 2)], gpu=[memcpy(PINNED, 150, 190, bytes=4, correlation=1)])
     )
     assert (found.op, found.direction, found.bytes, found.blocked_ns) == ("copy_", "D2H", 4, 80)
 
 
-def test_a_synchronisation_after_an_operator_is_its_own() -> None:
+def test_synchronization_after_operator_is_separate() -> None:
     """`x.to("cuda", non_blocking=True)` followed by `stream.synchronize()` is a synchronization, not a copy."""
     tables = {
         "operators": [on_cpu("aten::to", 90, 115), on_cpu("aten::mul", 290, 310)],
@@ -246,109 +246,109 @@ def test_a_synchronisation_after_an_operator_is_its_own() -> None:
             on_cpu("cudaStreamSynchronize", 120, 200),
             launch(300, 301, 2),
         ],
-        "gpu": [copy("Memcpy HtoD (Pinned -> Device)", 150, 190, bytes=4, correlation=1)],
+        "gpu": [memcpy("Memcpy HtoD (Pinned -> Device)", 150, 190, bytes=4, correlation=1)],
     }
-    found = only(audited(**tables))
+    found = only_finding(audit(**tables))
     assert (found.op, found.direction, found.bytes) == ("synchronize", None, None)
 
 
-def test_a_synchronisation_after_other_work_is_its_own() -> None:
+def test_synchronization_after_other_work_is_separate() -> None:
     """With a launch in between, a synchronization does not belong to the copy before it."""
     calls = [
         on_cpu("cudaMemcpyAsync", 100, 110, correlation=1),
         launch(112, 115, 2),
         on_cpu("cudaStreamSynchronize", 120, 200),
     ]
-    work = [copy(PINNED, 150, 160, bytes=4, correlation=1), kernel("k", 170, 190, correlation=2)]
-    found = only(audited(runtime=calls, gpu=work))
+    work = [memcpy(PINNED, 150, 160, bytes=4, correlation=1), kernel("k", 170, 190, correlation=2)]
+    found = only_finding(audit(runtime=calls, gpu=work))
     assert (found.op, found.direction, found.bytes) == ("synchronize", None, None)
 
 
-def test_the_copy_of_an_earlier_operator_is_not_counted() -> None:
+def test_copy_of_earlier_operator_is_ignored() -> None:
     """The synchronization of an operator without a copy has no direction."""
     tables = {
         "operators": [on_cpu("aten::to", 90, 115), on_cpu("aten::_linalg_check_errors", 118, 210)],
         "runtime": [on_cpu("cudaMemcpyAsync", 100, 110, correlation=1), on_cpu("cudaStreamSynchronize", 120, 200)],
-        "gpu": [copy("Memcpy HtoD (Pinned -> Device)", 150, 190, bytes=4, correlation=1)],
+        "gpu": [memcpy("Memcpy HtoD (Pinned -> Device)", 150, 190, bytes=4, correlation=1)],
     }
-    found = only(audited(**tables))
+    found = only_finding(audit(**tables))
     assert (found.op, found.direction, found.bytes) == ("check_errors", None, None)
 
 
 # What must not count twice
 
 
-def test_the_driver_inside_of_the_runtime_counts_once() -> None:
+def test_driver_call_inside_runtime_call_counts_once() -> None:
     """`cudaStreamSynchronize` and the `cuStreamSynchronize` inside count once, with the outer duration."""
     calls = [
         on_cpu("cudaStreamSynchronize", 100, 200),
         on_cpu("cuStreamSynchronize", 110, 190),
         launch(300, 301, 1),
     ]
-    found = only(audited(runtime=calls, gpu=[kernel("k", 320, 330, correlation=1)]))
+    found = only_finding(audit(runtime=calls, gpu=[kernel("k", 320, 330, correlation=1)]))
     assert (found.count, found.cause, found.blocked_ns) == (1, "cudaStreamSynchronize", 100)
 
 
-def test_what_cupti_noted_counts_once() -> None:
-    """Events of `cuda_sync` repeat synchronizations, and do not count; nor do those of queries."""
+def test_cupti_synchronization_events_count_once() -> None:
+    """CUPTI's `cuda_sync` events do not count when their call is in the trace; those of queries never do."""
     calls = [
         on_cpu("cudaStreamSynchronize", 100, 200, correlation=5),
         on_cpu("cudaEventQuery", 210, 220, correlation=6),
         launch(300, 301, 7),
     ]
-    noted = [
+    events = [
         row("Stream Sync", 101, 199, correlation=5, device=0),
         row("Event Sync", 211, 219, correlation=6, device=0),
         row("Stream Wait Event", 230, 240, correlation=9, device=0),
         row("Stream Sync", 120, 180, device=0),
     ]
-    found = only(audited(runtime=calls, gpu=[kernel("k", 320, 330, correlation=7)], syncs=noted))
+    found = only_finding(audit(runtime=calls, gpu=[kernel("k", 320, 330, correlation=7)], syncs=events))
     assert (found.count, found.blocked_ns) == (1, 100)
 
 
-def test_what_only_cupti_noted_counts() -> None:
+def test_cupti_synchronization_without_a_call() -> None:
     """A synchronization whose call is not in the trace counts, on an unknown thread."""
-    noted = [row("Context Sync", 100, 150, correlation=5, device=0)]
-    report = audited(gpu=[kernel("k", 10, 140)], syncs=noted)
-    found = only(report)
+    events = [row("Context Sync", 100, 150, correlation=5, device=0)]
+    report = audit(gpu=[kernel("k", 10, 140)], syncs=events)
+    found = only_finding(report)
     assert (found.op, found.cause, found.blocked_ns, found.thread) == ("synchronize", "Context Sync", 50, "")
-    assert any("Unattributed: 1 of 1" in said for said in report.coverage)
+    assert any("Unattributed: 1 of 1" in sentence for sentence in report.coverage)
 
 
-def test_a_call_that_cupti_calls_a_synchronisation_waits() -> None:
-    """Calls with unknown names are found by their synchronization events."""
+def test_unknown_call_with_cupti_synchronization_event() -> None:
+    """A call with an unknown name counts if it has a CUPTI synchronization event."""
     calls = [on_cpu("cudaGraphUpload", 100, 200, correlation=5), launch(300, 301, 7)]
-    noted = [row("Stream Sync", 101, 199, correlation=5, device=0)]
+    events = [row("Stream Sync", 101, 199, correlation=5, device=0)]
     assert (
-        only(audited(runtime=calls, gpu=[kernel("k", 320, 330, correlation=7)], syncs=noted)).cause
+        only_finding(audit(runtime=calls, gpu=[kernel("k", 320, 330, correlation=7)], syncs=events)).cause
         == "cudaGraphUpload"
     )
 
 
-# Memory given back
+# Freed memory
 
 
 @pytest.mark.parametrize("name", ["cudaFree", "hipFree", "cudaHostUnregister", "cuMemFree_v2", "cudaFreeHost"])
-def test_freeing_waits_for_what_runs(name: str) -> None:
-    """Freeing memory blocks until the GPU has done its earlier work; the rest of the call does not count."""
+def test_free_blocks_until_earlier_work_ends(name: str) -> None:
+    """Freeing memory blocks until the GPU finishes earlier work; the rest of the call does not count."""
     calls = [launch(0, 10, 1), on_cpu(name, 100, 500), launch(600, 610, 2)]
     work = [kernel("k", 50, 220, correlation=1), kernel("k", 620, 630, correlation=2)]
-    found = only(audited(runtime=calls, gpu=work))
+    found = only_finding(audit(runtime=calls, gpu=work))
     assert (found.op, found.blocked_ns, found.cause) == ("free", 120, f"{name} while the GPU worked")
 
 
 @pytest.mark.parametrize(("start", "end"), [(50, 90), (50, 700), (300, 400)])
-def test_freeing_does_not_wait_where_nothing_ran(start: int, end: int) -> None:
-    """Freeing does not wait for work that was done before, still runs afterwards, or was launched later."""
+def test_free_without_earlier_work(start: int, end: int) -> None:
+    """Freeing does not block for work that ended before, ends afterwards or was launched later."""
     calls = [launch(0, 10, 1) if start < 100 else launch(250, 260, 1), on_cpu("cudaFree", 100, 500)]
-    assert not audited(runtime=calls, gpu=[kernel("k", start, end, correlation=1)]).findings
+    assert not audit(runtime=calls, gpu=[kernel("k", start, end, correlation=1)]).findings
 
 
 # The profiler itself
 
 
-def test_what_ends_the_recording_is_left_out() -> None:
-    """Those before everything and after the last step are the profiler's; those between steps are not."""
+def test_synchronizations_of_the_profiler_are_left_out() -> None:
+    """Synchronizations before all work and after the last step are the profiler's; those between steps are not."""
     tables = {
         "regions": [on_cpu("ProfilerStep#1", 100, 200), on_cpu("ProfilerStep#2", 300, 400)],
         "operators": [on_cpu("aten::mm", 110, 120), on_cpu("aten::mm", 310, 320)],
@@ -364,30 +364,30 @@ def test_what_ends_the_recording_is_left_out() -> None:
         "gpu": [kernel("k", 150, 160, correlation=1), kernel("k", 350, 420, correlation=2)],
     }
     report = audit_syncs(trace_of(**tables))
-    found = only(report)
+    found = only_finding(report)
     assert (found.count, found.blocked_ns, found.steps) == (2, 15, {1: 1, None: 1})
     assert report.steps == 2
     assert "Left out: 3 synchronizations of the profiler itself." in report.coverage
 
 
-def test_without_steps_only_the_last_one_is_left_out() -> None:
+def test_only_the_last_is_left_out_without_steps() -> None:
     """Without steps only the last synchronization is the profiler's."""
     calls = [launch(0, 10, 1), on_cpu("cudaDeviceSynchronize", 20, 90), on_cpu("cudaDeviceSynchronize", 95, 97)]
     work = [kernel("k", 15, 88, correlation=1)]
     report = audit_syncs(trace_of(operators=[on_cpu("aten::mm", 0, 15)], runtime=calls, gpu=work))
-    assert only(report).blocked_ns == 70
+    assert only_finding(report).blocked_ns == 70
     assert "Left out: 1 synchronization of the profiler itself." in report.coverage
 
 
 def test_the_time_of_all_steps_is_the_span() -> None:
     """Shares of the time are of all steps together; without steps, of the recording."""
     steps = [on_cpu("ProfilerStep#1", 0, 300), on_cpu("ProfilerStep#2", 400, 500)]
-    assert audited(**both(item(10), {"regions": steps})).span_ns == 400
-    assert audited(**item(10)).span_ns == 1_000_030
+    assert audit(**merged(item(10), {"regions": steps})).span_ns == 400
+    assert audit(**item(10)).span_ns == 1_000_030
 
 
-def test_a_stack_tells_who_synchronised() -> None:
-    """With Python stacks the program's synchronization at the end is reported, the profiler's is not."""
+def test_stack_identifies_synchronizations_of_the_profiler() -> None:
+    """With Python stacks, the program's synchronization at the end is reported and the profiler's is not."""
     calls = [launch(0, 10, 1), on_cpu("cudaDeviceSynchronize", 20, 90), on_cpu("cudaDeviceSynchronize", 105, 110)]
     frames = [
         on_cpu("mine/train.py(3): main", 0, 200),
@@ -395,7 +395,9 @@ def test_a_stack_tells_who_synchronised() -> None:
         on_cpu("torch/profiler/profiler.py(5): stop_trace", 100, 120),
         on_cpu("torch/cuda/__init__.py(9): synchronize", 104, 112),
     ]
-    found = only(audit_syncs(trace_of(runtime=calls, gpu=[kernel("k", 15, 88, correlation=1)], frames=frames)))
+    found = only_finding(
+        audit_syncs(trace_of(runtime=calls, gpu=[kernel("k", 15, 88, correlation=1)], frames=frames))
+    )
     assert found.blocked_ns == 70
     assert found.site and (found.site.file, found.site.line, found.site.function) == ("mine/train.py", 0, "main")
     assert found.via is None
@@ -414,23 +416,23 @@ def test_a_stack_tells_who_synchronised() -> None:
         ([], None),
     ],
 )
-def test_the_gpu_is_idle_until_its_next_work(later: list[Row], idle: int | None) -> None:
+def test_idle_time_until_next_work(later: list[Row], idle: int | None) -> None:
     """The GPU is idle from the end of its work to the next, at most for the blocked time; 0 if work was queued."""
     calls = [launch(0, 10, 1), on_cpu("cudaStreamSynchronize", 100, 200, thread=1), launch(205, 206, 5)]
-    found = only(audited(runtime=calls, gpu=[kernel("k", 50, 190, correlation=1), *later]))
+    found = only_finding(audit(runtime=calls, gpu=[kernel("k", 50, 190, correlation=1), *later]))
     assert idle == found.idle_ns
 
 
-def test_a_gap_counts_once() -> None:
-    """Two synchronizations with nothing between them share the idle time."""
+def test_idle_gap_counts_once() -> None:
+    """Two synchronizations with no work between them share the idle time."""
     calls = [launch(0, 10, 1), on_cpu("cudaStreamSynchronize", 100, 200), on_cpu("cudaEventSynchronize", 210, 220)]
     work = [kernel("k", 50, 190, correlation=1), kernel("k", 300, 310, correlation=2)]
-    found = only(audited(runtime=[*calls, launch(290, 295, 2)], gpu=work))
+    found = only_finding(audit(runtime=[*calls, launch(290, 295, 2)], gpu=work))
     assert (found.count, found.idle_ns) == (2, 110)
 
 
-def test_a_long_gap_after_a_short_wait() -> None:
-    """What the program does next, such as loading data, does not add to the idle time."""
+def test_long_gap_after_short_synchronization() -> None:
+    """Later host work, such as loading data, does not add to the idle time."""
     calls = [
         launch(0, 10, 1),
         on_cpu("cudaDeviceSynchronize", 100_000, 112_500),
@@ -441,10 +443,10 @@ def test_a_long_gap_after_a_short_wait() -> None:
     work = [
         kernel("k", 50, 100_100, correlation=1),
         kernel("k", 128_200_100, 128_250_000, correlation=2),
-        copy(DTOH, 128_300_100, 129_299_000, bytes=4, correlation=3),
+        memcpy(DTOH, 128_300_100, 129_299_000, bytes=4, correlation=3),
         kernel("k", 129_500_000, 129_600_000, correlation=4),
     ]
-    report = audited(runtime=calls, gpu=work, operators=[on_cpu("DataLoader.__next__", 113_000, 128_000_000)])
+    report = audit(runtime=calls, gpu=work, operators=[on_cpu("DataLoader.__next__", 113_000, 128_000_000)])
     found = {one.op: one for one in report.findings}
     assert (12_500, 12_500) == (found["synchronize"].blocked_ns, found["synchronize"].idle_ns)
     assert ("low", "high") == (report.severity(found["synchronize"]), report.severity(report.findings[0]))
@@ -455,8 +457,8 @@ def test_a_long_gap_after_a_short_wait() -> None:
     assert "128 ms" not in text
 
 
-def test_each_gpu_is_idle_for_itself() -> None:
-    """The idle time is that of the GPU that the thread launched work on."""
+def test_idle_time_per_gpu() -> None:
+    """The idle time belongs to the GPU on which the thread launched work."""
     calls = [
         launch(0, 10, 1),
         launch(0, 10, 2, thread=1),
@@ -468,13 +470,13 @@ def test_each_gpu_is_idle_for_itself() -> None:
         kernel("k", 50, 1000, correlation=2, device=1),
         kernel("k", 270, 280, correlation=3, device=0),
     ]
-    assert only(audited(runtime=calls, gpu=work)).idle_ns == 80
+    assert only_finding(audit(runtime=calls, gpu=work)).idle_ns == 80
 
 
-# Where
+# Call sites
 
 
-def test_functions_tell_the_users_and_the_librarys() -> None:
+def test_functions_of_user_and_library() -> None:
     """A finding has the innermost function of the user and the innermost function of a library."""
     frames = [
         on_cpu("mine/train.py(3): main", 0, 5000),
@@ -483,17 +485,17 @@ def test_functions_tell_the_users_and_the_librarys() -> None:
         on_cpu("torch/nn/modules/module.py(17): _call_impl", 960, 1700),
         on_cpu("<built-in method item of Tensor object at 0x7f>", 990, 1300),
     ]
-    report = audited(**both(item(1000), {"frames": frames}))
-    found = only(report)
+    report = audit(**merged(item(1000), {"frames": frames}))
+    found = only_finding(report)
     assert found.site and (found.site.file, found.site.function) == ("mine/model.py", "forward")
     assert found.via and (found.via.file, found.via.function) == ("transformers/unheard/of.py", "mask")
-    assert not any("with_stack" in said or "Unattributed" in said for said in report.coverage)
+    assert not any("with_stack" in sentence or "Unattributed" in sentence for sentence in report.coverage)
 
 
-def test_functions_of_one_name_stay_apart() -> None:
-    """Several functions `forward` of one file have a finding each."""
+def test_functions_with_one_name_stay_separate() -> None:
+    """Several functions named `forward` in one file have separate findings."""
     frames = [on_cpu("mine/model.py(7): forward", 900, 1300), on_cpu("mine/model.py(90): forward", 1900, 2300)]
-    report = audited(**both(item(1000, 1), item(2000, 3), {"frames": frames}))
+    report = audit(**merged(item(1000, 1), item(2000, 3), {"frames": frames}))
     functions = {found.site.function for found in report.findings if found.site}
     assert functions == {"forward (line 7)", "forward (line 90)"}
 
@@ -542,56 +544,56 @@ forward(1).item()
         ("(3): gone", "<built-in method item of Tensor object at 0x7f>", "gone", 0),
     ],
 )
-def test_the_source_tells_the_line(tmp_path: Path, frame: str, inner: str, function: str, line: int) -> None:
-    """The line is known if the function has only one such call and has not changed."""
+def test_line_from_source(tmp_path: Path, frame: str, inner: str, function: str, line: int) -> None:
+    """The line is known if the function has only one matching call and has not changed."""
     path = tmp_path / "mine.py"
     path.write_text(SOURCE)
     frames = [on_cpu(f"{path}{frame}", 900, 1300), *([on_cpu(inner, 990, 1250)] if inner else [])]
-    found = only(audited(**both(item(1000), {"frames": frames})))
+    found = only_finding(audit(**merged(item(1000), {"frames": frames})))
     assert found.site and (found.site.file, found.site.function) == (str(path), function)
     assert line == found.site.line
     assert found.allowed == ("a test" if line == 9 else None)
 
 
-def test_without_a_function_regions_stay_apart() -> None:
+def test_regions_stay_separate_without_functions() -> None:
     """Without functions, findings are separated by region."""
     regions = [on_cpu("data", 900, 1300), on_cpu("loss", 1900, 2300)]
-    report = audited(**both(item(1000, 1), item(2000, 3), {"regions": regions}))
+    report = audit(**merged(item(1000, 1), item(2000, 3), {"regions": regions}))
     assert {found.region for found in report.findings} == {("data",), ("loss",)}
-    assert any("with_stack=True" in said for said in report.coverage)
+    assert any("with_stack=True" in sentence for sentence in report.coverage)
 
 
-def asked(value: torch.Tensor) -> float:
+def total_of(value: torch.Tensor) -> float:
     total = value.sum()
 
     return total.item()
 
 
-def test_the_line_of_a_real_recording(tmp_path: Path) -> None:
-    """Torch writes the first line of a function; the line of the call follows from the callee."""
+def test_line_in_a_real_recording(tmp_path: Path) -> None:
+    """Torch records the first line of a function; the line of the call follows from the callee."""
     with profile(activities=[ProfilerActivity.CPU], with_stack=True) as recorded:
-        asked(torch.ones(2))
+        total_of(torch.ones(2))
         torch.ones(2).mul(2)
     path = tmp_path / "trace.json"
     recorded.export_chrome_trace(str(path))
     content = json.loads(path.read_text())
     events = content["traceEvents"]
-    first = asked.__code__.co_firstlineno
-    assert any(f"({first}): asked" in event["name"] for event in events if "name" in event)
+    first = total_of.__code__.co_firstlineno
+    assert any(f"({first}): total_of" in event["name"] for event in events if "name" in event)
     (read,) = [event for event in events if event.get("name") == "aten::_local_scalar_dense"]
     call = {"cat": "cuda_runtime", "name": "cudaStreamSynchronize", "args": {"correlation": 5}}
     events.append({**read, **call, "ts": read["ts"] + read["dur"] / 4, "dur": read["dur"] / 2})
     path.write_text(json.dumps(content))
-    found = only(audit_syncs(path))
+    found = only_finding(audit_syncs(path))
     assert found.site
-    assert (found.op, found.site.function, found.site.line) == ("item", "asked", first + 3)
+    assert (found.op, found.site.function, found.site.line) == ("item", "total_of", first + 3)
     assert Path(__file__) == Path(found.site.file)
 
 
 @pytest.mark.parametrize("file", ["/dev/zero", "a" * 5000, "/dev/null\0", "<string>", "x(((((", "C:\\\\train.py"])
-def test_stacks_may_name_anything(file: str) -> None:
-    """Files without readable source keep the name that the trace has."""
-    found = only(audited(**both(item(1000), {"frames": [on_cpu(f"{file}(3): main", 900, 1300)]})))
+def test_stack_frames_without_source(file: str) -> None:
+    """Stack frames without readable source keep the name from the trace."""
+    found = only_finding(audit(**merged(item(1000), {"frames": [on_cpu(f"{file}(3): main", 900, 1300)]})))
     assert found.op == "item"
     assert found.site is None or (found.site.line, found.site.function) == (0, "main")
 
@@ -599,23 +601,23 @@ def test_stacks_may_name_anything(file: str) -> None:
 # Other sources
 
 
-def test_a_report_of_nsight_systems(tmp_path: Path) -> None:
-    """Nsight Systems: calls have version suffixes, operators are NVTX ranges, synchronizations have a table."""
-    made, tid = Database(), thread(7, 1)
+def test_nsight_systems_report(tmp_path: Path) -> None:
+    """Call names with version suffixes, operators as NVTX ranges and the table of synchronizations are read."""
+    database, tid = Database(), thread(7, 1)
     where = {"globalPid": tid & ~0xFFFFFF}
-    made.span("train", 0, 5000, tid)
-    made.span("aten::item, seq = 0, op_id = 3", 900, 1400, tid)
-    made.call("cudaLaunchKernel_v7000", 100, 110, tid, 1)
-    made.kernel("k", 120, 1100, correlationId=1, **where)
-    made.call("cudaMemcpyAsync_v3020", 1000, 1010, tid, 2)
-    made.add(MEMCPY, 1110, 1120, bytes=4, copyKind=2, srcKind=2, dstKind=1, correlationId=2, **where)
-    made.call("cudaStreamSynchronize_v3020", 1020, 1130, tid, 3)
-    made.add(SYNC, 1021, 1129, syncType=3, correlationId=3, **where)
-    made.call("cuCtxSynchronize", 2000, 2050, tid, 4)
-    made.call("cudaLaunchKernel_v7000", 2100, 2110, tid, 5)
-    made.kernel("k", 2120, 2130, correlationId=5, **where)
+    database.span("train", 0, 5000, tid)
+    database.span("aten::item, seq = 0, op_id = 3", 900, 1400, tid)
+    database.call("cudaLaunchKernel_v7000", 100, 110, tid, 1)
+    database.kernel("k", 120, 1100, correlationId=1, **where)
+    database.call("cudaMemcpyAsync_v3020", 1000, 1010, tid, 2)
+    database.add(MEMCPY, 1110, 1120, bytes=4, copyKind=2, srcKind=2, dstKind=1, correlationId=2, **where)
+    database.call("cudaStreamSynchronize_v3020", 1020, 1130, tid, 3)
+    database.add(SYNC, 1021, 1129, syncType=3, correlationId=3, **where)
+    database.call("cuCtxSynchronize", 2000, 2050, tid, 4)
+    database.call("cudaLaunchKernel_v7000", 2100, 2110, tid, 5)
+    database.kernel("k", 2120, 2130, correlationId=5, **where)
     assert RUNTIME
-    found = {each.op: each for each in audit_syncs(made.write(tmp_path / "report.sqlite")).findings}
+    found = {each.op: each for each in audit_syncs(database.write(tmp_path / "report.sqlite")).findings}
     assert found.keys() == {"item", "synchronize"}
     assert (found["item"].blocked_ns, found["item"].direction, found["item"].bytes) == (110, "D2H", 4)
     assert found["item"].region == ("train",)
@@ -623,17 +625,17 @@ def test_a_report_of_nsight_systems(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"), [({}, "no calls of the CUDA"), ({}, "no work on a GPU"), ({}, "No steps")]
+    ("tables", "expected"), [({}, "no calls of the CUDA"), ({}, "no work on a GPU"), ({}, "No steps")]
 )
-def test_what_a_trace_lacks_is_said(tables: dict[str, list[Row]], said: str) -> None:
+def test_coverage_names_what_the_trace_lacks(tables: dict[str, list[Row]], expected: str) -> None:
     """A trace without a GPU has no findings, and the report says that nothing could be checked."""
-    report = audited(operators=[on_cpu("aten::mm", 0, 10)], **tables)
+    report = audit(operators=[on_cpu("aten::mm", 0, 10)], **tables)
     assert not report.findings
-    assert any(said in sentence for sentence in report.coverage)
+    assert any(expected in sentence for sentence in report.coverage)
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
-    """A wrong argument raises an error with its name; a missing file raises FileNotFoundError."""
+def test_wrong_trace_argument(tmp_path: Path) -> None:
+    """A wrong argument raises an error that names it; a missing file raises FileNotFoundError."""
     with pytest.raises(TypeError, match='"trace" must be one trace'):
         audit_syncs(5)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError):
@@ -650,32 +652,32 @@ def live_report(*events: SyncEvent) -> SyncReport:
     return SyncReport("live", recorder.findings)
 
 
-def test_what_live_detection_missed_is_listed() -> None:
+def test_synchronizations_missed_live_are_listed() -> None:
     """Findings are compared by operation and step; `float` in live detection is `item` in a trace."""
     steps = {"regions": [on_cpu("ProfilerStep#1", 900, 1500), on_cpu("ProfilerStep#2", 1900, 2500)]}
-    trace = trace_of(**both(item(1000, 1), item(2000, 3), steps))
+    trace = trace_of(**merged(item(1000, 1), item(2000, 3), steps))
     report = audit_syncs(trace)
     once = live_report(SyncEvent("float", "read", step=1))
     (missed,) = unexplained(report, once)
     assert (missed.op, missed.count, missed.steps, missed.blocked_ns) == ("item", 1, {2: 1}, None)
-    assert only(report).count == 2
+    assert only_finding(report).count == 2
     twice = live_report(SyncEvent("float", "read", step=1), SyncEvent("item", "read", step=2))
     assert not unexplained(report, twice)
     other = live_report(SyncEvent("item", "read", step=70), SyncEvent("item", "read", step=71))
     assert not unexplained(report, other)
     assert unexplained(report, live_report())[0].blocked_ns == 200
-    said = audit_syncs(trace, live=once).coverage[-1]
-    assert said == "Unattributed: in the trace, but not reported by live detection: item (1)."
+    sentence = audit_syncs(trace, live=once).coverage[-1]
+    assert sentence == "Unattributed: in the trace, but not reported by live detection: item (1)."
     assert (
         audit_syncs(trace, live=twice).coverage[-1]
         == "Live detection explains every synchronization in the trace."
     )
 
 
-def test_what_live_detection_saw_explains_only_as_much() -> None:
-    """One live synchronization explains one in the trace, of whichever finding."""
+def test_live_synchronization_explains_one_in_the_trace() -> None:
+    """One live synchronization explains one in the trace, whichever finding it belongs to."""
     regions = [on_cpu("data", 900, 1300), on_cpu("loss", 1900, 2300)]
-    report = audited(**both(item(1000, 1), item(2000, 3), {"regions": regions}))
+    report = audit(**merged(item(1000, 1), item(2000, 3), {"regions": regions}))
     (missed,) = unexplained(report, live_report(SyncEvent("item", "read")))
     assert missed.count == 1
 
@@ -696,30 +698,30 @@ def ns(value: Decimal | int) -> int:
     return int((Decimal(value) * 1000).to_integral_value())
 
 
-def expected_of(path: Path) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the durations of all synchronizations, and the starts of those of a device, from the JSON itself."""
+def expected_synchronizations(path: Path) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the durations of all synchronizations and the starts of device synchronizations, from the JSON."""
     events = events_of(path)
     copies = {
         event["args"].get("correlation"): event
         for event in events
         if str(event.get("cat")).lower() in ("gpu_memcpy", "memcpy") and "Pageable" in event["name"]
     }
-    waits, devices = [], []
+    durations, devices = [], []
     for event in events:
         if str(event.get("cat")).lower() not in ("cuda_runtime", "runtime"):
             continue
         copied = copies.get(event["args"].get("correlation"))
         begin, end = ns(event["ts"]), ns(event["ts"]) + ns(event.get("dur", 0))
         if _WAITS.match(event["name"]):
-            waits.append(end - begin)
+            durations.append(end - begin)
             if "Device" in event["name"]:
                 devices.append((begin, end - begin))
         elif copied is not None and event["name"] == "cudaMemcpyAsync":
             first, last = ns(copied["ts"]), ns(copied["ts"]) + ns(copied.get("dur", 0))
             shared_ns = min(end, last) - max(begin, first)
             if shared_ns >= 0 and 2 * shared_ns >= last - first:
-                waits.append(end - begin)
-    return waits, devices
+                durations.append(end - begin)
+    return durations, devices
 
 
 @pytest.mark.parametrize(
@@ -732,17 +734,17 @@ def expected_of(path: Path) -> tuple[list[int], list[tuple[int, int]]]:
         ("kineto_tb_resnet50_nw0_v100", 1), ("param_resnet_kineto", 1), ("param_dlrm_8rank_r1", 1),
     ],
 )  # fmt: skip
-def test_real_traces_lose_no_time(name: str, own: int) -> None:
-    """The findings have the whole time in blocking calls, except the last one, which is the profiler's."""
+def test_total_blocked_time_of_real_traces(name: str, own: int) -> None:
+    """The findings cover the whole time in blocking calls, except the profiler's own last synchronization."""
     path = shared(f"{name}.json.gz")
-    waits, devices = expected_of(path)
+    durations, devices = expected_synchronizations(path)
     trace = read_trace(path)
     assert isinstance(trace, Trace)
-    assert sorted(wait.blocked_ns for wait in find_synchronizations(trace)) == sorted(waits)
+    assert sorted(wait.blocked_ns for wait in find_synchronizations(trace)) == sorted(durations)
     report = audit_syncs(trace)
     left_out = max(devices)[1] if own else 0
-    assert sum(found.blocked_ns or 0 for found in report.findings) == sum(waits) - left_out
-    assert own == sum("Left out: 1 " in said for said in report.coverage)
+    assert sum(found.blocked_ns or 0 for found in report.findings) == sum(durations) - left_out
+    assert own == sum("Left out: 1 " in sentence for sentence in report.coverage)
     assert report.steps == len(trace.steps)
 
 
@@ -760,7 +762,7 @@ def test_real_traces_lose_no_time(name: str, own: int) -> None:
     ],
 )
 def test_real_traces_by_operation(name: str, expected: dict[Any, Any]) -> None:
-    """Counts and bytes of real traces of NVIDIA and AMD, from 2021 and today, are as known."""
+    """Counts and bytes by operation match known values for NVIDIA and AMD traces from 2021 until today."""
     found = {
         (each.op, each.direction): (each.count, each.bytes)
         for each in audit_syncs(shared(f"{name}.json.gz")).findings
@@ -768,8 +770,8 @@ def test_real_traces_by_operation(name: str, expected: dict[Any, Any]) -> None:
     assert expected == found
 
 
-def test_a_real_trace_names_the_functions() -> None:
-    """With Python stacks the functions of the user and the library are known, also for files that do not exist."""
+def test_functions_of_a_real_trace() -> None:
+    """Python stacks give the functions of the user and the library, even for files that do not exist."""
     report = audit_syncs(shared("tl_h100_bert_small.json.gz"))
     (found,) = [each for each in report.findings if each.op == "bool"]
     assert found.site and found.site.file.startswith("moca/")
@@ -779,7 +781,7 @@ def test_a_real_trace_names_the_functions() -> None:
 
 
 def test_backward_of_a_real_trace() -> None:
-    """On autograd's thread the node and the region of the backward pass are known."""
+    """A synchronization on the autograd thread has its node and the region of the backward pass."""
     report = audit_syncs(shared("param_dlrm_8rank_r1.json.gz"))
     (found,) = [each for each in report.findings if each.backward]
     assert (found.op, found.backward, found.region) == ("setitem", "IndexBackward0", ("## backward ##",))
@@ -787,8 +789,8 @@ def test_backward_of_a_real_trace() -> None:
 
 
 @pytest.mark.gpu
-def test_planted_waits_on_a_gpu(tmp_path: Path) -> None:
-    """Each idiom is found under its name, once in each step."""
+def test_known_synchronizations_on_a_gpu(tmp_path: Path) -> None:
+    """Each synchronizing idiom is found under its name, once per step."""
     x = torch.randn(256, 256, device="cuda")
 
     def train() -> None:

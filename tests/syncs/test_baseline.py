@@ -1,4 +1,4 @@
-"""`Baseline` files: format, fingerprints, and which synchronizations are known, new or stale."""
+"""`Baseline` files: the format, fingerprints, and known, new and stale synchronizations."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def fingerprint(path: Path, line: int = 3, **more: object) -> str:
     return finding("item", line, path, **more).fingerprint
 
 
-def test_fingerprint_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fingerprint stays the same if lines move, in and from another folder, and under Python 3.10."""
+def test_fingerprint_depends_on_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fingerprint is independent of line numbers, the current folder, the checkout and the Python version."""
     path = script(tmp_path / "one" / "repository", "src/train.py")
     first = fingerprint(path)
     monkeypatch.chdir(path.parent)
@@ -35,8 +35,8 @@ def test_fingerprint_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert first == fingerprint(path, 5, steps=(1, 2, 3), region=("a",), blocked_ns=5, thread="other")
 
 
-def test_fingerprint_tells_apart(tmp_path: Path) -> None:
-    """Another file, function, operation or code has another fingerprint."""
+def test_fingerprints_differ(tmp_path: Path) -> None:
+    """Different files, functions, operations or code have different fingerprints."""
     path = script(tmp_path, "src/train.py")
     others = [
         fingerprint(path),
@@ -52,8 +52,8 @@ def test_fingerprint_tells_apart(tmp_path: Path) -> None:
     assert len(others) == len(set(others))
 
 
-def test_portable(tmp_path: Path) -> None:
-    """Paths are relative to the repository or the folder of packages; otherwise only the name is left."""
+def test_portable_paths(tmp_path: Path) -> None:
+    """Paths are relative to the repository or to site-packages; any other path keeps only its file name."""
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
     (tmp_path / "a" / "pyproject.toml").touch()
     assert "b/c/x.py" == portable(str(tmp_path / "a" / "b" / "c" / "x.py"))
@@ -68,16 +68,16 @@ def test_portable(tmp_path: Path) -> None:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    """A written file can be read, and has the place as a comment."""
+    """A written file reads back equal, with each call site as a comment."""
     path = script(tmp_path)
     found = report(finding("item", 3, path, (0, 0)), finding("bool", 4, path, (1,)), steps=2)
-    known = Baseline.of([found])
-    known.write(tmp_path / "known")
-    assert known == Baseline.read(tmp_path / "known")
+    baseline = Baseline.of([found])
+    baseline.write(tmp_path / "known")
+    assert baseline == Baseline.read(tmp_path / "known")
     text = (tmp_path / "known").read_text()
     assert text.startswith("# ")
     assert f"{found.findings[0].fingerprint} 2  # train.py in step, item: total = loss.item()\n" in text
-    assert [] == known.stale([found])
+    assert [] == baseline.stale([found])
 
 
 def test_reasons_are_kept(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_reasons_are_kept(tmp_path: Path) -> None:
     }
 
 
-def test_only_what_counts_is_written(tmp_path: Path) -> None:
-    """Allowed and not covered findings are left out; of several runs the greatest number counts."""
+def test_allowed_findings_are_not_written(tmp_path: Path) -> None:
+    """Allowed and not covered findings are left out; of several runs, the greatest number is written."""
     path = script(tmp_path)
     item = finding("item", 3, path)
     one = report(item, finding("bool", 4, path, allowed="why"), finding(NOT_COVERED, 5, path))
@@ -107,34 +107,34 @@ def test_only_what_counts_is_written(tmp_path: Path) -> None:
         assert {item.fingerprint: 2} == {name: entry.most for name, entry in Baseline.of(several).entries.items()}
 
 
-def test_new(tmp_path: Path) -> None:
+def test_new_synchronizations_are_not_allowed(tmp_path: Path) -> None:
     """Known synchronizations are allowed; new ones, and those above their maximum, are not."""
     path = script(tmp_path)
-    known = Baseline.of([report(finding("item", 3, path, (0, 1)), steps=2)])
+    baseline = Baseline.of([report(finding("item", 3, path, (0, 1)), steps=2)])
     same = report(finding("item", 3, path, (0,)))
-    assert [] == known.allow(same, "the baseline")
+    assert [] == baseline.allow(same, "the baseline")
     assert ["known, in the baseline"] == [found.allowed for found in same.findings]
     same.assert_max(0)
     more = report(finding("item", 3, path, (0, 0, 1)), steps=2)
-    ((where, now, most),) = known.allow(more, "the baseline")
+    ((where, now, most),) = baseline.allow(more, "the baseline")
     assert ("train.py in step, item: total = loss.item()", 2, 1) == (where, now, most)
     assert 2 == more.most(*more.syncs)
     new = report(finding("item", 3, path), finding("bool", 4, path))
-    known.allow(new, "the baseline")
+    baseline.allow(new, "the baseline")
     assert ["bool"] == [found.op for found in new.syncs]
     assert ["bool", "item"] == [found.op for found in new.findings]
 
 
-def test_equal_lines(tmp_path: Path) -> None:
-    """Two equal lines of one function share a fingerprint, and count together."""
+def test_equal_lines_share_a_fingerprint(tmp_path: Path) -> None:
+    """Equal lines of one function share a fingerprint and are counted together."""
     path = script(tmp_path, code="def step(a):\n    a.item()\n    a.item()\n    a.item()\n")
-    known = Baseline.of([report(finding("item", 2, path), finding("item", 3, path))])
-    assert [2] == [entry.most for entry in known.entries.values()]
+    baseline = Baseline.of([report(finding("item", 2, path), finding("item", 3, path))])
+    assert [2] == [entry.most for entry in baseline.entries.values()]
     moved = report(finding("item", 3, path), finding("item", 4, path))
-    known.allow(moved, "x")
+    baseline.allow(moved, "x")
     assert [] == moved.syncs
     third = report(*(finding("item", line, path) for line in (2, 3, 4)))
-    assert 1 == len(known.allow(third, "x"))
+    assert 1 == len(baseline.allow(third, "x"))
     assert 3 == len(third.syncs)
 
 
@@ -142,20 +142,20 @@ def test_any_number(tmp_path: Path) -> None:
     """A star allows any number; forbidden synchronizations are never allowed."""
     path = script(tmp_path)
     item = finding("item", 3, path, (0,) * 50)
-    known = Baseline({item.fingerprint: BaselineEntry(item.fingerprint, None, "why")})
+    baseline = Baseline({item.fingerprint: BaselineEntry(item.fingerprint, None, "why")})
     often = report(item)
-    known.allow(often, "x")
+    baseline.allow(often, "x")
     assert ["why"] == [found.allowed for found in often.findings]
     forbidden = report(finding("item", 3, path, forbidden=True))
-    known.allow(forbidden, "x")
+    baseline.allow(forbidden, "x")
     assert 1 == len(forbidden.syncs)
 
 
-def test_stale(tmp_path: Path) -> None:
-    """Entries that no run finds are stale, unless the code itself allows them."""
+def test_stale_entries(tmp_path: Path) -> None:
+    """Entries that no run finds are stale, unless the code itself allows the synchronization."""
     path = script(tmp_path)
-    known = Baseline.of([report(finding("item", 3, path), finding("bool", 4, path))])
-    gone = known.stale([report(finding("item", 3, path, allowed="a comment")), report()])
+    baseline = Baseline.of([report(finding("item", 3, path), finding("bool", 4, path))])
+    gone = baseline.stale([report(finding("item", 3, path, allowed="a comment")), report()])
     assert ["train.py in step, bool: rows = batch[batch > 0]"] == [entry.where for entry in gone]
     assert "bool" in str(gone[0])
 
@@ -172,7 +172,7 @@ def test_stale(tmp_path: Path) -> None:
         ("aaaaaaaaaaaaaaaa 1 why", "line 3: aaaaaaaaaaaaaaaa is listed twice"),
     ],
 )
-def test_wrong_lines(tmp_path: Path, line: str, message: str) -> None:
+def test_malformed_lines(tmp_path: Path, line: str, message: str) -> None:
     """The error names the file, the line and the problem."""
     path = tmp_path / "known"
     path.write_text(f"# a comment\naaaaaaaaaaaaaaaa * why # where\n{line}\n")
@@ -180,8 +180,8 @@ def test_wrong_lines(tmp_path: Path, line: str, message: str) -> None:
         Baseline.read(path, reasons=True)
 
 
-def test_no_text(tmp_path: Path) -> None:
-    """A file in another format is refused with one sentence."""
+def test_binary_file(tmp_path: Path) -> None:
+    """A file that is not text is refused with a one-sentence error."""
     path = tmp_path / "known"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="it is not a text file"):
@@ -200,41 +200,41 @@ def test_edited_by_hand(tmp_path: Path) -> None:
     ] == list(Baseline.read(path).entries.values())
 
 
-def test_from_windows(tmp_path: Path) -> None:
-    """A byte order mark is not part of the first line."""
+def test_byte_order_mark(tmp_path: Path) -> None:
+    """A byte order mark is not read as part of the first line."""
     path = tmp_path / "known"
     path.write_bytes(b"\xef\xbb\xbf0123456789abcdef 1 why\r\n")
     assert ["why"] == [entry.reason for entry in Baseline.read(path, reasons=True).entries.values()]
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\x0b", "\x0c", "\x85", "\x1c"])
-def test_reasons_of_one_line(tmp_path: Path, mark: str) -> None:
-    """Only a newline ends a line, so that a reason is not split."""
+def test_reason_with_unusual_separators(tmp_path: Path, mark: str) -> None:
+    """Only a newline ends a line; other line separators stay in the reason."""
     path = tmp_path / "known"
     path.write_text(f"0123456789abcdef 1 one{mark}two\n", encoding="utf-8")
-    known = Baseline.read(path)
-    known.write(path)
+    baseline = Baseline.read(path)
+    baseline.write(path)
     assert [f"one{mark}two"] == [entry.reason for entry in Baseline.read(path).entries.values()]
 
 
 @pytest.mark.parametrize("line", [f"{'a' * 16} {'9' * 5000} why", f"{'a' * 16}\t1\t# where"])
-def test_lines_that_say_too_much_or_little(tmp_path: Path, line: str) -> None:
-    """A number that is too large is refused with its line; the place is not a reason."""
+def test_huge_number_and_missing_reason(tmp_path: Path, line: str) -> None:
+    """A number that is too large is refused with its line number; a call site does not count as a reason."""
     path = tmp_path / "known"
     path.write_text(f"{line}\n")
     with pytest.raises(ValueError, match=f"cannot read {path}, line 1: "):
         Baseline.read(path, reasons=True)
 
 
-def test_interrupted_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old file is replaced only once the new one is complete."""
+def test_interrupted_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old file is replaced only when the new one is complete."""
     path = tmp_path / "known"
     Baseline({"a" * 16: BaselineEntry("a" * 16, 1, "why")}).write(path)
     before = path.read_text()
-    written = Path.write_text
+    write_text = Path.write_text
 
     def interrupted(file: Path, text: str, **how: str) -> int:
-        written(file, text[: len(text) // 2], **how)
+        write_text(file, text[: len(text) // 2], **how)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "write_text", interrupted)
@@ -243,7 +243,7 @@ def test_interrupted_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert before == path.read_text()
 
 
-def test_a_reason_is_more_than_the_sign(tmp_path: Path) -> None:
+def test_empty_comment_is_not_a_reason(tmp_path: Path) -> None:
     """A line that ends with "#" has no reason."""
     path = tmp_path / "known"
     path.write_text("0123456789abcdef 1 #\n")

@@ -1,4 +1,4 @@
-"""A detector that starts before the program uses CUDA: it waits for that, and asks nothing of the driver."""
+"""A detector that starts before the program uses CUDA does not initialize CUDA itself."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ pytestmark = pytest.mark.native
 
 
 def compute() -> None:
-    """Use the CPU; no optimizer, which asks for a GPU itself."""
+    """Use the CPU alone, without an optimizer, which queries the GPU itself."""
     model = torch.nn.Linear(4, 1)
     model(torch.ones(2, 4, dtype=torch.float64).to(torch.float32, non_blocking=True)).sum().item()
 
 
-def test_nothing_is_asked_of_the_driver(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
-    """A program that uses the CPU alone never initializes CUDA, and the report says that nothing was seen."""
+def test_driver_is_not_called(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    """A program that uses the CPU alone never initializes CUDA, and the report says that nothing was checked."""
     with detect_syncs(every=2) as syncs, no_syncs():
         for _ in range(5):
             compute()
             syncs.step()
         running = syncs.report.coverage
     assert ([], []) == (driver.calls, torch.cuda._queued_calls)
-    (said,) = syncs.report.coverage
-    assert [said] == running
-    assert said.startswith("The program never initialized CUDA")
-    assert "instrument.dry_run" in said
+    (sentence,) = syncs.report.coverage
+    assert [sentence] == running
+    assert sentence.startswith("The program never initialized CUDA")
+    assert "instrument.dry_run" in sentence
     assert 1 == caplog.text.count("the program never initialized CUDA")
     torch.cuda.init()
-    assert [said] == syncs.report.coverage  # of what was looked at
+    assert [sentence] == syncs.report.coverage  # after the program has used CUDA
     with pytest.raises(AssertionError, match="nothing could be checked: the program never initialized CUDA"):
         syncs.report.assert_max(0)
 
 
-def test_waits_are_found_from_the_first_use_on(driver: Driver, gpu: Gpu) -> None:
-    """Each is at its line with a time, also the first; the mode of torch is as before at the end."""
+def test_synchronizations_from_the_first_use_on(driver: Driver, gpu: Gpu) -> None:
+    """Each synchronization after CUDA's first use is found with its line and time; torch's mode is restored."""
     with detect_syncs() as syncs:
         compute()
         torch.cuda.init()
@@ -64,8 +64,8 @@ def test_waits_are_found_from_the_first_use_on(driver: Driver, gpu: Gpu) -> None
 
 
 @pytest.mark.parametrize("how", ["error", "no_syncs"])
-def test_the_first_wait_raises(driver: Driver, gpu: Gpu, how: str) -> None:
-    """At level "error", and inside `no_syncs`, as if CUDA had been used before."""
+def test_first_synchronization_raises(driver: Driver, gpu: Gpu, how: str) -> None:
+    """The first synchronization raises at level "error" and inside `no_syncs`."""
     with detect_syncs("error") if how == "error" else no_syncs():
         torch.cuda.init()
         line = here() + 2
@@ -74,8 +74,8 @@ def test_the_first_wait_raises(driver: Driver, gpu: Gpu, how: str) -> None:
     assert (0, []) == (gpu.mode, torch.cuda._queued_calls)
 
 
-def test_what_torch_says_of_the_mode_is_not_shown(driver: Driver, gpu: Gpu, monkeypatch: Any) -> None:
-    """Its warning that the mode is a prototype comes from inside of whatever uses CUDA first."""
+def test_prototype_warning_is_hidden(driver: Driver, gpu: Gpu, monkeypatch: Any) -> None:
+    """Torch's warning that its synchronization mode is a prototype is not shown."""
     set_mode = torch._C._cuda_set_sync_debug_mode
 
     def warns(mode: int) -> None:
@@ -94,16 +94,16 @@ def test_what_torch_says_of_the_mode_is_not_shown(driver: Driver, gpu: Gpu, monk
     assert [1] == [found.timed for found in syncs.findings]
 
 
-def test_a_detector_that_ended_before_leaves_nothing(driver: Driver, gpu: Gpu) -> None:
-    """CUDA initializes as without it."""
+def test_detector_that_ended_before_initialization(driver: Driver, gpu: Gpu) -> None:
+    """A detector that ended before CUDA initializes has no effect on it."""
     with detect_syncs():
         pass
     torch.cuda.init()
     assert 0 == gpu.mode
 
 
-def test_a_detector_that_ends_while_another_thread_initializes(driver: Driver, gpu: Gpu) -> None:
-    """Neither waits for the other, torch goes through its whole list, and the mode is not left on."""
+def test_detector_ends_during_initialization_on_another_thread(driver: Driver, gpu: Gpu) -> None:
+    """Neither thread waits for the other, torch runs all its queued calls, and the mode is not left on."""
     inside, ended, ran = threading.Event(), threading.Event(), []
     torch.cuda._lazy_call(lambda: inside.set() or ended.wait(30))
     detector = detect_syncs()
@@ -118,13 +118,13 @@ def test_a_detector_that_ends_while_another_thread_initializes(driver: Driver, g
     assert ([1], 0) == (ran, gpu.mode)
 
 
-def test_a_detector_that_starts_while_another_thread_initializes(driver: Driver, gpu: Gpu) -> None:
-    """It does not wait for that, and finds the first wait after it."""
-    inside, started, waited = threading.Event(), threading.Event(), []
+def test_detector_starts_during_initialization_on_another_thread(driver: Driver, gpu: Gpu) -> None:
+    """The detector starts without waiting for the initialization, and finds the first synchronization after it."""
+    inside, started, started_first = threading.Event(), threading.Event(), []
 
     def slow() -> None:
         inside.set()
-        waited.append(started.wait(10))
+        started_first.append(started.wait(10))
 
     torch.cuda._lazy_call(slow)
     thread = threading.Thread(target=torch.cuda.init)
@@ -134,13 +134,13 @@ def test_a_detector_that_starts_while_another_thread_initializes(driver: Driver,
         started.set()
         thread.join()
         gpu.x.item()
-    assert [True] == waited
+    assert [True] == started_first
     assert [1] == [found.timed for found in syncs.findings]
     assert 0 == gpu.mode
 
 
-def test_a_detector_that_starts_as_another_thread_has_initialized(driver: Driver, gpu: Gpu) -> None:
-    """Torch has gone through its list, and is not yet done: all but the first wait is timed."""
+def test_detector_starts_as_initialization_ends(driver: Driver, gpu: Gpu) -> None:
+    """A detector that starts after torch ran its queued calls times all synchronizations but the first."""
     with torch.cuda._initialization_lock:
         detector = detect_syncs()
         detector.start()
@@ -152,8 +152,8 @@ def test_a_detector_that_starts_as_another_thread_has_initialized(driver: Driver
     assert (0, []) == (gpu.mode, torch.cuda._queued_calls)
 
 
-def test_a_detector_that_ends_while_another_thread_has_the_lock(driver: Driver, gpu: Gpu) -> None:
-    """What it leaves in torch's list does nothing, keeps nothing alive, and goes with the next detector."""
+def test_detector_ends_while_another_thread_holds_the_lock(driver: Driver, gpu: Gpu) -> None:
+    """The call left in torch's queue does nothing, keeps nothing alive, and is removed by the next detector."""
     detector = detect_syncs()
     detector.start()
     live = weakref.ref(detector)
@@ -171,8 +171,8 @@ def test_a_detector_that_ends_while_another_thread_has_the_lock(driver: Driver, 
     assert (0, []) == (gpu.mode, torch.cuda._queued_calls)
 
 
-def test_what_others_queue_stays(driver: Driver, gpu: Gpu) -> None:
-    """Calls of the program in torch's list are called in their order, whenever detectors come and go."""
+def test_queued_calls_of_the_program_stay(driver: Driver, gpu: Gpu) -> None:
+    """Calls that the program queues run in order, however many detectors start and stop."""
     ran: list[int] = []
     for number in range(4):
         torch.cuda._lazy_call(functools.partial(ran.append, number))
@@ -182,10 +182,10 @@ def test_what_others_queue_stays(driver: Driver, gpu: Gpu) -> None:
     assert [0, 10, 1, 11, 2, 12, 3, 13] == ran
 
 
-def test_errors_of_ours_do_not_reach_what_initializes(
+def test_internal_errors_do_not_break_initialization(
     driver: Driver, gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA is initialized all the same."""
+    """CUDA initializes although the detector's own call fails."""
 
     def fail(_: object) -> None:
         raise ZeroDivisionError
@@ -197,8 +197,8 @@ def test_errors_of_ours_do_not_reach_what_initializes(
         assert torch.cuda.is_initialized()
 
 
-def test_a_torch_without_the_list(driver: Driver, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first wait is counted without a time, the others have one."""
+def test_torch_without_queued_calls(driver: Driver, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first synchronization is counted without a time; later ones are timed."""
     detector = detect_syncs()
     with monkeypatch.context() as patch:
         patch.delattr(torch.cuda, "_queued_calls")
@@ -214,27 +214,25 @@ def test_a_torch_without_the_list(driver: Driver, gpu: Gpu, monkeypatch: pytest.
     assert 0 == gpu.mode
 
 
-def test_memory_is_not_asked_whether_it_is_pinned_before(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That makes a context on the current device, which need not be the one that the copy goes to."""
-    asked: list[str] = []
+def test_is_pinned_is_not_called_before_initialization(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`is_pinned`, which creates a context on the current device, is not called before CUDA initializes."""
+    calls: list[str] = []
 
     def is_pinned(_: torch.Tensor) -> bool:
-        asked.extend(driver.calls or ["before"])
+        calls.extend(driver.calls or ["before"])
         return False
 
     monkeypatch.setattr(torch.Tensor, "is_pinned", is_pinned)
     with detect_syncs():
         for _ in range(2):
-            with pytest.raises((RuntimeError, AssertionError)):  # there is none to copy to
+            with pytest.raises((RuntimeError, AssertionError)):  # no device to copy to
                 torch.ones(3).to("cuda:99", non_blocking=True)
             torch.cuda.init()
-    assert ["_cuda_init"] == asked
+    assert ["_cuda_init"] == calls
 
 
-def test_a_child_that_was_forked_ends_its_detector(
-    driver: Driver, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It cannot use CUDA any more, so it is not asked for the mode."""
+def test_detector_ends_in_a_forked_child(driver: Driver, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a forked child, which cannot use CUDA, stopping the detector does not query the mode."""
     torch.cuda.init()
     detector = detect_syncs()
     detector.start()
@@ -244,8 +242,8 @@ def test_a_child_that_was_forked_ends_its_detector(
     torch.cuda.set_sync_debug_mode(0)
 
 
-def test_the_plugin_does_not_ask_the_driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts devices, which torch does by NVML; a test that does not use the GPU then waits for nothing."""
+def test_plugin_only_counts_devices(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pytest plugin only counts devices; a test that does not use the GPU has an empty live report."""
     report = pytest_plugin.Syncs()(compute)
     assert ["device_count"] == driver.calls
     assert ("live", "") == (report.source, report.unavailable_reason)
@@ -256,8 +254,8 @@ def test_the_plugin_does_not_ask_the_driver(driver: Driver, monkeypatch: pytest.
         assert "dry run" == pytest_plugin.Syncs()(compute).source
 
 
-def test_a_build_without_cuda_is_known_at_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build for ROCm waits as one for CUDA does."""
+def test_build_without_cuda(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build without CUDA or ROCm is reported as such without a call of the driver."""
     assert None is coverage.missing()
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", "6.4")

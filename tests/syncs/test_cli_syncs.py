@@ -1,4 +1,4 @@
-"""``instrument syncs``: its output for people, scripts and CI."""
+"""The ``instrument syncs`` command: its output for people, scripts and CI."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ TRACE = Path(__file__).parent.parent / "data" / "gpu_two_steps.json"
 
 @pytest.fixture(autouse=True)
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A script in the current folder."""
+    """Return a script in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     return script(tmp_path, "train.py", TRAIN)
@@ -81,13 +81,13 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(*args: str) -> tuple[int, str, str]:
     """Run the command in this process, without importing torch again; return exit code, stdout and stderr."""
-    linecache.checkcache()  # the process that a user starts knows no older text of the script
+    linecache.checkcache()  # a new process has no cached source of an older script
     result = CliRunner().invoke(app, ["syncs", *args], catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_function() -> None:
-    """A function that synchronizes is found and fails the command, as with a linter."""
+def test_function_target() -> None:
+    """A function that synchronizes is reported and fails the command, as with a linter."""
     code, out, err = command("train.py::step")
     assert 1 == code
     assert "train.py:12 in step" in out
@@ -99,15 +99,15 @@ def test_function() -> None:
     assert 0 == command("train.py::Trainer.step")[0]
 
 
-def test_fake() -> None:
-    """With shapes only the same line is found."""
+def test_fake_tensors() -> None:
+    """With `--fake`, the same line is found without data."""
     code, out, _ = command("train.py::step", "--fake")
     assert 1 == code
     assert "train.py:12 in step" in out
 
 
-def test_script() -> None:
-    """A script runs as when it is started, with its arguments; `sys.exit` is not an error."""
+def test_script_target() -> None:
+    """A script runs as if started by itself, with its arguments; `sys.exit` is not an error."""
     before = sys.argv, list(sys.path)
     code, out, _ = command("train.py", "--max", "1", "--", "--max", "7", "x")
     assert "arguments ['--max', '7', 'x']" in out
@@ -116,16 +116,16 @@ def test_script() -> None:
     assert before == (sys.argv, sys.path)
 
 
-def test_several() -> None:
-    """Each report has the name of its target; one that fails is enough."""
+def test_several_targets() -> None:
+    """Each report has the name of its target; one failing target fails the command."""
     code, out, err = command("train.py::clean", "train.py::step")
     assert 1 == code
     assert out.index("train.py::clean\nNo line") < out.index("train.py::step\n1 line")
     assert "train.py::step: every step waits for the GPU" in err
 
 
-def test_errors_of_the_script() -> None:
-    """The report says what ended the run early, with the findings so far, and fails whatever --max is."""
+def test_failing_script() -> None:
+    """An error in the script is reported with the findings so far, and fails the command regardless of --max."""
     code, out, err = command("train.py::broken", "--max", "9")
     assert 1 == code
     assert "RuntimeError: it broke" in out
@@ -153,8 +153,8 @@ def test_errors_of_the_script() -> None:
         ([str(TRACE), "--", "--lr"], "takes no arguments: --lr"),
     ],
 )
-def test_usage(args: list[str], message: str) -> None:
-    """A target that cannot be read or called gives one sentence, and an exit code other than that of findings."""
+def test_unusable_targets(args: list[str], message: str) -> None:
+    """A target that cannot be read or called gives one sentence and exit code 2."""
     code, _, err = command(*args)
     assert 2 == code
     assert message in err
@@ -169,7 +169,7 @@ def test_wrong_options() -> None:
 
 
 def test_json() -> None:
-    """Standard output is JSON alone, whatever the script prints."""
+    """Standard output is JSON alone, even if the script prints."""
     code, out, err = command("train.py::step", "--json")
     written = json.loads(out)
     assert (1, "train.py::step", 2) == (code, written["target"], written["steps"])
@@ -191,7 +191,7 @@ def test_sarif() -> None:
 
 
 def test_baseline(train: Path) -> None:
-    """Known synchronizations pass, also when lines move; new ones fail; entries not found are reported."""
+    """Known synchronizations pass even if lines move; new ones fail; entries not found are reported."""
     code, _, err = command("train.py::step", "--write-baseline", "known.txt")
     assert (0, "known synchronizations written to known.txt: 1") == (
         code,
@@ -213,7 +213,7 @@ def test_baseline(train: Path) -> None:
     assert "no longer found; remove it from baseline known.txt: train.py in step, item: print" in err
 
 
-def test_more_often_than_the_baseline(train: Path) -> None:
+def test_more_synchronizations_than_the_baseline(train: Path) -> None:
     """A known line that synchronizes more often in a step fails."""
     command("train.py::step", "--write-baseline", "known.txt")
     train.write_text(TRAIN.replace('    print("loss"', '    for _ in "123":\n            print("loss"'))
@@ -238,23 +238,23 @@ def test_allowlist() -> None:
     assert before == known.read_text()
 
 
-def test_no_baseline_of_half_a_run() -> None:
-    """A baseline is not written from a run that ended early, which would drop entries."""
+def test_baseline_is_not_written_from_a_partial_run() -> None:
+    """A run that ended early does not write a baseline, which would lose entries."""
     code, _, err = command("train.py::broken", "--write-baseline", "known.txt")
     assert 1 == code
     assert "known.txt is not written" in err
     assert not Path("known.txt").exists()
 
 
-def test_trace() -> None:
-    """A trace is audited."""
+def test_trace_target() -> None:
+    """A trace file is audited."""
     code, out, _ = command(str(TRACE))
     assert code in (0, 1)
     assert "(trace" in out
 
 
-def test_ranks(tmp_path: Path) -> None:
-    """Each trace of a folder is audited."""
+def test_folder_of_traces(tmp_path: Path) -> None:
+    """Each trace in a folder is audited."""
     folder = tmp_path / "ranks"
     folder.mkdir()
     for rank in (0, 1):
@@ -266,8 +266,8 @@ def test_ranks(tmp_path: Path) -> None:
     assert (2, True) == (code, "rank2.json: it is empty" in err)
 
 
-def test_process() -> None:
-    """As a process the command prints plain text through a pipe, and only the report on stdout."""
+def test_output_through_a_pipe() -> None:
+    """Through a pipe the command prints plain text, with only the report on stdout."""
     result = subprocess.run(
         [sys.executable, "-m", "instrument", "syncs", "train.py::step"], capture_output=True, timeout=120
     )
@@ -276,8 +276,8 @@ def test_process() -> None:
     assert b"train.py:12 in step" in result.stdout
 
 
-def test_what_would_not_run() -> None:
-    """Code that would fail on a GPU fails, whatever --max is."""
+def test_code_that_would_fail_on_a_gpu() -> None:
+    """Code that would fail on a GPU fails the command regardless of --max."""
     code, out, err = command("train.py::mixes", "--max", "99")
     assert 1 == code
     assert "takes tensors of the CPU and of the GPU" in " ".join(out.split())
@@ -292,7 +292,7 @@ def test_what_would_not_run() -> None:
         ("def step(:\n", "SyntaxError: invalid syntax"),
     ],
 )
-def test_a_script_that_cannot_be_imported(train: Path, text: str, message: str) -> None:
+def test_script_that_cannot_be_imported(train: Path, text: str, message: str) -> None:
     """An unreadable target is an error, not a finding."""
     train.write_text(text)
     code, out, err = command("train.py::step")
@@ -300,8 +300,8 @@ def test_a_script_that_cannot_be_imported(train: Path, text: str, message: str) 
     assert f"cannot import train.py: {message}" in err
 
 
-def test_a_folder_with_colons(train: Path) -> None:
-    """Colons may be part of a file name; the last ones separate the function."""
+def test_folder_with_colons(train: Path) -> None:
+    """Colons may be part of a file name; the last pair separates the function."""
     folder = train.parent / "a::b"
     folder.mkdir()
     script(folder, "train.py", TRAIN)
@@ -310,8 +310,8 @@ def test_a_folder_with_colons(train: Path) -> None:
     assert (1, True) == (code, "a::b/train.py:12 in step" in out)
 
 
-def test_scripts_with_modules_of_one_name(train: Path) -> None:
-    """Each of several targets imports the modules beside it."""
+def test_targets_with_equally_named_modules(train: Path) -> None:
+    """Each of several targets imports the modules from its own folder."""
     for name, body in (("a", "x.sum().item()"), ("b", "x.sum()")):
         script(train.parent / name, "helper.py", f"def read(x):\n    return {body}\n")
         script(

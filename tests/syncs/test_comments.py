@@ -1,4 +1,4 @@
-"""Comments that allow a synchronization: on any line of its statement, or alone above it."""
+"""Comments that allow a synchronization, on any line of its statement or alone above it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from instrument.syncs.comments import allowed_at
 COMMENT = "# instrument: allow-sync why"
 
 
-def allowed(path: Path, code: str) -> list[int]:
+def allowed_lines(path: Path, code: str) -> list[int]:
     """Return the lines of ``code`` where a synchronization is allowed."""
     path.write_text(code, "utf-8")
     linecache.checkcache()
@@ -28,42 +28,42 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "train.py"
 
 
-def test_at_the_line(path: Path) -> None:
+def test_comment_at_end_of_line(path: Path) -> None:
     """A comment at the end of a line applies to that line."""
-    assert [2] == allowed(path, f"a()\nb()  {COMMENT}\nc()\n")
+    assert [2] == allowed_lines(path, f"a()\nb()  {COMMENT}\nc()\n")
 
 
 @pytest.mark.parametrize("line", [1, 2, 3, 4])
-def test_any_line_of_a_statement(path: Path, line: int) -> None:
+def test_comment_on_any_line_of_a_statement(path: Path, line: int) -> None:
     """A comment may be on any line of a statement."""
     lines = ["before()", "total = add(", "    a.item(),", "    b,", ")", "after()"]
     lines[line] += f"  {COMMENT}"
-    assert [2, 3, 4, 5] == allowed(path, "\n".join(lines))
+    assert [2, 3, 4, 5] == allowed_lines(path, "\n".join(lines))
 
 
-def test_alone_above(path: Path) -> None:
-    """A comment alone on a line applies to the whole statement below, and nothing else."""
-    assert [1, 2, 3] == allowed(path, f"{COMMENT}\ntotal = add(\n    a)\nafter()\n")
-    assert 3 not in allowed(path, f"{COMMENT}\n\na()\n")
-    assert [1] == allowed(path, f"a()  {COMMENT}\nb()\n")
+def test_comment_alone_above(path: Path) -> None:
+    """A comment alone on a line applies to the whole statement below it and to nothing else."""
+    assert [1, 2, 3] == allowed_lines(path, f"{COMMENT}\ntotal = add(\n    a)\nafter()\n")
+    assert 3 not in allowed_lines(path, f"{COMMENT}\n\na()\n")
+    assert [1] == allowed_lines(path, f"a()  {COMMENT}\nb()\n")
 
 
-def test_above_a_line_inside(path: Path) -> None:
-    """A comment inside a statement applies to all of it."""
-    assert [1, 2, 3, 4] == allowed(path, f"total = add(\n    {COMMENT}\n    a.item(),\n)\nafter()\n")
+def test_comment_inside_a_statement(path: Path) -> None:
+    """A comment alone on a line within a statement applies to the whole statement."""
+    assert [1, 2, 3, 4] == allowed_lines(path, f"total = add(\n    {COMMENT}\n    a.item(),\n)\nafter()\n")
 
 
-def test_bodies(path: Path) -> None:
+def test_comment_at_a_compound_statement(path: Path) -> None:
     """A comment at the head of a compound statement does not apply to its body."""
     code = f"def f():\n    if a:  {COMMENT}\n        b()\n        c()  {COMMENT}\n    else:\n        d()\n"
-    assert [2, 4] == allowed(path, code)
+    assert [2, 4] == allowed_lines(path, code)
     code = f"while any(  {COMMENT}\n    a\n):\n    b()\n"
-    assert [1, 2, 3] == allowed(path, code)
+    assert [1, 2, 3] == allowed_lines(path, code)
 
 
-def test_one_line_with_a_body(path: Path) -> None:
-    """`if a: b()` is one line."""
-    assert [1] == allowed(path, f"if a: b()  {COMMENT}\nc()\n")
+def test_compound_statement_on_one_line(path: Path) -> None:
+    """A comment on `if a: b()` applies to that line."""
+    assert [1] == allowed_lines(path, f"if a: b()  {COMMENT}\nc()\n")
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_one_line_with_a_body(path: Path) -> None:
     ],
     ids=["string", "text", "nobody", "longer", "other"],
 )
-def test_what_is_no_comment(path: Path, code: str) -> None:
-    """Text in a string does not count, nor does another comment."""
-    assert [] == allowed(path, code)
+def test_other_text_and_comments(path: Path, code: str) -> None:
+    """Text in strings and other comments allow nothing."""
+    assert [] == allowed_lines(path, code)
 
 
 @pytest.mark.parametrize(
@@ -100,20 +100,20 @@ def test_reasons(path: Path, comment: str, reason: str | None) -> None:
 
 
 @pytest.mark.parametrize("code", ["a(\n", "def f(:\n", "'''\n", "\x00\n", "    a()\n  b()\n"])
-def test_code_that_is_none(path: Path, code: str) -> None:
-    """Comments before a syntax error apply, and nothing raises."""
-    assert 1 in allowed(path, f"x()  {COMMENT}\n{code}")
+def test_syntax_errors(path: Path, code: str) -> None:
+    """Comments before a syntax error apply, and no exception is raised."""
+    assert 1 in allowed_lines(path, f"x()  {COMMENT}\n{code}")
 
 
-def test_no_file() -> None:
-    """Without source nothing is allowed."""
+def test_missing_source() -> None:
+    """Without source code nothing is allowed."""
     for site in (None, Site("<stdin>", 1, "f"), Site("/gone.py", 3, "f"), Site(__file__, 0, "f")):
         assert allowed_at(site) is None
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
-def test_in_a_dry_run(path: Path) -> None:
-    """A comment at the end of a statement applies to all of it; at the head of a loop not to its body."""
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU is present")
+def test_comments_in_a_dry_run(path: Path) -> None:
+    """In a dry run, a comment applies to its whole statement, but at the head of a loop not to the body."""
     path.write_text(
         f"""import torch
 def step():
@@ -135,9 +135,9 @@ def step():
     assert ["cpu", "tolist"] == sorted(found.op for found in report.syncs)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
-def test_decorators() -> None:
-    """A comment at a function's head allows nothing in it."""
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU is present")
+def test_comment_at_a_function_head() -> None:
+    """A comment at the head of a function allows nothing in its body."""
 
     def step() -> None:  # instrument: allow-sync not here
         torch.ones(3, device="cuda").sum().item()

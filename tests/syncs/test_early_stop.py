@@ -1,4 +1,4 @@
-"""A run that ends early: the findings so far are reported, and the exit code says how it ended."""
+"""A run that ends early reports its findings so far, and its exit code says how it ended."""
 
 from __future__ import annotations
 
@@ -53,41 +53,41 @@ finally:
 
 @pytest.fixture(autouse=True)
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The script, in the current folder."""
+    """Return a script in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return script(tmp_path, "train.py", TRAIN)
 
 
-def seen(report: SyncReport) -> dict[int, dict[int | None, int]]:
+def counts_by_line(report: SyncReport) -> dict[int, dict[int | None, int]]:
     """Return the synchronizations by line and step."""
     return {found.site.line: dict(found.steps) for found in report.syncs if found.site}
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_steps(train: Path, capsys: pytest.CaptureFixture[str], steps: int) -> None:
-    """After the limit of updates the script ends as by itself; what follows the last update belongs to it."""
+def test_step_limit(train: Path, capsys: pytest.CaptureFixture[str], steps: int) -> None:
+    """After the limit of steps the script ends normally; synchronizations after the last step count to it."""
     report = dry_run_file(train, None, args=["100", "0"], steps=steps)
     out = capsys.readouterr().out
     assert steps == out.count("update")
     assert out.endswith("finally\n")
     assert (steps, True, None) == (report.steps, report.finished, report.error)
     each = dict.fromkeys(range(steps), 1)
-    found = seen(report)
+    found = counts_by_line(report)
     assert {17: each, 19: each, 22: each} == {line: found[line] for line in (17, 19, 22)}
     assert {14: {None: 1}} == {14: found[14]} or steps == 1
     assert f"stopped after {steps} step" in str(report)
 
 
-def test_more_steps_than_there_are(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A limit that is not reached changes nothing."""
+def test_step_limit_not_reached(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit that is not reached has no effect."""
     report = dry_run_file(train, None, args=["2", "0"], steps=5)
     assert 2 == report.steps == capsys.readouterr().out.count("update")
     assert "ended after" not in str(report)
 
 
 def test_steps_of_a_function(tmp_path: Path) -> None:
-    """A function's steps are counted from its call on, not from those that importing its file made."""
+    """Steps are counted from the function's call, without those made by importing its file."""
     code = f"{TRAIN.replace('sys.argv[1]', '2').replace('sys.argv[2]', '0')}\n\ndef more():\n"
     code += "    for _ in range(9):\n        model(batch).sum().backward()\n        optimizer.step()\n"
     path = script(tmp_path, "more.py", code)
@@ -95,7 +95,7 @@ def test_steps_of_a_function(tmp_path: Path) -> None:
     assert (3, True) == (report.steps, report.finished)
 
 
-def test_swallowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_that_catches_the_exception(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A script that catches every exception is ended again at its next step, before another update."""
     code = TRAIN.replace("    loss = model(batch)", "    try:\n            loss = model(batch)").replace(
         ".mean()\n", ".mean()\n        except BaseException:\n            print('caught')\n"
@@ -106,8 +106,8 @@ def test_swallowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (2, 2) == (report.steps, out.count("update"))
 
 
-def test_hooks_are_gone(train: Path) -> None:
-    """Nothing of the limit is left behind, and models and optimizers work as before."""
+def test_hooks_are_removed(train: Path) -> None:
+    """Signal handlers, timers and optimizer hooks are restored after the run."""
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM)
     dry_run_file(train, None, args=["9", "0"], steps=1, time_limit=60)
     assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM))
@@ -120,7 +120,7 @@ def test_hooks_are_gone(train: Path) -> None:
 
 
 def test_time_limit(train: Path) -> None:
-    """After the time limit a script ends in the same way, also while it sleeps."""
+    """After the time limit a script ends the same way, even while it sleeps."""
     result = CliRunner().invoke(app, ["syncs", "train.py", "--time-limit", "1", "--", "5", "99"])
     assert 1 == result.exit_code
     assert "finally" in result.stdout
@@ -130,7 +130,7 @@ def test_time_limit(train: Path) -> None:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_signals(train: Path, name: str) -> None:
-    """After a signal the report is printed, JSON and SARIF are complete, and the exit code is the signal's."""
+    """After a signal the report is printed, JSON and SARIF are complete, and the exit code is that signal's."""
     command = [sys.executable, "-m", "instrument", "syncs", "--json", "--sarif", "out.sarif", "train.py"]
     process = subprocess.Popen(
         [*command, "--", "9999", "0.02", "exit"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -149,23 +149,23 @@ def test_signals(train: Path, name: str) -> None:
     assert json.loads(Path("out.sarif").read_text())["runs"]
 
 
-def test_own_handler(tmp_path: Path) -> None:
-    """A script that handles SIGTERM itself goes on."""
+def test_script_with_its_own_handler(tmp_path: Path) -> None:
+    """A script that handles SIGTERM itself continues."""
     code = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: print('mine'))\n"
     path = script(tmp_path, "own.py", f"{code}os.kill(os.getpid(), signal.SIGTERM)\n")
     assert dry_run_file(path, None).finished
 
 
-def test_nothing_on_a_gpu(tmp_path: Path) -> None:
-    """The advice is for a script; one that was stopped may have come to its GPU later."""
+def test_nothing_moved_to_a_gpu(tmp_path: Path) -> None:
+    """The advice to pass a device option is for complete runs; a stopped run may not have reached its GPU code."""
     path = script(tmp_path, "cpu.py", "import time\nimport torch\n\ntorch.ones(2).sum().item()\ntime.sleep(2)\n")
     assert "an option such as --device cuda?" in dry_run_file(path, None).unavailable_reason
     stopped = dry_run_file(path, None, time_limit=0.5)
     assert "the run ended before anything was moved to the GPU" == stopped.unavailable_reason
 
 
-def test_stopped_targets() -> None:
-    """A signal ends the command: further scripts are not begun."""
+def test_signal_skips_further_targets() -> None:
+    """After a signal the command does not start further scripts."""
     Path("first.py").write_text("raise KeyboardInterrupt\n")
     result = CliRunner().invoke(app, ["syncs", "first.py", "train.py", "--", "1", "0"])
     assert 130 == result.exit_code
@@ -174,8 +174,8 @@ def test_stopped_targets() -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("--steps", "3"), ("--step-on", "backward")])
-def test_traces_take_no_limits(option: str, value: str) -> None:
-    """An option for what runs is refused for what does not."""
+def test_limits_are_refused_for_traces(option: str, value: str) -> None:
+    """An option for running scripts is refused for a trace."""
     result = CliRunner().invoke(app, ["syncs", "trace.json", option, value])
     assert 2 == result.exit_code
     assert f"{option} is for scripts, and trace.json is a trace" in result.stderr
@@ -213,15 +213,17 @@ print("went on")
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", [], "terminated by SIGTERM", 143),
     ],
 )
-def test_what_ends_it_is_caught(tmp_path: Path, wait: str, options: list[str], why: str, code: int) -> None:
-    """A script that catches whatever is raised ends the second time, with the report."""
+def test_script_that_catches_everything(
+    tmp_path: Path, wait: str, options: list[str], why: str, code: int
+) -> None:
+    """A script that catches every exception ends the second time, with the report."""
     script(tmp_path, "catches.py", CATCHES.replace("WAIT", wait))
     command = [sys.executable, "-m", "instrument", "syncs", "catches.py", "--sarif", "out.sarif", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    both = done.stdout + done.stderr
-    assert code == done.returncode, both
-    assert 1 == sum(line.startswith("caught") for line in both.splitlines()), both
-    assert "went on" not in both
+    output = done.stdout + done.stderr
+    assert code == done.returncode, output
+    assert 1 == sum(line.startswith("caught") for line in output.splitlines()), output
+    assert "went on" not in output
     assert why in done.stdout
     assert "catches.py" in done.stdout
     assert json.loads(Path("out.sarif").read_text())["runs"]
@@ -229,8 +231,8 @@ def test_what_ends_it_is_caught(tmp_path: Path, wait: str, options: list[str], w
         assert 14 in {found["site"]["line"] for found in json.loads(done.stdout)["findings"]}
 
 
-def test_what_runs_because_it_ends(tmp_path: Path) -> None:
-    """What a script runs as it leaves, such as an evaluation in a ``finally`` block, is not taken for going on."""
+def test_cleanup_after_the_limit(tmp_path: Path) -> None:
+    """Code in a ``finally`` block, such as a last evaluation, may run after the limit."""
     code = "import time\nfrom contextlib import suppress\n\ntry:\n    time.sleep(9)\nfinally:\n"
     script(tmp_path, "last.py", f"{code}    time.sleep(2.5)\n    print('saved')\n")
     result = CliRunner().invoke(app, ["syncs", "last.py", "--time-limit", "0.3"])
@@ -239,6 +241,6 @@ def test_what_runs_because_it_ends(tmp_path: Path) -> None:
     assert "did not end" not in result.stdout
 
 
-def test_text() -> None:
-    """What ended the run is one line."""
+def test_early_stop_text() -> None:
+    """The text of an `EarlyStop` is its one-line reason."""
     assert ("why", 3) == (str(EarlyStop("why", 3)), EarlyStop("why", 3).code)

@@ -1,4 +1,4 @@
-"""Suggested code does not synchronize, and the code that it replaces does."""
+"""Suggested fixes do not synchronize, and the code that they replace does."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from instrument.syncs.recorder import findings_of
 from instrument.syncs.report import SyncReport
 
 
-def pairs() -> list[Fix]:
-    """Return every suggestion with code."""
+def fixes_with_code() -> list[Fix]:
+    """Return every suggestion that has code."""
     values = [*vars(fixes).values(), *vars(operations).values(), *(row.fix for row in operations.OPERATIONS)]
     return list(dict.fromkeys(fix for fix in values if isinstance(fix, Fix) and fix.before))
 
 
-def around() -> dict[str, Any]:
-    """Return the variables that suggested code uses, on the GPU or the CPU as in a training script."""
+def variables() -> dict[str, Any]:
+    """Return the variables that the suggested code uses, as in a training script."""
     gpu = torch.device("cuda")
     x = torch.rand(4, device=gpu)
     model = torch.nn.Linear(4, 1).to(gpu)
@@ -59,33 +59,33 @@ def around() -> dict[str, Any]:
     }
 
 
-def looked_at(code: str) -> SyncReport:
-    """Return the report of a dry run of ``code``; the set-up before it is allowed to synchronize."""
+def dry_run_of(code: str) -> SyncReport:
+    """Return the report of a dry run of ``code``; its set-up is allowed to synchronize."""
 
     def step() -> None:
         with instrument.allow_sync("set up"):
-            names = around()
+            names = variables()
         linecache.cache["suggestion.py"] = (len(code), None, code.splitlines(keepends=True), "suggestion.py")
         exec(compile(code, "suggestion.py", "exec"), names)
 
     return instrument.dry_run(step)
 
 
-@pytest.mark.parametrize("fix", pairs(), ids=lambda fix: fix.before.splitlines()[-1])
-def test_pairs(fix: Fix, capsys: pytest.CaptureFixture[str]) -> None:
-    """The code before synchronizes, which leads to this very suggestion; the code after does not."""
-    before = looked_at(fix.before)
+@pytest.mark.parametrize("fix", fixes_with_code(), ids=lambda fix: fix.before.splitlines()[-1])
+def test_fix_removes_the_synchronization(fix: Fix, capsys: pytest.CaptureFixture[str]) -> None:
+    """The old code synchronizes and gets this suggestion; the suggested code does not synchronize."""
+    before = dry_run_of(fix.before)
     assert before.error is None, before
     assert before.syncs, before
     assert fix in [fix_of(found) for found in before.syncs], before
-    after = looked_at(fix.after)
+    after = dry_run_of(fix.after)
     assert after.error is None, after
     assert [] == after.syncs, after
     assert [] == after.not_covered
 
 
-@pytest.mark.parametrize("fix", pairs(), ids=lambda fix: fix.before.splitlines()[-1])
-def test_short(fix: Fix) -> None:
+@pytest.mark.parametrize("fix", fixes_with_code(), ids=lambda fix: fix.before.splitlines()[-1])
+def test_fixes_are_short(fix: Fix) -> None:
     """A suggestion is at most two sentences and a few lines."""
     assert len(fix.text) <= 200
     assert len(fix.before.splitlines()) <= 1
@@ -96,15 +96,15 @@ def finding(op: str, **more: Any) -> Finding:
     return findings_of(SyncEvent(op, more.pop("cause", ""), Site("/x/train.py", 1, "step"), **more))[0]
 
 
-def test_every_finding_has_one() -> None:
+def test_fix_for_an_unknown_operation() -> None:
     """An operation that is not in the table gets a suggestion by its direction."""
     assert "pin" in fix_of(finding("new_operation", direction="H2D")).text
     assert "event" in fix_of(finding("new_operation", direction="D2H")).text
     assert "allow_sync" in fix_of(finding("new_operation")).text
 
 
-def test_the_line_of_a_library_decides() -> None:
-    """The number that a GradScaler reads gets a suggestion for the scaler, not for `item`."""
+def test_fix_depends_on_the_library_line() -> None:
+    """The value that a GradScaler reads gets the scaler's suggestion, not the one for `item`."""
     via = Site("/v/lib/python3.11/site-packages/torch/amp/grad_scaler.py", 300, "GradScaler._maybe_opt_step")
     assert "fused" in fix_of(finding("item", via=via)).text
     windows = Site("C:\\v\\site-packages\\torch\\amp\\grad_scaler.py", 300, "GradScaler.step")
@@ -126,7 +126,7 @@ def test_the_line_of_a_library_decides() -> None:
         ("synchronize", "hipDeviceSynchronize", "Leave it out"),
     ],
 )
-def test_the_cause_decides(op: str, cause: str, word: str) -> None:
+def test_fix_depends_on_the_cause(op: str, cause: str, word: str) -> None:
     """Causes from live detection and from traces lead to the same suggestions as those from a dry run."""
     assert word in fix_of(finding(op, cause=cause, direction="H2D" if op == "to" else None)).text
 
@@ -154,15 +154,15 @@ GPU_LINE = Site("/v/site-packages/transformers/masking_utils.py", 776, "create")
         ("setitem", "loss.backward()", {"backward": "IndexBackward0"}, "how many elements are chosen"),
     ],
 )
-def test_the_line_decides(
+def test_fix_depends_on_the_line(
     monkeypatch: pytest.MonkeyPatch, op: str, code: str, more: dict[str, Any], word: str
 ) -> None:
-    """The code of the line, and whose code it is, lead to a suggestion for that line."""
+    """The code of the line, and whether it belongs to a library, select the suggestion."""
     monkeypatch.setitem(linecache.cache, "/x/train.py", (len(code), None, [f"{code}\n"], "/x/train.py"))
     up = "H2D" if op in ("to", "cuda") else None
     assert word in fix_of(finding(op, direction=up, **more)).text
 
 
-def test_a_library_copies() -> None:
-    """A copy in a library gets the suggestion of any copy."""
+def test_fix_for_a_copy_in_a_library() -> None:
+    """A copy in a library gets the general suggestion for copies."""
     assert "DataLoader" in fix_of(finding("to", direction="H2D", via=GPU_LINE)).text

@@ -1,4 +1,4 @@
-"""What only a GPU can show of live detection: real waits, at their lines, with the time that CUPTI measures."""
+"""Live detection on a real GPU: synchronizations at their lines, with the blocked time that CUPTI measures."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def here() -> int:
 @pytest.fixture
 def x() -> torch.Tensor:
     tensor = torch.ones(1000, device="cuda")
-    (tensor.sum() > 0).item()  # compiles what it needs
+    (tensor.sum() > 0).item()  # compiles its kernels
     torch.cuda.synchronize()
     return tensor
 
 
 @functools.cache
-def cycles() -> float:
-    """Cycles of the GPU's clock in a ms, once the clock has risen to what it is under load."""
+def cycles_per_ms() -> float:
+    """Return the GPU's clock cycles per millisecond, measured under load."""
     rates: list[float] = []
     for _ in range(50):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -50,13 +50,13 @@ def cycles() -> float:
     return rates[-1]
 
 
-def busy(ms: float) -> None:
-    """Keep the GPU busy for about so long."""
-    torch.cuda._sleep(int(ms * cycles()))
+def keep_busy(ms: float) -> None:
+    """Keep the GPU busy for about ``ms`` milliseconds."""
+    torch.cuda._sleep(int(ms * cycles_per_ms()))
 
 
-def test_planted_waits(x: torch.Tensor) -> None:
-    """Each is found at its line, with its operation and a time."""
+def test_known_synchronizations(x: torch.Tensor) -> None:
+    """Each synchronization is found at its line, with its operation and a time."""
     total, pinned = x.sum(), torch.ones(1000, pin_memory=True)
     with detect_syncs() as syncs:
         line = here()
@@ -95,7 +95,7 @@ def test_planted_waits(x: torch.Tensor) -> None:
 
 
 def test_clean_step(x: torch.Tensor) -> None:
-    """A step that waits for nothing has no finding, at level "error" and inside `no_syncs` either."""
+    """A step without synchronizations has no findings, also at level "error" and inside `no_syncs`."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 8)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.randn(32, 64, device="cuda")
@@ -115,8 +115,8 @@ def test_clean_step(x: torch.Tensor) -> None:
     assert [] == syncs.findings
 
 
-def test_restored(x: torch.Tensor) -> None:
-    """The mode, the filters and what is wrapped are as before, also after an error that a wait raised."""
+def test_state_is_restored(x: torch.Tensor) -> None:
+    """Torch's mode, the warning filters and wrapped functions are restored, also after a `SyncError`."""
     before = torch.cuda.get_sync_debug_mode(), warnings.filters, list(warnings.filters), torch.cuda.synchronize
     line = here() + 2
     with pytest.raises(SyncError, match=f"test_gpu_syncs.py:{line}: "), no_syncs():
@@ -126,8 +126,8 @@ def test_restored(x: torch.Tensor) -> None:
     assert "to" not in vars(torch.Tensor)
 
 
-class Waits(torch.autograd.Function):
-    """Waits in its backward, which runs on a thread of the GPU's."""
+class SynchronizingIdentity(torch.autograd.Function):
+    """Synchronizes in its backward pass, which runs on an autograd thread."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -140,17 +140,22 @@ class Waits(torch.autograd.Function):
 
 
 def test_backward_in_python(x: torch.Tensor) -> None:
-    """A wait in a backward of the user's is at its line, with the node and the region around backward."""
+    """A synchronization in a Python backward is found at its line, with the node and the enclosing region."""
     with detect_syncs() as syncs, instrument.annotate("train"):
-        Waits.apply(x.clone().requires_grad_()).sum().backward()
+        SynchronizingIdentity.apply(x.clone().requires_grad_()).sum().backward()
     (found,) = syncs.findings
-    assert ("item", "WaitsBackward", 1, ("train",)) == (found.op, found.backward, found.timed, found.region)
+    assert ("item", "SynchronizingIdentityBackward", 1, ("train",)) == (
+        found.op,
+        found.backward,
+        found.timed,
+        found.region,
+    )
     assert found.site is not None
     assert "gradient.sum().item()" == found.site.code
 
 
 def test_backward_in_cpp(x: torch.Tensor) -> None:
-    """A wait in a node of torch's is at the line that called backward."""
+    """A synchronization in one of torch's C++ nodes is found at the line that called backward."""
     value = torch.ones(8, requires_grad=True)
     result = value.cuda().sum()  # its backward copies to the CPU
     with detect_syncs() as syncs, instrument.annotate("train"):
@@ -164,8 +169,8 @@ def test_backward_in_cpp(x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("ms", [1, 5, 50])
 @pytest.mark.parametrize("how", ["item", "cpu", "synchronize", "stream", "event", "getitem"])
-def test_blocked_time_is_that_of_cupti(x: torch.Tensor, ms: float, how: str, tmp_path: Path) -> None:
-    """The time that a call waited is within 10% of what CUPTI measures of the calls of CUDA in it."""
+def test_blocked_time_matches_cupti(x: torch.Tensor, ms: float, how: str, tmp_path: Path) -> None:
+    """The blocked time is within 10% of the time that CUPTI measures for the same CUDA calls."""
     total, event, mask = x.sum(), torch.cuda.Event(), x > 0
     calls: dict[str, Callable[[], Any]] = {
         "item": lambda: total.item(),
@@ -175,13 +180,13 @@ def test_blocked_time_is_that_of_cupti(x: torch.Tensor, ms: float, how: str, tmp
         "event": lambda: event.synchronize(),
         "getitem": lambda: x[mask],
     }
-    busy(1)
+    keep_busy(1)
     with detect_syncs():
-        calls[how]()  # whose line is read the first time
+        calls[how]()  # the first call reads the source line
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
         with detect_syncs() as syncs, torch.profiler.record_function("planted"):
-            busy(ms)
+            keep_busy(ms)
             event.record()
             calls[how]()
         torch.cuda.synchronize()
@@ -201,12 +206,12 @@ def test_blocked_time_is_that_of_cupti(x: torch.Tensor, ms: float, how: str, tmp
 
 
 @pytest.mark.parametrize("arguments", [{"level": "error"}, {"budget": 0}], ids=["error", "budget"])
-def test_the_end_of_a_window(x: torch.Tensor, tmp_path: Path, arguments: dict[str, Any]) -> None:
-    """It is not a finding, raises nothing and counts in no budget; the window has its kernels."""
+def test_end_of_a_window(x: torch.Tensor, tmp_path: Path, arguments: dict[str, Any]) -> None:
+    """The profiler's synchronization is not a finding and uses no budget; the window has its kernels."""
     plan = instrument.schedule("1-2")
     with detect_syncs(**arguments) as syncs, instrument.profile(tmp_path, schedule=plan) as prof:
         for _ in range(4):
-            busy(2)
+            keep_busy(2)
             for _ in range(100):
                 x.mul(2)
             prof.step()
@@ -217,8 +222,8 @@ def test_the_end_of_a_window(x: torch.Tensor, tmp_path: Path, arguments: dict[st
     assert len(instrument.read_trace(path).gpu) >= 100
 
 
-def test_the_end_of_a_profiler_of_torchs(x: torch.Tensor) -> None:
-    """Nor is that of the user's own."""
+def test_end_of_a_torch_profiler(x: torch.Tensor) -> None:
+    """The synchronization at the end of the user's own torch profiler is not a finding."""
     with detect_syncs("error") as syncs, no_syncs():
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]):
             x.mul(2)
@@ -228,8 +233,8 @@ def test_the_end_of_a_profiler_of_torchs(x: torch.Tensor) -> None:
     assert [] == syncs.findings
 
 
-def test_waits_inside_a_window(x: torch.Tensor, tmp_path: Path) -> None:
-    """The waits of the program are found as outside of one, each in its step."""
+def test_synchronizations_inside_a_window(x: torch.Tensor, tmp_path: Path) -> None:
+    """Synchronizations of the program inside a window are found, each in its step."""
     plan = instrument.schedule("1-2")
     with detect_syncs(every=1) as syncs, instrument.profile(tmp_path, schedule=plan) as prof:
         for _ in range(4):
@@ -242,8 +247,8 @@ def test_waits_inside_a_window(x: torch.Tensor, tmp_path: Path) -> None:
     assert ["recorded"] == [window["status"] for window in prof.windows]
 
 
-def answer(script: str, folder: Path) -> Any:
-    """What a program of its own prints, as JSON, on its last line."""
+def result_of(script: str, folder: Path) -> Any:
+    """Run ``script`` in a process and return the JSON on its last line of output."""
     done = programs.run(programs.python(programs.program(script, folder), [str(folder)]), programs.environment())
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -264,11 +269,11 @@ HIDES = """
 """
 
 
-def test_the_environment_may_change_inside(tmp_path: Path) -> None:
-    """The driver reads CUDA_VISIBLE_DEVICES when the program uses CUDA, which is later."""
-    available, initialized, (said,) = answer(HIDES, tmp_path)
+def test_environment_changes_before_cuda_initializes(tmp_path: Path) -> None:
+    """CUDA_VISIBLE_DEVICES set inside a detector takes effect, as CUDA initializes later."""
+    available, initialized, (sentence,) = result_of(HIDES, tmp_path)
     assert (False, False) == (available, initialized)
-    assert said.startswith("The program never initialized CUDA")
+    assert sentence.startswith("The program never initialized CUDA")
 
 
 FORKS = """
@@ -292,9 +297,9 @@ FORKS = """
 """
 
 
-def test_a_child_that_is_forked_inside(tmp_path: Path) -> None:
-    """Parent and child use CUDA after the fork, and each finds its wait, the first one."""
-    assert [[["item", 1, 1]], 0, 0] == answer(FORKS, tmp_path)
+def test_fork_inside_a_detector(tmp_path: Path) -> None:
+    """Parent and child use CUDA after the fork, and each finds its first synchronization."""
+    assert [[["item", 1, 1]], 0, 0] == result_of(FORKS, tmp_path)
 
 
 STARTS = """
@@ -324,9 +329,9 @@ STARTS = """
 """
 
 
-def test_a_detector_that_starts_while_another_thread_initializes(tmp_path: Path) -> None:
-    """It does not wait for that, and finds the first wait after it."""
-    assert [[True], [["item", 1, 1]], 0] == answer(STARTS, tmp_path)
+def test_detector_starts_during_initialization_on_another_thread(tmp_path: Path) -> None:
+    """The detector starts without waiting for the initialization, and finds the first synchronization after it."""
+    assert [[True], [["item", 1, 1]], 0] == result_of(STARTS, tmp_path)
 
 
 RAISES = """
@@ -337,21 +342,21 @@ RAISES = """
     import instrument
     from instrument.errors import SyncError
 
-    said = ""
+    message = ""
     try:
         with instrument.detect_syncs("error"):
             total = torch.ones(1000, device="cuda").sum()
             total.item()
     except SyncError as error:
-        said = str(error)
-    print(json.dumps([said, torch.cuda.get_sync_debug_mode()]))
+        message = str(error)
+    print(json.dumps([message, torch.cuda.get_sync_debug_mode()]))
 """
 
 
-def test_the_first_wait_of_a_program_raises(tmp_path: Path) -> None:
-    """At level "error", where the detector was there before CUDA was used."""
-    said, mode = answer(RAISES, tmp_path)
-    assert "`total.item()` makes the CPU wait for the GPU" in said
+def test_first_synchronization_of_a_program_raises(tmp_path: Path) -> None:
+    """At level "error" the first synchronization raises when the detector started before CUDA was used."""
+    message, mode = result_of(RAISES, tmp_path)
+    assert "`total.item()` makes the CPU wait for the GPU" in message
     assert 0 == mode
 
 
@@ -371,18 +376,18 @@ BREAKS = """
         with instrument.profile(sys.argv[1], schedule=instrument.schedule("1-2")) as prof:
             for number in range(4):
                 if number == 2:
-                    x[bad]  # fails when the GPU comes to it
+                    x[bad]  # fails when the GPU runs it
                 prof.step()
     except Exception as error:
         raised = repr(error)
     print(json.dumps([raised, torch.autograd._profiler_enabled(), [window["status"] for window in prof.windows]]))
     sys.stdout.flush()
-    os._exit(0)  # CUDA cannot be left in order
+    os._exit(0)  # CUDA cannot shut down cleanly
 """
 
 
-def test_a_gpu_that_failed_inside_a_window(tmp_path: Path) -> None:
-    """The profiler is off, and the error reaches the program at no call that is not its own."""
-    raised, enabled, (status,) = answer(BREAKS, tmp_path)
+def test_gpu_error_inside_a_window(tmp_path: Path) -> None:
+    """After a GPU error the profiler is off, and only the program's own calls raise the error."""
+    raised, enabled, (status,) = result_of(BREAKS, tmp_path)
     assert ("", False) == (raised, enabled)
     assert status in ("partial", "failed")

@@ -1,4 +1,4 @@
-"""The guide to synchronizations is right: its code runs, and its commands print what it shows."""
+"""The code in the guide to synchronizations runs, and its commands print the output shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with the files of the guide and a trace."""
+    """Return a repository with the files of the guide and a trace."""
     (tmp_path / ".git").mkdir()
     for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", GUIDE, re.DOTALL):
         (tmp_path / name).write_text(code)
@@ -40,16 +40,16 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def test_code_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The blocks run one after the other."""
+def test_code_blocks_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The code blocks run one after the other."""
     variables: dict[str, Any] = {}
     for block in re.findall(r"```python\n(?!# \w+\.py)(.*?)```", GUIDE, re.DOTALL):
         exec(block, variables)
     assert "No line makes the CPU wait for the GPU (dry run" in capsys.readouterr().out
 
 
-def test_commands_print_what_is_shown(folder: Path) -> None:
-    """Each command prints the output shown under it, and the baseline file is the one shown."""
+def test_commands_print_the_output_shown(folder: Path) -> None:
+    """Each command prints the output shown below it, and the baseline file matches."""
     shown = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*?)(?=\$ |```)", GUIDE, re.MULTILINE)
     assert len(shown) == 3
     for command, output in shown:
@@ -58,7 +58,7 @@ def test_commands_print_what_is_shown(folder: Path) -> None:
     assert f"```\n{(folder / 'syncs.txt').read_text()}```" in GUIDE
 
 
-def test_tests_pass(folder: Path) -> None:
+def test_guide_tests_pass(folder: Path) -> None:
     """The tests in the guide pass."""
     installed = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
     named = [] if installed else ["-p", PLUGIN]

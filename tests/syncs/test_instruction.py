@@ -1,4 +1,4 @@
-"""The operation that a line of Python stands at."""
+"""The operation that a Python frame is executing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from instrument.syncs.instruction import Expression, callee_in, describe
 
 
-class Asked:
-    """Notes what the caller is doing whenever something is asked of it."""
+class CallerRecorder:
+    """Records the caller's current operation on every access."""
 
     def __init__(self) -> None:
         self.seen: list[Expression] = []
@@ -91,14 +91,14 @@ EXPRESSIONS = {
 
 def run(source: str, filename: str) -> list[Expression]:
     """Run ``source`` as the body of a function."""
-    asked = Asked()
+    recorder = CallerRecorder()
 
     class Nothing:
         def write(self, _: str) -> None:
             pass
 
     class Holder:
-        deep = asked
+        deep = recorder
 
     body = "\n    ".join(source.split("\n"))
     names = "x, note, function, functions, holder, nothing"
@@ -107,23 +107,23 @@ def run(source: str, filename: str) -> list[Expression]:
     exec(compile(code, filename, "exec"), scope)
 
     def function(value: Any) -> None:
-        asked.seen.append(describe(sys._getframe(1)))
+        recorder.seen.append(describe(sys._getframe(1)))
 
-    scope["function_of"](asked, asked.note, function, [function], Holder, Nothing())
-    return asked.seen
+    scope["function_of"](recorder, recorder.note, function, [function], Holder, Nothing())
+    return recorder.seen
 
 
 @pytest.mark.parametrize(("source", "expected"), EXPRESSIONS.items())
-def test_names_without_the_source(source: str, expected: str | None) -> None:
-    """The instruction itself tells the operation, where no file is there to read."""
+def test_operations_without_source(source: str, expected: str | None) -> None:
+    """The instruction itself identifies the operation when the source file is missing."""
     if sys.version_info < (3, 11) and "(" in source:
         pytest.skip("Python 3.10 knows the line only")
     expected_ops = expected.split() if expected else [None]
     assert expected_ops == [found.op for found in run(source, "<made up>")]
 
 
-def test_text_is_the_expression(tmp_path: Any) -> None:
-    """Where the source is there, the text is the expression alone, on one line and cut where it is long."""
+def test_text_of_the_expression(tmp_path: Any) -> None:
+    """With source, the text is the expression alone, on one line and shortened if long."""
     if sys.version_info < (3, 11):
         pytest.skip("Python 3.10 knows the line only")
     path = tmp_path / "step.py"
@@ -148,6 +148,6 @@ def test_text_is_the_expression(tmp_path: Any) -> None:
         ("x = y", None),
     ],
 )
-def test_callee_by_the_line(line: str, expected: str | None) -> None:
-    """With nothing but the line, the call that is known to wait is taken, or the only one."""
+def test_callee_from_the_line(line: str, expected: str | None) -> None:
+    """From a line alone, the known synchronizing call is taken, or the only call."""
     assert expected == callee_in(line)

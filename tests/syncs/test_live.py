@@ -1,4 +1,4 @@
-"""Live detection with torch's own callbacks and warnings, on a simulated GPU."""
+"""Live detection through torch's callbacks and warnings, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["gpu"]
 pytestmark = pytest.mark.native
 
 
-def test_each_wait_at_its_line(gpu: Gpu) -> None:
+def test_synchronizations_at_their_lines(gpu: Gpu) -> None:
     """A synchronization is found at the user's line, with its operation and count."""
     x = gpu.x
     with detect_syncs() as syncs:
@@ -47,12 +47,14 @@ def test_each_wait_at_its_line(gpu: Gpu) -> None:
     expected = ["item", "bool", "cpu", "synchronize", "format", "getitem", ("tolist", 8, 3), ("bool", 9, 1)]
     rows = [row if isinstance(row, tuple) else (row, index + 1, 1) for index, row in enumerate(expected)]
     assert [(op, line + offset, count) for op, offset, count in rows] == shown(syncs.findings)
-    assert {test_each_wait_at_its_line.__name__} == {found.site.function for found in syncs.findings if found.site}
+    assert {test_synchronizations_at_their_lines.__name__} == {
+        found.site.function for found in syncs.findings if found.site
+    }
     assert {"MainThread"} == {found.thread for found in syncs.findings}
 
 
 def test_blocked_time(gpu: Gpu) -> None:
-    """The blocked time is measured for one synchronization, for several in a call, and for an explicit one."""
+    """Blocked time is measured for one synchronization, several in one call, and an explicit one."""
     gpu.configure(ms=5.0)
     with detect_syncs() as syncs:
         began = time.perf_counter_ns()
@@ -67,7 +69,7 @@ def test_blocked_time(gpu: Gpu) -> None:
     assert ((several.blocked_ns or 0) >= 15_000_000, several.count, several.timed) == (True, 1, 1)
 
 
-def test_wording_of_other_vendors(gpu: Gpu) -> None:
+def test_warnings_of_other_vendors(gpu: Gpu) -> None:
     """The warnings of ROCm and other backends are recognized."""
     for vendor in ("HIP", "NPU"):
         gpu.configure(vendor=vendor)
@@ -76,7 +78,7 @@ def test_wording_of_other_vendors(gpu: Gpu) -> None:
         assert [1] == [found.timed for found in syncs.findings]
 
 
-def test_other_warnings_pass(gpu: Gpu) -> None:
+def test_other_warnings_are_shown(gpu: Gpu) -> None:
     """Only torch's synchronization warning is intercepted; other warnings are shown."""
     with pytest.warns(UserWarning, match="^mine$") as seen, detect_syncs():
         gpu.x.item()
@@ -85,8 +87,8 @@ def test_other_warnings_pass(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("how", ["ignore", "filters", "reset", "error", "record", "replaced", "leave"])
-def test_survives_filters_of_others(gpu: Gpu, how: str) -> None:
-    """However others change the warning filters meanwhile, each synchronization is seen and timed."""
+def test_warning_filters_changed_inside(gpu: Gpu, how: str) -> None:
+    """Each synchronization is seen and timed, however the program changes the warning filters."""
     catching = warnings.catch_warnings()
     if how == "leave":
         catching.__enter__()
@@ -111,7 +113,7 @@ def test_survives_filters_of_others(gpu: Gpu, how: str) -> None:
 
 
 def test_filters_set_inside_stay(gpu: Gpu) -> None:
-    """Changes that the program makes in the block stay."""
+    """Changes that the program makes to the warning filters inside the block stay."""
     before = warnings.filters
     with warnings.catch_warnings():
         held = warnings.filters
@@ -141,7 +143,7 @@ def test_filters_closed_after_the_detector(gpu: Gpu) -> None:
     warnings.filters = original
 
 
-def test_without_the_hook_before(gpu: Gpu) -> None:
+def test_torch_without_callbacks(gpu: Gpu) -> None:
     """If torch only warns afterwards, synchronizations are counted without a time."""
     gpu.configure(trace=False)
     from instrument import compat
@@ -157,7 +159,7 @@ def test_without_the_hook_before(gpu: Gpu) -> None:
     assert any("without a time" in sentence for sentence in syncs.report.coverage)
 
 
-def test_without_the_warning(gpu: Gpu) -> None:
+def test_synchronizations_without_a_warning(gpu: Gpu) -> None:
     """Synchronizations without a warning are counted, each without a time."""
     with detect_syncs() as syncs:
         gpu.configure(what="event", warn=False)
@@ -183,8 +185,8 @@ def test_operators_of_torch_ops(gpu: Gpu) -> None:
     assert ("call", 3, None) == (found.op, found.count, found.blocked_ns)
 
 
-def test_mode_of_the_program(gpu: Gpu) -> None:
-    """The mode of torch is restored; the mode that raises errors is never changed; a mode set inside stays."""
+def test_sync_debug_mode(gpu: Gpu) -> None:
+    """Torch's mode is restored; mode "error" is never changed; a mode set inside stays."""
     for mode in (0, 1, 2):
         torch.cuda.set_sync_debug_mode(mode)
         with detect_syncs() as syncs:
@@ -198,8 +200,8 @@ def test_mode_of_the_program(gpu: Gpu) -> None:
     torch.cuda.set_sync_debug_mode(0)
 
 
-def test_a_line_that_was_warned_of_before(gpu: Gpu) -> None:
-    """Python shows a warning once for each line; a warning shown before is still intercepted."""
+def test_line_with_an_earlier_warning(gpu: Gpu) -> None:
+    """A synchronization at a line whose warning Python already showed is still intercepted."""
     torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("default")
@@ -211,32 +213,32 @@ def test_a_line_that_was_warned_of_before(gpu: Gpu) -> None:
     globals().get("__warningregistry__", {}).clear()
 
 
-def test_restored_after_an_error(gpu: Gpu) -> None:
+def test_state_is_restored_after_an_error(gpu: Gpu) -> None:
     """An error of the program propagates unchanged, and everything is restored."""
     with pytest.raises(ZeroDivisionError), detect_syncs("error"):
         gpu.configure(warn=False)
-        gpu.x.item()  # torch does not tell when it is over, so that it is due at the end
+        gpu.x.item()  # torch does not report the end of the call, so the error is due at the end
         raise ZeroDivisionError
 
 
-def test_replaced_by_others_meanwhile(gpu: Gpu) -> None:
-    """Patches of others on top of the library's stay, and keep working."""
+def test_patches_of_others_stay(gpu: Gpu) -> None:
+    """Patches that others put on top of the library's stay and keep working."""
     with pytest.MonkeyPatch.context() as patch:
         with detect_syncs() as syncs:
-            ours = torch.cuda.synchronize
-            theirs = lambda: ours()  # noqa: E731
-            patch.setattr(torch.cuda, "synchronize", theirs)
+            wrapped = torch.cuda.synchronize
+            replacement = lambda: wrapped()  # noqa: E731
+            patch.setattr(torch.cuda, "synchronize", replacement)
             torch.cuda.synchronize()
-        assert theirs is torch.cuda.synchronize
+        assert replacement is torch.cuda.synchronize
         torch.cuda.synchronize()
         assert [1] == [found.count for found in syncs.findings]
         patch.undo()
-        assert ours is torch.cuda.synchronize
-        torch.cuda.synchronize = ours.__wrapped__
+        assert wrapped is torch.cuda.synchronize
+        torch.cuda.synchronize = wrapped.__wrapped__
 
 
 def test_other_callbacks_stay(gpu: Gpu) -> None:
-    """Callbacks of torch's CUDA sanitizer, in the same lists, are called and stay installed."""
+    """Callbacks of torch's CUDA sanitizer in the same registries are called and stay installed."""
     called: list[int] = []
     registry = trace.StreamSynchronizationCallbacks
     registry.add_callback(called.append)
@@ -249,7 +251,7 @@ def test_other_callbacks_stay(gpu: Gpu) -> None:
         registry.callback_list.clear()
 
 
-def test_used_twice(gpu: Gpu) -> None:
+def test_detector_restarts(gpu: Gpu) -> None:
     """Each start drops the findings of the last run; a second start or stop has no effect."""
     syncs = detect_syncs()
     for count in (1, 2):
@@ -265,8 +267,8 @@ def test_used_twice(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("inner_first", [True, False])
-def test_nested(gpu: Gpu, inner_first: bool) -> None:
-    """Of two detectors each records what happens inside it, whichever ends first."""
+def test_nested_detectors(gpu: Gpu, inner_first: bool) -> None:
+    """Each of two nested detectors records the synchronizations inside it, whichever ends first."""
     outer, inner = detect_syncs(), detect_syncs()
     outer.start()
     gpu.x.item()
@@ -285,7 +287,7 @@ def test_nested(gpu: Gpu, inner_first: bool) -> None:
 
 
 def test_other_threads(gpu: Gpu) -> None:
-    """Synchronizations on other threads are found there, each with its time, also at the same time."""
+    """Concurrent synchronizations on several threads are found, each with its time."""
     gpu.configure(ms=5.0)
 
     def work() -> None:
@@ -303,8 +305,8 @@ def test_other_threads(gpu: Gpu) -> None:
     assert (found.blocked_ns or 0) >= 20 * 5_000_000
 
 
-class Waits(torch.autograd.Function):
-    """Synchronizes in a backward written in Python."""
+class SynchronizingIdentity(torch.autograd.Function):
+    """Synchronizes in a backward pass written in Python."""
 
     gpu: Gpu
 
@@ -314,23 +316,28 @@ class Waits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        Waits.gpu.x.item()
+        SynchronizingIdentity.gpu.x.item()
         return gradient
 
 
 def test_backward_in_python(gpu: Gpu) -> None:
-    """A synchronization in a user's backward is found at its line, with the node."""
-    Waits.gpu = gpu
+    """A synchronization in a user's Python backward is found at its line, with the node."""
+    SynchronizingIdentity.gpu = gpu
     with detect_syncs() as syncs, instrument.annotate("train"):
-        Waits.apply(torch.ones(2, requires_grad=True)).sum().backward()
+        SynchronizingIdentity.apply(torch.ones(2, requires_grad=True)).sum().backward()
     (found,) = syncs.findings
-    assert ("item", "WaitsBackward", 1, ("train",)) == (found.op, found.backward, found.timed, found.region)
+    assert ("item", "SynchronizingIdentityBackward", 1, ("train",)) == (
+        found.op,
+        found.backward,
+        found.timed,
+        found.region,
+    )
     assert found.site is not None
-    assert "Waits.gpu.x.item()" == found.site.code
+    assert "SynchronizingIdentity.gpu.x.item()" == found.site.code
 
 
-class Deep(torch.autograd.Function):
-    """Runs backward in backward, so deep that torch continues on a thread of its own."""
+class NestedBackward(torch.autograd.Function):
+    """Calls backward within backward, so deeply that torch continues on another thread."""
 
     make: Callable[[torch.Tensor], torch.Tensor]
 
@@ -343,18 +350,18 @@ class Deep(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         with torch.enable_grad():
             value = torch.ones(2, requires_grad=True)
-            inner = Deep.apply(value, ctx.depth - 1) if ctx.depth else Deep.make(value)
+            inner = NestedBackward.apply(value, ctx.depth - 1) if ctx.depth else NestedBackward.make(value)
             inner.sum().backward()
         return gradient, None
 
 
 @pytest.mark.parametrize("depth", [None, 0, 70])
 def test_backward_in_cpp(gpu: Gpu, depth: int | None) -> None:
-    """A synchronization in a C++ node, on any thread, is found at the line that called backward, in its region."""
-    Deep.make = gpu.in_backward
+    """A synchronization in a C++ node on any thread is found at the line that called backward, in its region."""
+    NestedBackward.make = gpu.in_backward
     value = torch.ones(2, requires_grad=True)
     with detect_syncs() as syncs, instrument.annotate("train"):
-        result = gpu.in_backward(value) if depth is None else Deep.apply(value, depth)
+        result = gpu.in_backward(value) if depth is None else NestedBackward.apply(value, depth)
         line = here() + 1
         result.sum().backward()
     (found,) = syncs.findings
@@ -367,19 +374,19 @@ def test_backward_in_cpp(gpu: Gpu, depth: int | None) -> None:
         assert "inner.sum().backward()" == found.site.code
 
 
-def test_backward_elsewhere_is_forbidden_and_allowed_by_its_caller(gpu: Gpu) -> None:
-    """`allow_sync` and `no_syncs` around a backward pass hold on the threads that it runs on."""
-    Deep.make = gpu.in_backward
-    result = Deep.apply(torch.ones(2, requires_grad=True), 70)
+def test_policy_applies_on_backward_threads(gpu: Gpu) -> None:
+    """`allow_sync` and `no_syncs` around a backward pass apply on the threads that run it."""
+    NestedBackward.make = gpu.in_backward
+    result = NestedBackward.apply(torch.ones(2, requires_grad=True), 70)
     with no_syncs(), allow_sync("checked"):
         result.sum().backward()
-    result = Deep.apply(torch.ones(2, requires_grad=True), 70)
+    result = NestedBackward.apply(torch.ones(2, requires_grad=True), 70)
     with pytest.raises(SyncError, match=r"inner\.sum\(\)\.backward\(\)"), no_syncs():
         result.sum().backward()
 
 
 def test_regions(gpu: Gpu) -> None:
-    """A finding has the regions around it, outermost first."""
+    """A finding has the enclosing regions, outermost first."""
     with detect_syncs() as syncs, instrument.annotate("train"):
         for name in ("step", "step", "log"):
             with instrument.annotate(name):
@@ -398,8 +405,8 @@ def test_allowed(gpu: Gpu) -> None:
     assert [] == syncs.report.syncs
 
 
-def test_explicit_waits(gpu: Gpu) -> None:
-    """Explicit synchronizations differ by what they wait for; each counts once, whatever happens inside."""
+def test_explicit_synchronizations(gpu: Gpu) -> None:
+    """Explicit synchronizations differ by their cause; each counts once, with any synchronization inside it."""
     event = torch.cuda.Event() if hasattr(torch._C, "_cuda_setDevice") else object.__new__(torch.cuda.Event)
     with detect_syncs() as syncs:
         torch.cuda.synchronize()
@@ -413,7 +420,7 @@ def test_explicit_waits(gpu: Gpu) -> None:
 
 
 def test_pageable_copies(gpu: Gpu) -> None:
-    """A non_blocking copy of pageable memory is found by its arguments, as torch reports nothing."""
+    """A non_blocking copy of pageable memory is detected from its arguments, as torch does not report it."""
     tensor, other = torch.ones(3), torch.ones(3, device="meta")
     with FakeTensorMode():
         fake = torch.ones(3)
@@ -446,7 +453,7 @@ def test_pageable_copies(gpu: Gpu) -> None:
     assert [(0, None, None)] * len(clean) == [tried(call) for call in clean]
 
 
-def test_copies_know_their_size(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direction_and_size_of_copies(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A blocking copy has its direction and bytes."""
     wait = gpu.x.item
 
@@ -464,8 +471,8 @@ def test_copies_know_their_size(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> No
     assert [("H2D", 20), ("H2D", 40)] == sorted((found.direction, found.bytes) for found in syncs.findings)
 
 
-def test_printing_is_one_wait(gpu: Gpu) -> None:
-    """Printing a tensor reads it many times, which counts as one synchronization with the total time."""
+def test_printing_counts_once(gpu: Gpu) -> None:
+    """Printing a tensor reads it many times, and counts as one synchronization with the total time."""
     gpu.configure(ms=2.0)
     scope: dict[str, Any] = {"item": gpu.x.item}
     source = "def read(*_, **__):\n    item()\n    item()\n    item()\n    return 'x'"
@@ -498,8 +505,8 @@ CHANGES: dict[str, Callable[[list[Any]], Any]] = {
 
 
 @pytest.mark.parametrize("how", CHANGES)
-def test_filters_by_their_index(gpu: Gpu, how: str) -> None:
-    """Others find their own filters where they inserted them, and can remove them."""
+def test_filters_keep_their_index(gpu: Gpu, how: str) -> None:
+    """Others find their filters at the index where they inserted them, and can remove them."""
     with warnings.catch_warnings():
         before = list(warnings.filters)
         with detect_syncs() as syncs:
@@ -511,7 +518,7 @@ def test_filters_by_their_index(gpu: Gpu, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["reverse", "sort"])
 def test_filters_in_another_order(gpu: Gpu, how: str) -> None:
-    """A filter that turns warnings into errors never affects torch's synchronization warning."""
+    """A filter that turns warnings into errors does not affect torch's synchronization warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with detect_syncs() as syncs:
@@ -521,7 +528,7 @@ def test_filters_in_another_order(gpu: Gpu, how: str) -> None:
     assert [1] == [found.timed for found in syncs.findings]
 
 
-def test_one_inside_of_itself(gpu: Gpu) -> None:
+def test_reentered_detector(gpu: Gpu) -> None:
     """A detector entered again in its own block continues until the outer block ends, also after an error."""
     syncs = detect_syncs()
     with syncs:
@@ -540,20 +547,20 @@ def test_one_inside_of_itself(gpu: Gpu) -> None:
     ("owner", "name"),
     [(Recorder, "add"), (SyncDetector, "check"), (monitor, "begin_call"), (monitor, "context_of")],
 )
-def test_what_fails_breaks_no_call_that_waits(
+def test_internal_errors_do_not_reach_synchronizing_calls(
     gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
-    """An error while recording a synchronization reaches no call, backward pass or end of the block."""
+    """An error while recording a synchronization does not reach the call, the backward pass or the block's end."""
 
     def fail(*_: Any) -> None:
         raise MemoryError("for a wait")
 
     monkeypatch.setattr(owner, name, fail)
-    Waits.gpu = gpu
+    SynchronizingIdentity.gpu = gpu
     before = guard.failures["recording a synchronization"]
     with detect_syncs():
         gpu.x.item()
         torch.cuda.synchronize()
         f"{gpu.x}"
-        Waits.apply(torch.ones(2, requires_grad=True)).sum().backward()
+        SynchronizingIdentity.apply(torch.ones(2, requires_grad=True)).sum().backward()
     assert guard.failures["recording a synchronization"] > before

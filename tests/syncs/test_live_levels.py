@@ -1,4 +1,4 @@
-"""Levels of live detection (log, warn, error), with steps, budgets and sampling."""
+"""Live detection: the levels log, warn and error, steps, budgets and sampling."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = ["gpu"]
 
 
 @pytest.mark.native
-def test_error(gpu: Gpu) -> None:
-    """At level "error" a call raises when it returns, with the user's line; an explicit one before it begins."""
+def test_level_error(gpu: Gpu) -> None:
+    """At level "error" a call raises as it returns, with the user's line; explicit ones, before they start."""
     line = here() + 3
     with pytest.raises(SyncError) as raised, detect_syncs("error") as syncs:
         gpu.configure(ms=5.0)
@@ -53,8 +53,8 @@ def test_error(gpu: Gpu) -> None:
 
 
 @pytest.mark.native
-def test_error_once(gpu: Gpu) -> None:
-    """One synchronization raises one error, however many detectors there are, and none again at their end."""
+def test_error_is_raised_once(gpu: Gpu) -> None:
+    """One synchronization raises one error under several detectors, and none when they end."""
     with detect_syncs("error") as syncs:
         for _ in range(2):
             with no_syncs(), pytest.raises(SyncError) as raised, detect_syncs("error"):
@@ -64,8 +64,8 @@ def test_error_once(gpu: Gpu) -> None:
 
 
 @pytest.mark.native
-def test_error_where_torch_does_not_tell(gpu: Gpu) -> None:
-    """An error that cannot be raised at the call is raised at the next one, the next step, or the end."""
+def test_error_without_a_torch_warning(gpu: Gpu) -> None:
+    """An error that cannot be raised at the call is raised at the next call, the next step or the end."""
     gpu.configure(what="event", warn=False)
     syncs = detect_syncs("error")
     syncs.start()
@@ -84,8 +84,8 @@ def test_error_where_torch_does_not_tell(gpu: Gpu) -> None:
 
 
 @pytest.mark.native
-def test_warn(gpu: Gpu) -> None:
-    """At level "warn" each line gives one warning, with its place."""
+def test_level_warn(gpu: Gpu) -> None:
+    """At level "warn" each line gives one warning, with its call site."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         with detect_syncs("warn"):
@@ -100,8 +100,8 @@ def test_warn(gpu: Gpu) -> None:
 
 
 @pytest.mark.native
-def test_log(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
-    """At level "log" there is a line for each finding at the end, and nothing before."""
+def test_level_log(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
+    """At level "log" each finding is logged once, at the end."""
     caplog.set_level(logging.INFO, logger="instrument")
     with detect_syncs("log"):
         gpu.x.item()
@@ -116,7 +116,7 @@ def test_log(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.native
-def test_log_is_short(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_is_limited(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
     """Many findings are summarized."""
     code = compile("def f(x):\n" + "    x.item()\n" * 25, "<made>", "exec")
     scope: dict[str, Any] = {}
@@ -130,7 +130,7 @@ def test_log_is_short(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.native
 def test_no_syncs(gpu: Gpu) -> None:
-    """A synchronization inside raises an error; `allow_sync` inside permits it, around the block it does not."""
+    """A synchronization inside `no_syncs` raises; `allow_sync` permits it inside, but not around the block."""
 
     @no_syncs()
     def step(*, allowed: bool) -> None:
@@ -151,8 +151,8 @@ def test_no_syncs(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async def f(): pass", "def f(): yield", "async def f(): yield", "f = 3"])
-def test_no_syncs_decorates_functions_that_run_when_called(kind: str) -> None:
-    """Decorating a coroutine or generator function, where nothing would be checked, fails at once."""
+def test_no_syncs_refuses_generators_and_coroutines(kind: str) -> None:
+    """Decorating a coroutine or generator function, which could not be checked, fails at once."""
     scope: dict[str, Any] = {}
     exec(kind, scope)
     with pytest.raises(TypeError, match="no_syncs decorates plain functions"):
@@ -160,8 +160,8 @@ def test_no_syncs_decorates_functions_that_run_when_called(kind: str) -> None:
 
 
 @pytest.mark.native
-def test_no_syncs_is_of_its_own_code(gpu: Gpu) -> None:
-    """A detector around raises by its own level; after the block nothing is forbidden."""
+def test_no_syncs_applies_to_its_block_only(gpu: Gpu) -> None:
+    """After a `no_syncs` block nothing is forbidden, and the enclosing detector keeps its own level."""
     with detect_syncs("log") as syncs:
         with no_syncs():
             pass
@@ -170,8 +170,8 @@ def test_no_syncs_is_of_its_own_code(gpu: Gpu) -> None:
 
 
 @pytest.mark.native
-def test_steps_of_the_program(gpu: Gpu) -> None:
-    """Steps are counted by `step()`; what follows the last one is outside of steps."""
+def test_explicit_steps(gpu: Gpu) -> None:
+    """Steps are counted by `step()`; calls after the last one are outside of steps."""
     with detect_syncs(every=1) as syncs:
         for _ in range(5):
             gpu.x.item()
@@ -187,7 +187,7 @@ def test_steps_of_the_program(gpu: Gpu) -> None:
 
 
 def training(gpu: Gpu, steps: int, after: Callable[[], None] = lambda: None) -> None:
-    """A loop with two optimizers that reads its loss after each step."""
+    """Run a loop with two optimizers that reads its loss after each step."""
     parameter = torch.nn.Parameter(torch.ones(1))
     first, second = (torch.optim.SGD([parameter], lr=0.1) for _ in range(2))
     for _ in range(steps):
@@ -199,7 +199,7 @@ def training(gpu: Gpu, steps: int, after: Callable[[], None] = lambda: None) -> 
 
 
 @pytest.mark.native
-def test_steps_of_the_optimizer(gpu: Gpu) -> None:
+def test_optimizer_steps(gpu: Gpu) -> None:
     """Without `step()`, a step lasts from one step of the first optimizer to the next."""
     with detect_syncs(every=1) as syncs:
         gpu.x.cpu()
@@ -215,20 +215,20 @@ def test_steps_of_the_optimizer(gpu: Gpu) -> None:
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("told", [True, False])
-def test_sampled_steps(gpu: Gpu, told: bool) -> None:
-    """On steps that are not sampled only the step counter is installed."""
+@pytest.mark.parametrize("explicit", [True, False])
+def test_sampled_steps(gpu: Gpu, explicit: bool) -> None:
+    """On steps that are not sampled, only the step counter is installed."""
     clean = state()
     installed = []
     with detect_syncs(every=4) as syncs:
 
         def after() -> None:
             installed.append(state() != clean)
-            if told:
+            if explicit:
                 syncs.step()
 
         training(gpu, 14, after)
-    sampled = [0, 1, 2, 4, 8, 12] if told else [0, 1, 3, 7, 11]  # counted from 1 after the optimizer's step
+    sampled = [0, 1, 2, 4, 8, 12] if explicit else [0, 1, 3, 7, 11]  # counted from 1 after the optimizer's step
     assert sampled == [index for index, armed in enumerate(installed) if armed]
     report = syncs.report
     (item,) = report.findings
@@ -237,8 +237,8 @@ def test_sampled_steps(gpu: Gpu, told: bool) -> None:
 
 
 @pytest.mark.native
-def test_regions_of_samples(gpu: Gpu) -> None:
-    """A region that is open over sampled and other steps is known in each of them."""
+def test_regions_across_samples(gpu: Gpu) -> None:
+    """A region that stays open across sampled and unsampled steps is known in each sample."""
     with detect_syncs(every=4) as syncs, instrument.annotate("train"):
         for _ in range(10):
             with instrument.annotate("step"):
@@ -249,12 +249,12 @@ def test_regions_of_samples(gpu: Gpu) -> None:
 
 @pytest.mark.native
 def test_budget_at_each_level(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
-    """Exceeding a budget is logged at once, warned about, or raised; staying within it is not."""
+    """Exceeding a budget is logged, warned about or raised at once, according to the level."""
 
-    def loop(syncs: SyncDetector, waits: int) -> None:
+    def loop(syncs: SyncDetector, count: int) -> None:
         for _ in range(3):
             with instrument.annotate("train"), instrument.annotate("step"):
-                for _ in range(waits):
+                for _ in range(count):
                     gpu.x.item()
             syncs.step()
 
@@ -282,13 +282,13 @@ def test_budget_at_each_level(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> Non
 )
 def test_budget_of_a_region(path: list[str], named: list[str]) -> None:
     """A budget applies where its names are directly nested regions, at any depth."""
-    inside = any(path[start : start + len(named)] == named for start in range(len(path)))
+    matches = any(path[start : start + len(named)] == named for start in range(len(path)))
     budget = Budget({"/".join(named): 1})
     event = SyncEvent("item", "", region=tuple(path))
-    assert (inside, None) == budget.spend(event)
-    assert inside is (budget.spend(event)[1] is not None)
+    assert (matches, None) == budget.spend(event)
+    assert matches is (budget.spend(event)[1] is not None)
     budget.next_step()
-    assert (inside, None) == budget.spend(event)
+    assert (matches, None) == budget.spend(event)
 
 
 @pytest.mark.parametrize(
@@ -309,14 +309,14 @@ def test_budget_of_a_region(path: list[str], named: list[str]) -> None:
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
-    """Wrong arguments raise an error at once, with what is accepted."""
+    """Wrong arguments raise an error at once, which names the accepted values."""
     with pytest.raises(error, match=re.escape(text)):
         detect_syncs(**arguments)
 
 
 @pytest.mark.skipif(bool(torch.version.cuda or torch.version.hip), reason="there may be a GPU")
 def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
-    """One sentence says that nothing is detected, and what to do; the block runs with nothing installed."""
+    """Without a GPU one sentence says that nothing is detected and what to do, and nothing is installed."""
     with warnings.catch_warnings():
         torch.cuda.Stream, torch.cuda.Event  # noqa: B018
         before = dict(vars(torch.cuda)), warnings.filters, dict(vars(torch.Tensor))
@@ -325,10 +325,10 @@ def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
             torch.ones(1).item()
             syncs.step()
     assert [] == syncs.findings
-    (said,) = syncs.report.coverage
-    assert "no GPU that torch can use" in said
-    assert "instrument.dry_run" in said
-    assert [f"instrument: {said[0].lower()}{said[1:-1]}"] == caplog.messages
+    (sentence,) = syncs.report.coverage
+    assert "no GPU that torch can use" in sentence
+    assert "instrument.dry_run" in sentence
+    assert [f"instrument: {sentence[0].lower()}{sentence[1:-1]}"] == caplog.messages
 
 
 @pytest.mark.native
@@ -345,8 +345,8 @@ def test_off(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
 
 
 @pytest.mark.native
-def test_errors_of_ours_are_contained(gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails in the library, the program continues, and everything is restored."""
+def test_internal_errors_are_contained(gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an internal error the program continues, and everything is restored."""
 
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError
@@ -366,23 +366,23 @@ def test_errors_of_ours_are_contained(gpu: Gpu, lenient: None, monkeypatch: pyte
 
 @pytest.fixture
 def compiling(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Detection runs, and torch's compiler knows that there is no GPU."""
+    """Enable detection while torch's compiler sees no GPU."""
     monkeypatch.setattr(coverage, "missing", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     torch._dynamo.reset()
 
 
-def counting() -> Any:
-    """A backend of torch.compile that counts graphs."""
+def compile_counter() -> Any:
+    """Return a torch.compile backend that counts graphs."""
     from torch._dynamo.testing import CompileCounter
 
     return CompileCounter()
 
 
 @pytest.mark.native
-def test_compiled_code_stays_compiled(compiling: None) -> None:
-    """What was compiled before is not compiled again, what is compiled inside has no graph break."""
-    counter = counting()
+def test_compiled_code_is_not_recompiled(compiling: None) -> None:
+    """Code compiled before is not compiled again, and code compiled inside has no graph break."""
+    counter = compile_counter()
 
     @functools.partial(torch.compile, backend=counter, fullgraph=True)
     def compiled(x: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
@@ -417,8 +417,8 @@ def test_compiled_code_stays_compiled(compiling: None) -> None:
 
 @pytest.mark.native
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
-def test_between_graphs(compiling: None, gpu: Gpu) -> None:
-    """Between the graphs of a function, synchronizations are found at their lines, and no graph is added."""
+def test_synchronizations_between_graphs(compiling: None, gpu: Gpu) -> None:
+    """Synchronizations between the graphs of a function are found at their lines, without another graph break."""
 
     def broken(x: torch.Tensor) -> torch.Tensor:
         x = x + 1
@@ -436,7 +436,7 @@ def test_between_graphs(compiling: None, gpu: Gpu) -> None:
     counts = []
     for armed in (False, True):
         torch._dynamo.reset()
-        counter = counting()
+        counter = compile_counter()
         compiled = torch.compile(broken, backend=counter)
         with detect_syncs() if armed else contextlib.nullcontext() as syncs:
             compiled(torch.ones(3))
@@ -448,9 +448,9 @@ def test_between_graphs(compiling: None, gpu: Gpu) -> None:
 
 
 @pytest.mark.native
-def test_compiled_step_is_compiled_once(compiling: None) -> None:
-    """A step with its optimizer, compiled as one, is not compiled again because of the counter of steps."""
-    counter = counting()
+def test_compiled_step_with_its_optimizer(compiling: None) -> None:
+    """A compiled step that includes its optimizer is not compiled again because of the step counter."""
+    counter = compile_counter()
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -472,21 +472,24 @@ def test_compiled_step_is_compiled_once(compiling: None) -> None:
     assert (count, []) == (counter.frame_count, syncs.findings)
 
 
-def test_needs_no_torch_before() -> None:
-    """Importing costs no import of torch."""
+def test_import_without_torch() -> None:
+    """Importing `instrument.syncs.live` does not import torch."""
     code = "import sys, instrument.syncs.live; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_inside_a_dry_run(caplog: pytest.LogCaptureFixture) -> None:
     """Inside a dry run live detection is off; forbidden synchronizations are in the dry run's report."""
-    said: list[str] = []
+    sentences: list[str] = []
 
     def step() -> None:
         with detect_syncs("error") as syncs, no_syncs():
             torch.ones(2, device="cuda").sum().item()
-        said.extend(syncs.report.coverage)
+        sentences.extend(syncs.report.coverage)
 
     report = instrument.dry_run(step)
     assert (None, [("item", True)]) == (report.error, [(found.op, found.forbidden) for found in report.findings])
-    assert (["A dry run is in progress, and lists the synchronizations itself."], []) == (said, caplog.messages)
+    assert (["A dry run is in progress, and lists the synchronizations itself."], []) == (
+        sentences,
+        caplog.messages,
+    )

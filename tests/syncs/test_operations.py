@@ -1,4 +1,4 @@
-"""Every operation that a detector can report has a row in the table, and every row can be reported."""
+"""The table of operations has a row for each operation that a detector reports, and no others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PUBLIC = (
     torch, torch.Tensor, torch.cuda, torch.linalg, torch.nn.functional, torch.nn.utils, torch.distributed,
     torch.nested, builtins, numpy, pickle,
 )  # fmt: skip
-# Operators of the dry run that report another operation, or the function that calls them
+# Operators that the dry run reports as another operation or as the calling function
 INNER = {"ones", "max", "_unsafe_index", "_unsafe_index_put", "_foreach_copy_"}
 
 
 def test_names_are_unique() -> None:
-    """No name, spelling or operator stands for two operations."""
+    """Each name, spelling and operator belongs to one row."""
     names = Counter(name for row in OPERATIONS for name in (row.name, *row.spellings))
     assert [] == [name for name, rows in names.items() if rows > 1]
     for column in ("operators", "kernels"):
@@ -34,7 +34,7 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_have_rows(kernel: str) -> None:
-    """The name under which the dry run or a trace reports a kernel leads to the row that lists it."""
+    """The name under which a dry run or a trace reports a kernel leads to the row that lists it."""
     for name in (operations.name_of_operator(kernel), public_name(kernel)):
         row = operation(name)
         assert row is not None, name
@@ -42,7 +42,7 @@ def test_kernels_have_rows(kernel: str) -> None:
 
 
 def test_checked_operators_have_rows() -> None:
-    """Operators that the dry run checks have a row, but for those that are only called by others."""
+    """Operators that the dry run checks have a row, except those that only other operators call."""
     assert INNER == {
         name for name in operator_rules.CHECKS if operation(operations.name_of_operator(name)) is None
     }
@@ -58,7 +58,7 @@ def test_wrapped_calls_have_rows() -> None:
 
 
 def test_instructions_have_rows() -> None:
-    """What a line can do to one tensor and read its value has a row; the other instructions are operators."""
+    """Instructions that read one tensor's value have a row; the others are operators."""
     reported = {op for _, op in instruction._INSTRUCTIONS}
     assert {"delitem", "iter", "neg", "invert"} == {op for op in reported if operation(op) is None}
 
@@ -73,7 +73,7 @@ def test_columns() -> None:
 
 @pytest.mark.parametrize("row", OPERATIONS, ids=lambda row: row.name)
 def test_rows_are_reachable(row: operations.Operation) -> None:
-    """Each row is that of a public function or method, of an instruction, of an operator or of a kernel."""
+    """Each row belongs to a public function or method, an instruction, an operator or a kernel."""
     assert operation(row.name) is row
     public = any(hasattr(owner, name) for owner in PUBLIC for name in (row.name, f"__{row.name}__"))
     done = row.name in {op for _, op in instruction._INSTRUCTIONS} | set(instruction._OPERATORS.values())

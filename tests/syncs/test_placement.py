@@ -1,4 +1,4 @@
-"""Every signature by which tensors, modules and storages are moved or created, with a device in every form."""
+"""Every signature that moves or creates tensors, modules and storages, with each form of device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COPYING = (
     "tensor=other, copy=True",
 )  # fmt: skip
 CUDA = ("", "{d}", "device={d}", "{d}, True", "{d}, non_blocking=True", "device={d}, non_blocking=True", "None")
-STORAGE_CUDA = ("", "0", "device=0", "None, True", "0, non_blocking=True")  # torch takes numbers only
+STORAGE_CUDA = ("", "0", "device=0", "None, True", "0, non_blocking=True")  # torch accepts numbers only
 MOVES = (
     *(f"x().to({each})" for each in TO + COPYING),
     *(f"module().to({each}).weight" for each in TO),
@@ -79,7 +79,7 @@ NEW = (
     "tensor([1.0]",
     "empty_strided((2,), (1,)",
 )
-NOT_FAKE = (  # torch has no such tensors without data
+NOT_FAKE = (  # torch cannot make these without data
     "torch.sparse_coo_tensor(torch.tensor([[0]]), torch.tensor([1.0]), (2,), device={d})",
     "torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([1.0]), (1, 2), device={d})",
     "torch.nested.nested_tensor([x()], device={d})",
@@ -98,7 +98,7 @@ CREATIONS = (
     "torch.UntypedStorage(4, device={d})", "torch.TypedStorage(4, device={d}, dtype=torch.float)",
     "torch.cuda.FloatTensor(2)", "torch.cuda.FloatTensor([1.0])", "torch.Generator({d})",
     "torch.Generator(device={d})", "torch.randn(2, generator=torch.Generator({d}), device={d})",
-    "by_default({d})", "inside({d})", "autocast(torch.ones(2, 2, device={d}))", "current({d})",
+    "by_default({d})", "on_device({d})", "autocast(torch.ones(2, 2, device={d}))", "on_current_device({d})",
     "torch.distributions.Normal(torch.zeros(1, device={d}), 1.0).sample()",
     *(f'torch.load(saved(), {each})["x"]' for each in LOADS),
 )  # fmt: skip
@@ -137,7 +137,7 @@ def by_default(device: Any) -> torch.Tensor:
         torch.set_default_device(None)
 
 
-def inside(device: Any) -> torch.Tensor:
+def on_device(device: Any) -> torch.Tensor:
     with torch.device(device):
         return nn.Linear(4, 2).weight
 
@@ -147,27 +147,27 @@ def autocast(value: torch.Tensor) -> torch.Tensor:
         return value @ value
 
 
-def current(device: Any) -> torch.Tensor:
+def on_current_device(device: Any) -> torch.Tensor:
     with torch.cuda.device(device):
         return torch.zeros(2, device="cuda")
 
 
-def written(template: str, device: str) -> str:
-    """The call, with ``device`` in it; as text or `torch.device` where torch takes no number."""
+def call_of(template: str, device: str) -> str:
+    """Return the call with ``device`` in it, as `torch.device` where torch does not accept a number."""
     named = f"torch.device({device})" if device == "0" else device
     return template.format(d=device, d2=f"2, device={device}", d3=named)
 
 
-def wrong(templates: tuple[str, ...], *, fake: bool) -> list[str]:
-    """The calls whose result is not on the GPU, or that raise."""
+def misplaced(templates: tuple[str, ...], *, fake: bool) -> list[str]:
+    """Return the calls that raise, or whose result is not on the GPU."""
     found = []
 
-    def carry_out() -> None:
+    def evaluate() -> None:
         names = globals() | {"other": torch.ones(2, device="cuda", dtype=torch.float64)}
         for template, device in product(templates, DEVICES):
             if "{" not in template and device != DEVICES[0]:
                 continue
-            call = written(template, device)
+            call = call_of(template, device)
             try:
                 made = eval(call, names)
             except Exception as error:
@@ -178,15 +178,15 @@ def wrong(templates: tuple[str, ...], *, fake: bool) -> list[str]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = dry_run(carry_out, fake=fake)
+        report = dry_run(evaluate, fake=fake)
     assert report.error is None
     return found
 
 
 @pytest.mark.parametrize("fake", [False, True])
-def test_all(fake: bool) -> None:
-    """What is sent to the GPU, or created there, is there."""
-    assert not wrong(MOVES + CREATIONS + ACCEPTED + (() if fake else NOT_FAKE), fake=fake)
+def test_results_are_on_the_gpu(fake: bool) -> None:
+    """Tensors moved to or created on the GPU are on the GPU."""
+    assert not misplaced(MOVES + CREATIONS + ACCEPTED + (() if fake else NOT_FAKE), fake=fake)
 
 
 @pytest.mark.parametrize(
@@ -197,19 +197,19 @@ def test_all(fake: bool) -> None:
         if "{d" in each and not any(word in each for word in ("cuda", "current", "pin_memory"))
     ],
 )
-def test_calls_exist(template: str) -> None:
-    """PyTorch itself accepts each of these calls, for the device that is there."""
+def test_torch_accepts_the_calls(template: str) -> None:
+    """PyTorch itself accepts each of these calls on the CPU."""
     names = globals() | {"other": torch.ones(2, dtype=torch.float64)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        eval(written(template, '"cpu"'), names)
+        eval(call_of(template, '"cpu"'), names)
 
 
 @pytest.mark.parametrize(
     "text", [*TO, *COPYING, "", "None", "torch.float64", "torch.float64, True, True", "float"]
 )
-def test_parsed_as_by_torch(text: str) -> None:
-    """The arguments of `Tensor.to` mean what they mean to torch: device, type, and whether it copies."""
+def test_arguments_of_to(text: str) -> None:
+    """`parse_to` reads the device, dtype and copy arguments of `Tensor.to` as torch does."""
     call = text.format(d='"meta"').replace("other", "like")
 
     def given(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -228,8 +228,8 @@ def test_parsed_as_by_torch(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['"cpu", True', "1, 2, 3, 4, 5", "other=like", "device=1.5, non_blocking=True"])
-def test_refused_as_by_torch(text: str) -> None:
-    """What torch refuses raises torch's own error, in a dry run too."""
+def test_refused_arguments_of_to(text: str) -> None:
+    """Arguments that torch refuses raise torch's own error, in a dry run too."""
     errors = []
 
     def refused() -> None:

@@ -1,4 +1,4 @@
-"""`allow_sync` and `no_syncs` hold on the thread and in the block of a synchronization."""
+"""`allow_sync` and `no_syncs` apply to their block, on its thread."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 from instrument import allow_sync, dry_run, no_syncs
 from instrument.syncs.policy import allow_reason, forbid_syncs, syncs_forbidden
 
-dry = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+dry = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU is present")
 
 
-def test_innermost() -> None:
-    """The innermost block decides, and each ends where it began, also by an exception."""
+def test_innermost_block_decides() -> None:
+    """The innermost block decides, and each block ends where it began, also after an exception."""
     assert (None, False) == (allow_reason(), syncs_forbidden())
     with allow_sync("outer"):
         with pytest.raises(ZeroDivisionError), allow_sync("inner"):
@@ -38,16 +38,16 @@ def test_innermost() -> None:
     ("reason", "error"),
     [("", ValueError), (" \n", ValueError), (None, TypeError), (3, TypeError), (print, TypeError)],
 )
-def test_it_must_say_why(reason: Any, error: type[Exception]) -> None:
-    """An empty reason is refused, and so is a decorator without a reason."""
+def test_reason_is_required(reason: Any, error: type[Exception]) -> None:
+    """An empty or missing reason is refused."""
     with pytest.raises(error, match='"reason" must '):
         allow_sync(reason)
     with pytest.raises(TypeError):
         allow_sync()  # type: ignore[call-arg]
 
 
-def test_decorators_without_brackets() -> None:
-    """Without brackets both are refused where the function is defined, not when it is called."""
+def test_decorators_without_parentheses() -> None:
+    """A decorator without parentheses is refused where the function is defined, not when it is called."""
     with pytest.raises(TypeError, match='"reason" must be a string: <function'):
 
         @allow_sync  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ async def both() -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("function", [generator, coroutine, both, "text"])
-def test_what_runs_after_the_call(function: Any) -> None:
+def test_generators_and_coroutines_are_refused(function: Any) -> None:
     """Functions whose code runs after the call, outside of the block, cannot be decorated."""
     for name, decorate in (("allow_sync", allow_sync("why")), ("no_syncs", no_syncs())):
         with pytest.raises(
@@ -80,8 +80,8 @@ def test_what_runs_after_the_call(function: Any) -> None:
             decorate(function)
 
 
-def test_decorated() -> None:
-    """Each call has a block of its own, also a recursive one, and the function keeps its identity."""
+def test_decorated_function() -> None:
+    """Each call has its own block, also a recursive one, and the function keeps its identity."""
 
     @allow_sync("why")
     def count(left: int, *, by: int = 1) -> list[str | None]:
@@ -95,8 +95,8 @@ def test_decorated() -> None:
     assert (1, "partial") == method()
 
 
-def test_one_block_twice() -> None:
-    """The context manager can be entered again, also inside itself."""
+def test_block_entered_again() -> None:
+    """The context manager can be entered again, even inside itself."""
     allowing = allow_sync("why")
     for _ in range(2):
         with allowing, allowing:
@@ -105,7 +105,7 @@ def test_one_block_twice() -> None:
 
 
 def test_other_threads_and_contexts() -> None:
-    """A block holds on no other thread, but in a copied context."""
+    """A block does not apply on other threads, but does in a copied context."""
     seen: list[Any] = []
     with allow_sync("here"):
         thread = threading.Thread(target=lambda: seen.append(allow_reason()))
@@ -116,8 +116,8 @@ def test_other_threads_and_contexts() -> None:
     assert [None, "here"] == seen
 
 
-def test_tasks_do_not_mix() -> None:
-    """Two coroutines that run in turn have a block each."""
+def test_concurrent_tasks() -> None:
+    """Two interleaved coroutines have separate blocks."""
 
     async def task(reason: str) -> str | None:
         with allow_sync(reason):
@@ -131,8 +131,8 @@ def test_tasks_do_not_mix() -> None:
 
 
 @dry
-def test_in_a_dry_run() -> None:
-    """`allow_sync` inside `no_syncs` allows synchronizations, around it does not."""
+def test_policy_in_a_dry_run() -> None:
+    """`allow_sync` allows synchronizations inside `no_syncs`, but not around it."""
 
     @allow_sync("all of it")
     def step() -> None:
@@ -151,8 +151,8 @@ def test_in_a_dry_run() -> None:
 
 
 @dry
-def test_a_comment_inside_of_no_syncs() -> None:
-    """A comment allows synchronizations inside any block; a line without one is forbidden."""
+def test_comment_inside_no_syncs() -> None:
+    """A comment allows a synchronization in any block; a line without one is forbidden."""
 
     @no_syncs()
     def step() -> None:

@@ -1,4 +1,4 @@
-"""A detector around windows and torch's own profilers: what these synchronize for themselves is no finding."""
+"""Synchronizations that windows and torch's profilers make themselves are not findings."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CPU = [ProfilerActivity.CPU]
 
 
 @pytest.fixture(autouse=True)
-def of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have torch's profiler take the GPU for recorded, so that it synchronizes at its end."""
+def profiler_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make torch's profiler believe that it records a GPU, so that it synchronizes at its end."""
     monkeypatch.setattr(settings, "summary", False)
     start = torch.autograd.profiler.profile._start_trace
 
@@ -38,7 +38,7 @@ def of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, body: Callable[[], object] = lambda: None, **options: Any) -> instrument.Profile:
-    """Four steps, of which the second and the third are recorded."""
+    """Run four steps, of which the second and third are recorded."""
     plan = instrument.schedule("1-2")
     with instrument.profile(folder, schedule=plan, activities=CPU, **options) as prof:
         for _ in range(4):
@@ -49,8 +49,8 @@ def run(folder: Path, body: Callable[[], object] = lambda: None, **options: Any)
 
 
 @pytest.mark.parametrize("how", ["error", "budget", "no_syncs"])
-def test_the_end_of_a_window(gpu: Gpu, tmp_path: Path, how: str) -> None:
-    """It neither raises nor counts in a budget; the window is recorded, and the profiler is off."""
+def test_end_of_a_window(gpu: Gpu, tmp_path: Path, how: str) -> None:
+    """The end of a window neither raises nor uses a budget; the window is recorded, and the profiler is off."""
     arguments = {"error": {"level": "error"}, "budget": {"budget": 0}, "no_syncs": {}}[how]
     with detect_syncs(**arguments) as syncs, no_syncs() if how == "no_syncs" else instrument.allow_sync("unused"):
         prof = run(tmp_path)
@@ -62,8 +62,8 @@ def test_the_end_of_a_window(gpu: Gpu, tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["error", "budget", "no_syncs"])
-def test_the_end_of_a_profiler_of_torchs(gpu: Gpu, how: str) -> None:
-    """A block of the user's own ends as without a detector."""
+def test_end_of_a_torch_profiler(gpu: Gpu, how: str) -> None:
+    """The user's own torch profiler ends as it does without a detector."""
     arguments = {"error": {"level": "error"}, "budget": {"budget": 0}, "no_syncs": {}}[how]
     with detect_syncs(**arguments) as syncs, no_syncs() if how == "no_syncs" else instrument.allow_sync("unused"):
         with torch.profiler.profile(activities=CPU) as prof:
@@ -71,12 +71,12 @@ def test_the_end_of_a_profiler_of_torchs(gpu: Gpu, how: str) -> None:
         assert not torch.autograd._profiler_enabled()
     assert 1 == gpu.synchronized
     assert ([], []) == (syncs.findings, syncs.report.exceeded)
-    prof.profiler.use_device = None  # there is no GPU in the events
+    prof.profiler.use_device = None  # the events have no GPU
     assert "aten::sum" in {event.name for event in prof.events()}
 
 
-def test_waits_inside_a_window_are_found(gpu: Gpu, tmp_path: Path) -> None:
-    """Those of the program stay findings, also the synchronization of its `on_trace_ready`."""
+def test_synchronizations_inside_a_window(gpu: Gpu, tmp_path: Path) -> None:
+    """Synchronizations of the program stay findings, including one in its `on_trace_ready`."""
 
     def ready(_: object) -> None:
         torch.cuda.synchronize()
@@ -89,8 +89,8 @@ def test_waits_inside_a_window_are_found(gpu: Gpu, tmp_path: Path) -> None:
     assert ["recorded"] == [window["status"] for window in prof.windows]
 
 
-def test_an_error_for_a_wait_inside_a_window(gpu: Gpu, tmp_path: Path) -> None:
-    """It reaches the loop, and the profiler is off."""
+def test_sync_error_inside_a_window(gpu: Gpu, tmp_path: Path) -> None:
+    """A `SyncError` inside a window reaches the loop, and the profiler is off."""
     with pytest.raises(SyncError, match=r"gpu\.x\.item\(\)"), detect_syncs("error"):
         run(tmp_path, lambda: gpu.x.item())
     assert not torch.autograd._profiler_enabled()
@@ -98,8 +98,8 @@ def test_an_error_for_a_wait_inside_a_window(gpu: Gpu, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["torch.autograd.profiler", "torch.profiler._cupti_monitor", "instrument.gpu"])
 @pytest.mark.parametrize("what", ["stream", "device"])
-def test_waits_that_only_torch_tells_of(gpu: Gpu, name: str, what: str) -> None:
-    """Where no wrapper saw the call, the module of its frame decides."""
+def test_synchronizations_reported_by_torch_alone(gpu: Gpu, name: str, what: str) -> None:
+    """The module of the calling frame decides if no wrapper saw the call."""
     gpu.configure(what=what)
     found = {}
     for module in (name, "torch.profilers"):
@@ -111,8 +111,8 @@ def test_waits_that_only_torch_tells_of(gpu: Gpu, name: str, what: str) -> None:
     assert {name: 0, "torch.profilers": 1} == found
 
 
-def test_a_wait_in_a_region_of_its_own(gpu: Gpu) -> None:
-    """A function of torch's that is annotated itself waits for the program, not for this library."""
+def test_synchronizing_function_that_is_a_region(gpu: Gpu) -> None:
+    """An annotated torch function that synchronizes counts as the program's synchronization."""
     with detect_syncs() as syncs:
         line = here()
         instrument.annotate("wait")(torch.cuda.synchronize)()

@@ -1,4 +1,4 @@
-"""The pytest plugin, in runs of its own as users have them."""
+"""The pytest plugin, in separate pytest runs."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_step_fails(syncs):
 
 
 def run(folder: Path, *args: str, plugin: bool = True, gpu: bool = False, **environment: str) -> tuple[int, str]:
-    """Run pytest in a process, without what happens to be installed: exit code and output."""
+    """Run pytest in a process with the plugin as the only one; return exit code and output."""
     path = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
     more = {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "100"} | environment
     more |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
@@ -233,7 +233,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """One run of the marked tests."""
+    """Return the folder and the output of one run of the marked tests."""
     folder = tmp_path_factory.mktemp("marked")
     (folder / "test_it.py").write_text(MARKED)
     code, text = run(folder, "-v", "-rA")
@@ -242,17 +242,17 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def failure(text: str, name: str) -> str:
-    """What pytest prints of one failed test."""
+    """Return the text that pytest prints for one failed test."""
     return re.split(r"\n_{3,} ", text.split(f"_ {name} _", 1)[1])[0]
 
 
 def test_marker(marked: tuple[Path, str]) -> None:
-    """A test fails where it waits more often than the marker says, and keeps its own outcome else."""
+    """A test that synchronizes more often than the marker allows fails; others keep their outcome."""
     assert EXPECTED == outcomes(marked[1]), marked[1]
 
 
 def test_failure_shows_the_report(marked: tuple[Path, str]) -> None:
-    """The report is the message, with the line of the test."""
+    """The failure message is the report, with the line of the test."""
     text = failure(marked[1], "test_waits")
     assert "the step waits for the GPU once; allowed: 0" in text
     assert "test_it.py:25 in test_waits" in text
@@ -260,8 +260,8 @@ def test_failure_shows_the_report(marked: tuple[Path, str]) -> None:
     assert "pytest_plugin.py" not in text
 
 
-def test_own_failure(marked: tuple[Path, str]) -> None:
-    """The test's own failure has its own traceback, with the values, and none of ours; the report follows."""
+def test_failure_of_the_test_itself(marked: tuple[Path, str]) -> None:
+    """The test's own failure has its traceback and values without the plugin's frames; the report follows."""
     text = failure(marked[1], "test_own_failure")
     assert "own message" in text
     assert "assert value == 5" in text
@@ -272,8 +272,8 @@ def test_own_failure(marked: tuple[Path, str]) -> None:
     assert "No line makes" not in text
 
 
-def test_wrong_arguments(marked: tuple[Path, str]) -> None:
-    """What the marker does not take is said in a sentence."""
+def test_wrong_marker_arguments(marked: tuple[Path, str]) -> None:
+    """Wrong marker arguments are reported in one sentence."""
     assert "@pytest.mark.syncs takes max and fake: (), {'maximum': 1}" in failure(marked[1], "test_wrong_name")
     assert "hidden" not in marked[1]
     assert '@pytest.mark.syncs: "max" must be an int >= 0: -1' in failure(marked[1], "test_wrong_number")
@@ -282,7 +282,7 @@ def test_wrong_arguments(marked: tuple[Path, str]) -> None:
 
 
 def test_xdist(marked: tuple[Path, str]) -> None:
-    """Spread over processes it is the same."""
+    """The results are the same when pytest-xdist distributes the tests."""
     _, text = run(marked[0], "-p", "xdist", "-n", "2", "-v", "-k", "clean or waits or own_failure")
     expected = {
         name: EXPECTED[name] for name in ("test_clean", "test_waits", "test_own_failure", "test_unit_clean")
@@ -293,7 +293,7 @@ def test_xdist(marked: tuple[Path, str]) -> None:
 
 
 def test_fixture(tmp_path: Path) -> None:
-    """The fixture looks at one function, and raises what it raises."""
+    """The fixture checks one function and raises the function's own exceptions."""
     (tmp_path / "test_it.py").write_text(FIXTURE)
     code, text = run(tmp_path, "-v")
     expected = {
@@ -308,8 +308,8 @@ def test_fixture(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_live(tmp_path: Path) -> None:
-    """Where there is a GPU the test runs on it."""
+def test_live_with_a_gpu(tmp_path: Path) -> None:
+    """With a GPU the marked tests run on it."""
     (tmp_path / "test_it.py").write_text(MARKED)
     _, text = run(tmp_path, "-v", "-k", "clean or waits or within or own_failure", gpu=True)
     names = ("test_clean", "test_waits", "test_within", "test_own_failure", "test_unit_clean")
@@ -328,15 +328,15 @@ def test_light():
 """
 
 
-def test_light(tmp_path: Path) -> None:
-    """Tests that do not use it wait for nothing."""
+def test_plugin_does_not_import_torch(tmp_path: Path) -> None:
+    """The plugin imports neither torch nor the library for tests that do not use it."""
     (tmp_path / "test_it.py").write_text(LIGHT)
     code, text = run(tmp_path)
     assert 0 == code, text
 
 
 def test_entry_point(tmp_path: Path) -> None:
-    """Installed, it is there by itself, and `-p no:instrument` keeps it out."""
+    """The installed plugin loads by itself; `-p no:instrument` disables it."""
     project = (Path(__file__).parent.parent.parent / "pyproject.toml").read_text()
     assert '[project.entry-points.pytest11]\ninstrument = "instrument.pytest_plugin"\n' in project
     installed = tmp_path / "installed" / "probe-1.dist-info"

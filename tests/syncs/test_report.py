@@ -1,4 +1,4 @@
-"""`SyncReport`: counts, failures, and the text at a terminal."""
+"""`SyncReport`: counts, failures, and its text in a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shown(report: SyncReport, width: int = 80, **more: Any) -> str:
 
 
 def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text has the findings, worst first, each with its code, then what is allowed and what is not covered."""
+    """The text has the findings with their code, worst first, then allowed and not covered ones."""
     path = script(tmp_path)
     monkeypatch.chdir(tmp_path)
     via = Site("/v/site-packages/torch/nn/utils/clip_grad.py", 97, "clip")
@@ -107,8 +107,8 @@ Coverage:
     )
 
 
-def test_clean() -> None:
-    """A report without findings says so in one line, with how it was made."""
+def test_no_findings() -> None:
+    """A report without findings is one line, with the way it was made."""
     assert (
         shown(report(steps=3), width=100)
         == "No line makes the CPU wait for the GPU (dry run without a GPU, no timings; 3 steps)\n"
@@ -120,16 +120,16 @@ def test_clean() -> None:
     )
 
 
-def test_printed() -> None:
-    """`print` shows the same text, without colours."""
+def test_str() -> None:
+    """`str` gives the same text, without colours."""
     text = str(report(finding()))
     assert text.startswith("1 line makes the CPU wait for the GPU: 1 synchronization in the step")
     assert "\x1b" not in text
 
 
 @pytest.mark.parametrize("name", ["[/]", "[bold]x[/bold]", ":smile:", "a\nb\x1b[2J", "\udcff", "long" * 50])
-def test_any_name(name: str) -> None:
-    """Nothing in a name is markup or moves the cursor, and every name can be encoded."""
+def test_unprintable_names(name: str) -> None:
+    """Names are shown without markup or control characters, and every name can be encoded."""
     found = finding(name, 1, f"/x/{name}.py", region=(name,), cause=name, thread=name, backward=name)
     again = finding("item", 2, name, allowed=name)
     unseen = finding(NOT_COVERED, 3, name, cause=name)
@@ -141,7 +141,7 @@ def test_any_name(name: str) -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120])
 def test_width(tmp_path: Path, width: int) -> None:
-    """Prose and code fit the terminal; a path is never broken."""
+    """Prose and code fit the terminal; paths are never broken."""
     path = script(
         tmp_path,
         code="def step():\n    x = " + "1 + " * 100 + "1\n    " + "\N{HIRAGANA LETTER A}" * 90 + " = 1\n",
@@ -154,13 +154,13 @@ def test_width(tmp_path: Path, width: int) -> None:
 
 
 def test_colours() -> None:
-    """A terminal gets colours, a pipe none."""
+    """The text has colours in a terminal and none in a pipe."""
     assert "\x1b[" in shown(report(finding()), force_terminal=True, color_system="standard")
     assert "\x1b" not in shown(report(finding()))
 
 
-def test_code_that_cannot_be_read() -> None:
-    """A finding without a file has a place, but no code."""
+def test_unreadable_code() -> None:
+    """A finding without a readable file has a place, but no code."""
     for site in (
         Site("<stdin>", 3, "f"),
         Site("/gone.py", 3, "f"),
@@ -173,8 +173,8 @@ def test_code_that_cannot_be_read() -> None:
         assert str(site) in text if site else "no line of Python, thread loader" in text
 
 
-def test_many() -> None:
-    """The worst findings are shown in full, the others in a line each."""
+def test_many_findings() -> None:
+    """The worst findings are shown in full, the others in one line each."""
     text = shown(report(*(finding(line=line, file="/x/gone.py") for line in range(1, 101)), dropped=7))
     assert 20 == text.count("Fix:")
     assert all(f"gone.py:{line} in step" in text for line in range(1, 101))
@@ -202,7 +202,7 @@ def test_order() -> None:
 
 
 @pytest.mark.parametrize("source", ["dry run", "live", "trace"])
-def test_what_repeats_comes_first(source: Any) -> None:
+def test_order_by_pattern(source: Any) -> None:
     """Findings are ordered by steps: most, some, bursts, single ones, then those outside of the steps."""
     every = tuple(range(7))
     found = [
@@ -216,28 +216,28 @@ def test_what_repeats_comes_first(source: Any) -> None:
         finding("uneven", 8, steps=(*every, 2, 2)),
         finding("copies", 9, steps=every, direction="H2D"),
     ]
-    made = report(*found, steps=7, source=source)
+    ordered = report(*found, steps=7, source=source)
     assert ["twice", "uneven", "loss", "most", "copies", "log", "save", "once", "setup"] == [
-        one.op for one in made.findings
+        one.op for one in ordered.findings
     ]
-    assert ["high"] * 4 + ["medium"] * 2 + ["low"] * 3 == [made.severity(one) for one in made.findings]
+    assert ["high"] * 4 + ["medium"] * 2 + ["low"] * 3 == [ordered.severity(one) for one in ordered.findings]
     assert [
         "in every step, 2 times each", "in every step, once to 3 times",
         "in every step; once outside of the steps", "in 6 of 7 steps", "in every step", "in 2 of 7 steps",
         "in 1 of 7 steps, 61 times", "in 1 of 7 steps", "90 times outside of the steps",
-    ] == [str(made.pattern(one)) for one in made.findings]  # fmt: skip
-    text = shown(made, width=120)
+    ] == [str(ordered.pattern(one)) for one in ordered.findings]  # fmt: skip
+    text = shown(ordered, width=120)
     assert text.index("in 2 of 7 steps") < text.index("in 1 of 7 steps, 61 times")
-    assert "in 1 of 7 steps, 61 times" in made.to_sarif()
-    written = {one["op"]: one for one in json.loads(made.to_json())["findings"]}
+    assert "in 1 of 7 steps, 61 times" in ordered.to_sarif()
+    written = {one["op"]: one for one in json.loads(ordered.to_json())["findings"]}
     assert (1, 0, "in 1 of 7 steps, 61 times") == tuple(
         written["save"][name] for name in ("in_steps", "outside", "pattern")
     )
-    assert "4 of 7 steps wait for the GPU 7 to 67 times; allowed in a step: 6" == made.over(6)
+    assert "4 of 7 steps wait for the GPU 7 to 67 times; allowed in a step: 6" == ordered.over(6)
 
 
-def test_rare_or_short() -> None:
-    """A line in fewer than a tenth of the steps, or with a negligible share of the time, is low."""
+def test_low_severity() -> None:
+    """A line in under a tenth of the steps, or with a negligible share of the time, has low severity."""
     rare = finding(steps=(0, 50))
     assert "low" == report(rare, steps=100).severity(rare)
     short = finding(steps=(0, 1), blocked_ns=10_000, idle_ns=10_000)
@@ -248,7 +248,7 @@ def test_rare_or_short() -> None:
 
 
 def test_per_step() -> None:
-    """Means are over all steps, without calls outside of steps; without steps the run is one step."""
+    """Means are over all steps and exclude calls outside of steps; without steps the run is one step."""
     found = finding(steps=(0, 0, 3, None))
     assert 3 / 4 == report(found, steps=4).per_step(found)
     assert 4 == report(found, steps=0).per_step(found)
@@ -258,7 +258,7 @@ def test_per_step() -> None:
 
 
 def test_assert_max() -> None:
-    """The step with the most synchronizations counts."""
+    """The limit applies to the step with the most synchronizations."""
     uneven = report(finding(steps=(0, 1)), finding("bool", 4, steps=(1, None, None, None)), steps=10)
     uneven.assert_max(2)
     with pytest.raises(
@@ -271,8 +271,8 @@ def test_assert_max() -> None:
     report(finding(allowed="why"), finding(NOT_COVERED, cause="run eagerly")).assert_max()
 
 
-def test_assert_max_fails_whatever_the_number() -> None:
-    """Forbidden synchronizations, and a run that was not checked, fail whatever the limit is."""
+def test_assert_max_fails_regardless_of_the_limit() -> None:
+    """Forbidden synchronizations, and a run that was not checked, fail regardless of the limit."""
     with pytest.raises(AssertionError, match="waits for the GPU 2 times inside no_syncs"):
         report(finding(steps=(None, 0), forbidden=True)).assert_max(9)
     with pytest.raises(AssertionError, match=r"(?s)ended early\n\n.*ValueError:\s+x") as raised:
@@ -287,26 +287,26 @@ def test_assert_max_fails_whatever_the_number() -> None:
 @pytest.mark.parametrize(
     ("most", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), ("1", TypeError)]
 )
-def test_arguments(most: Any, error: type[Exception]) -> None:
+def test_wrong_limits(most: Any, error: type[Exception]) -> None:
     """A wrong limit raises an error at once, also without findings."""
     with pytest.raises(error, match=f'"most" must be .*: {most!r}'):
         report().assert_max(most)
 
 
 def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The JSON has everything, in exact numbers."""
+    """The JSON has all fields, with exact numbers."""
     path = script(tmp_path)
     monkeypatch.chdir(tmp_path)
     linecache.checkcache()
     big = 12_345_678_901_234_567
-    made = report(
+    made_report = report(
         finding("item", 3, path, (0, None), blocked_ns=big, region=("a", "b"), thread="MainThread"),
         finding(NOT_COVERED, 4, path, cause="why"),
         steps=1,
         coverage=["a sentence"],
         error=ValueError("bad"),
     )
-    written = json.loads(made.to_json())
+    written = json.loads(made_report.to_json())
     item, unseen = written.pop("findings")
     assert written == {
         "version": 1,
@@ -348,7 +348,7 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "idle_ns": None,
         "allowed": None,
         "forbidden": False,
-        "fingerprint": made.findings[0].fingerprint,
+        "fingerprint": made_report.findings[0].fingerprint,
         "fix": {
             "text": "Keep the numbers on the GPU and read them only every so many steps.",
             "before": "total += loss.item()",
@@ -363,7 +363,7 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_headline() -> None:
-    """If steps differ, the headline has the median and the maximum, which is what fails."""
+    """If steps differ, the headline has the median and the maximum, to which the limit applies."""
     even = report(finding(steps=(0, 1)), finding("bool", 4, steps=(0, 1)), steps=2)
     text = " ".join(str(even).split())
     assert text.startswith("2 lines make the CPU wait for the GPU: 2 synchronizations in most steps (dry run")
@@ -383,8 +383,8 @@ def test_headline() -> None:
     assert "1 of 2 steps wait for the GPU 4 times; allowed in a step: 3" == uneven.over(3)
 
 
-def test_outside_of_steps() -> None:
-    """Findings outside of the steps are listed separately, without a fix; others have one."""
+def test_findings_outside_of_steps() -> None:
+    """Findings outside of steps are listed separately, without a fix."""
     text = shown(report(finding(steps=(None, None)), steps=2))
     assert (
         "Outside of the steps, where a synchronization costs little:\n  - /x/train.py:3 in step: item, 2 times\n"
@@ -396,23 +396,23 @@ def test_outside_of_steps() -> None:
     assert "Keep the numbers" in shown(report(finding(steps=(None, None)), steps=0))
 
 
-def test_several_lines_of_a_library() -> None:
-    """The line of the library with most calls is shown, and the number of the others."""
+def test_several_lines_in_a_library() -> None:
+    """The library line with the most calls is shown, with the number of other lines."""
     vias = [Site("/v/site-packages/lib/a.py", line, "f") for line in (1, 2, 2, 3)]
     site = Site("/x/train.py", 3, "step")
     (found,) = findings_of(*(SyncEvent("item", "", site, via, step=0) for via in vias))
     assert "via lib/a.py:2 in f, and 2 more lines" in shown(report(found))
 
 
-def test_what_would_not_run() -> None:
-    """Code that would fail on a GPU fails, whatever the limit is; code that is only not covered does not."""
+def test_code_that_would_fail_on_a_gpu() -> None:
+    """Code that would fail on a GPU fails regardless of the limit; code that is only not covered does not."""
     wrong = report(finding(NOT_COVERED, cause="takes tensors of both", forbidden=True))
     assert "would not run on a GPU: takes tensors of both (/x/train.py:3)" == wrong.over(99)
     assert report(finding(NOT_COVERED, cause="run eagerly")).over(0) is None
 
 
-def test_a_thread_by_any_name(tmp_path: Path) -> None:
-    """A thread that a profiler names "thread 7" is not called "thread thread 7"; zero idle time is not shown."""
+def test_thread_names(tmp_path: Path) -> None:
+    """A profiler's thread name "thread 7" is not shown as "thread thread 7", and zero idle time is not shown."""
     lines = str(
         report(finding(thread="thread 7 (python)", blocked_ns=5, idle_ns=0), finding(thread="pt_autograd_0"))
     )
@@ -436,8 +436,8 @@ print(instrument.dry_run(step))
 """
 
 
-def test_modules_of_the_program_that_have_names_of_libraries(tmp_path: Path) -> None:
-    """A report prints although the program has modules named like the libraries of the command line."""
+def test_program_modules_named_like_libraries(tmp_path: Path) -> None:
+    """A report prints although the program has modules named like the command line's libraries."""
     path = script(tmp_path, "train.py", SHADOWED)
     command = [sys.executable, str(path)]
     plain = subprocess.run(command, capture_output=True, text=True, timeout=120)

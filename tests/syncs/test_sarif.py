@@ -19,14 +19,14 @@ from .reports import finding, report, script
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a file in a repository, whose subfolder is the current folder."""
+    """Return a file in a repository whose subfolder is the current folder."""
     path = script(tmp_path, "src/my code/train #1.py")
     monkeypatch.chdir(path.parent)
     return path
 
 
 def run_of(*reports: SyncReport) -> dict[str, Any]:
-    """Return the only run of the log, after checking what the schema requires."""
+    """Return the only run of the log, after checking the schema's requirements."""
     log = json.loads(to_sarif(reports))
     assert ("2.1.0", "https://json.schemastore.org/sarif-2.1.0.json") == (log["version"], log["$schema"])
     (run,) = log["runs"]
@@ -68,7 +68,7 @@ def _check(result: dict[str, Any], rules: list[str], bases: set[str]) -> None:
 
 
 def test_result(path: Path) -> None:
-    """A result has the line, relative to the repository, and the fix."""
+    """A result has the line, a path relative to the repository, and the fix."""
     found = report(finding("item", 3, path, region=("train", "forward")))
     run = run_of(found)
     (result,) = run["results"]
@@ -99,7 +99,7 @@ def test_result(path: Path) -> None:
 
 
 def test_levels(path: Path) -> None:
-    """The level is the severity."""
+    """The level of a result is the finding's severity."""
     found = [
         finding("item", 3, path),
         finding("to", 2, path, direction="H2D"),
@@ -127,8 +127,8 @@ def test_suppressions(path: Path) -> None:
     } == suppressed
 
 
-def test_places(path: Path) -> None:
-    """A library's line is a related location; other files have absolute URIs; no line gives a notification."""
+def test_locations(path: Path) -> None:
+    """A library line is a related location, other files have absolute URIs, and no line gives a notification."""
     via = Site("/v/site-packages/torch/x.py", 9, "f")
     results = run_of(
         report(
@@ -144,12 +144,12 @@ def test_places(path: Path) -> None:
     assert ["file:///v/site-packages/torch/x.py"] == [
         one[0]["physicalLocation"]["artifactLocation"]["uri"] for one in related
     ]
-    (told,) = results["invocations"][0]["toolExecutionNotifications"]
-    assert "thread loader" in told["message"]["text"]
+    (notification,) = results["invocations"][0]["toolExecutionNotifications"]
+    assert "thread loader" in notification["message"]["text"]
 
 
-def test_several(path: Path) -> None:
-    """Several targets are one run, as GitHub accepts one for each tool; errors and coverage are notifications."""
+def test_several_targets(path: Path) -> None:
+    """Several targets share one run, as GitHub accepts one per tool; errors and coverage are notifications."""
     failed = report(finding("item", 3, path), error=ValueError("bad"), coverage=["a sentence"])
     run = run_of(
         report(finding("item", 3, path), finding("bool", 4, path)), failed, report(unavailable_reason="no GPU")

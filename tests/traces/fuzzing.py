@@ -33,7 +33,7 @@ from instrument.traces.trace import Trace
 
 from .mutants import MAKERS
 
-MEMORY = 3 << 30  # of addresses, which are more than what is used
+MEMORY = 3 << 30  # of address space, more than the memory used
 SECONDS = 30  # for one file: SQLite is given 5 s of CPU time
 
 
@@ -69,11 +69,11 @@ def read_all(path: Path) -> str:
 def limited() -> Iterator[None]:
     """Raise MemoryError beyond `MEMORY`, and TimeoutError after `SECONDS`."""
 
-    def late(*_: object) -> None:
+    def time_out(*_: object) -> None:
         raise TimeoutError(f"{SECONDS} s")
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGALRM, time_out)
     signal.alarm(SECONDS)
     try:
         yield
@@ -82,7 +82,7 @@ def limited() -> Iterator[None]:
 
 
 def fuzz(kind: str, seed: int, seconds: float) -> None:
-    """Try one file after the other; print one JSON line per failure, then one for all."""
+    """Try files until the time is over; print one JSON line per failure, then one for all files."""
     count = read = 0
     slowest = 0.0, 0
     end = time.monotonic() + seconds

@@ -50,7 +50,7 @@ SQL = [
 
 
 def kineto() -> dict[str, Any]:
-    """A trace of torch.profiler with everything that metrics read."""
+    """Return a trace of torch.profiler with everything that metrics read."""
 
     def event(cat: str, name: str, tid: Any, ts: float, dur: float, **args: Any) -> dict[str, Any]:
         return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
@@ -91,7 +91,7 @@ def kineto() -> dict[str, Any]:
 
 
 def rocprof() -> dict[str, Any]:
-    """A rocprofv3 recording of a step with hardware counters."""
+    """Return a rocprofv3 recording of a step with hardware counters."""
     counted = [Kernel("gemm", 10 * n, 10 * n + 7, 100 + n, counters=(("waves", 2.5),)) for n in range(4)]
     return as_json([STEP._replace(kernels=[*STEP.kernels, *counted])])
 
@@ -237,7 +237,7 @@ def _dumped(content: Any) -> bytes:
 
 
 def _other(dice: Random, folder: Path) -> Path:
-    """Files of other tools, and random bytes, under any name."""
+    """Write a file of another tool, or random bytes, under any name."""
     csv = (
         b'"Kind","Agent_Id","Kernel_Name","Start_Timestamp","End_Timestamp"\n'
         + b'"KERNEL_DISPATCH",2,"k",1,2\n' * 9

@@ -14,7 +14,7 @@ from typing import Any
 from tests.support import nsys
 from tests.support.programs import environment, run
 
-HOST = 281474976710656  # the part of global ids that numbers the machine
+HOST = 281474976710656  # the part of global ids that identifies the machine
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -46,7 +46,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # default values of rows
 
 
 def thread(process: int, number: int) -> int:
-    """The global id of a thread."""
+    """Return the global id of a thread."""
     return HOST + (process << 24) + number
 
 
@@ -105,72 +105,74 @@ def _typed(name: str) -> str:
     return f'"{name}" INTEGER' + " PRIMARY KEY" * (name == "id")
 
 
-def one_of_everything() -> Database:
-    """A report with one event of each kind, on one thread."""
-    tid, made = thread(42, 43), Database()
+def one_of_each_kind() -> Database:
+    """Return a report with one event of each kind, on one thread."""
+    tid, database = thread(42, 43), Database()
     where = {"globalPid": HOST + (42 << 24), "streamId": 7}
-    made.add("TARGET_INFO_GPU", id=0, name="NVIDIA H100", smCount=132, maxWarpsPerSm=64, threadsPerWarp=32)
-    made.rows[-1][1].update(totalMemory=80 << 30)
-    made.add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_700_000_000_000_000_000)
-    made.add("ThreadNames", nameId=made.string("python"), globalTid=tid)
-    made.add("PROCESSES", globalPid=HOST + (42 << 24), pid=42, name="train.py")
-    made.span("region", 100, 900, tid)
-    made.add(NVTX, 150, 250, eventType=59, text="unregistered", globalTid=tid, color=-1)
-    made.call("cudaLaunchKernel_v7000", 110, 120, tid, 1)
-    made.kernel("void gemm<float>(int)", 200, 300, correlationId=1, **where)
-    made.rows[-1][1].update(gridX=66, gridY=4, blockX=64, blockY=2, staticSharedMemory=16, dynamicSharedMemory=8)
-    made.call("cudaMemcpyAsync_v3020", 130, 140, tid, 2)
-    made.add(MEMCPY, 300, 350, bytes=4096, correlationId=2, **where)
-    made.call("cuMemsetD8Async", 160, 170, tid, 3)
-    made.add(MEMSET, 350, 360, bytes=512, correlationId=3, **where)
-    made.call("cudaGraphLaunch_v10000", 180, 190, tid, 4)
-    made.add(GRAPH, 400, 500, correlationId=4, graphId=9, **where)
-    made.call("cudaStreamSynchronize_v3020", 510, 520, tid, 5)
-    made.add(SYNC, 510, 515, syncType=3, correlationId=5, **where)
-    made.add("OSRT_API", 600, 700, nameId=made.string("poll"), globalTid=tid)
-    made.span("step", 0, 1000, tid, eventType=60, domainId=2, int64Value=17)
-    made.add(NVTX, 0, None, eventType=75, text="instrument", domainId=2, globalTid=tid)
-    return made
+    database.add("TARGET_INFO_GPU", id=0, name="NVIDIA H100", smCount=132, maxWarpsPerSm=64, threadsPerWarp=32)
+    database.rows[-1][1].update(totalMemory=80 << 30)
+    database.add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_700_000_000_000_000_000)
+    database.add("ThreadNames", nameId=database.string("python"), globalTid=tid)
+    database.add("PROCESSES", globalPid=HOST + (42 << 24), pid=42, name="train.py")
+    database.span("region", 100, 900, tid)
+    database.add(NVTX, 150, 250, eventType=59, text="unregistered", globalTid=tid, color=-1)
+    database.call("cudaLaunchKernel_v7000", 110, 120, tid, 1)
+    database.kernel("void gemm<float>(int)", 200, 300, correlationId=1, **where)
+    database.rows[-1][1].update(
+        gridX=66, gridY=4, blockX=64, blockY=2, staticSharedMemory=16, dynamicSharedMemory=8
+    )
+    database.call("cudaMemcpyAsync_v3020", 130, 140, tid, 2)
+    database.add(MEMCPY, 300, 350, bytes=4096, correlationId=2, **where)
+    database.call("cuMemsetD8Async", 160, 170, tid, 3)
+    database.add(MEMSET, 350, 360, bytes=512, correlationId=3, **where)
+    database.call("cudaGraphLaunch_v10000", 180, 190, tid, 4)
+    database.add(GRAPH, 400, 500, correlationId=4, graphId=9, **where)
+    database.call("cudaStreamSynchronize_v3020", 510, 520, tid, 5)
+    database.add(SYNC, 510, 515, syncType=3, correlationId=5, **where)
+    database.add("OSRT_API", 600, 700, nameId=database.string("poll"), globalTid=tid)
+    database.span("step", 0, 1000, tid, eventType=60, domainId=2, int64Value=17)
+    database.add(NVTX, 0, None, eventType=75, text="instrument", domainId=2, globalTid=tid)
+    return database
 
 
 def random_database(seed: int) -> Database:
-    """Two processes of two threads, each with nested ranges, calls, and the GPU work that they launch."""
+    """Return two processes of two threads, each with nested ranges, calls and the GPU work that they launch."""
     dice = random.Random(seed)
-    made = Database()
+    database = Database()
     last = 0
     for process in (1001, 1002):
         first = thread(process, 1)
-        made.add(NVTX, 1, None, eventType=75, text="lib", domainId=3, globalTid=first)
-        made.add(NVTX, 2, None, eventType=33, text="hot", domainId=3, category=5, globalTid=first)
-        correlation = iter(range(1, 10_000))  # each process counts for itself
+        database.add(NVTX, 1, None, eventType=75, text="lib", domainId=3, globalTid=first)
+        database.add(NVTX, 2, None, eventType=33, text="hot", domainId=3, category=5, globalTid=first)
+        correlation = iter(range(1, 10_000))  # each process has its own ids
         for number in (1, 2):
             tid, time = thread(process, number), dice.randrange(10, 1000)
             for _ in range(6):
-                time = _nested(made, dice, tid, time, correlation, 0)
+                time = _nested(database, dice, tid, time, correlation, 0)
             last = max(last, time)
         # Unlinked, and a range that another thread ends.
-        made.kernel("orphan", 50, 90, correlationId=99_999, globalPid=HOST + (process << 24))
-        made.span("cross", 20, 400, first, eventType=60, endGlobalTid=thread(process, 2))
-        made.span("open", last // 2, None, first, eventType=60, domainId=3)
-    made.add(NVTX, last + 1_000_000, None, eventType=34, text="the end", domainId=0, globalTid=thread(1001, 1))
-    return made
+        database.kernel("orphan", 50, 90, correlationId=99_999, globalPid=HOST + (process << 24))
+        database.span("cross", 20, 400, first, eventType=60, endGlobalTid=thread(process, 2))
+        database.span("open", last // 2, None, first, eventType=60, domainId=3)
+    database.add(NVTX, last + 1_000_000, None, eventType=34, text="the end", domainId=0, globalTid=thread(1001, 1))
+    return database
 
 
-def _nested(made: Database, dice: random.Random, tid: int, time: int, correlation: Any, depth: int) -> int:
+def _nested(database: Database, dice: random.Random, tid: int, time: int, correlation: Any, depth: int) -> int:
     """Add a range with calls and inner ranges; return the time after it."""
     begin = time
     for _ in range(dice.randrange(4)):
         time += dice.randrange(0, 50)
         if depth < 3 and dice.random() < 0.5:
-            time = _nested(made, dice, tid, time, correlation, depth + 1)
+            time = _nested(database, dice, tid, time, correlation, depth + 1)
         else:
-            time = _launch(made, dice, tid, time, next(correlation))
+            time = _launch(database, dice, tid, time, next(correlation))
     end = time + dice.randrange(0, 30)
-    made.span(f"range {depth} {dice.randrange(3)}", begin, end, tid, domainId=dice.choice((0, 3)))
+    database.span(f"range {depth} {dice.randrange(3)}", begin, end, tid, domainId=dice.choice((0, 3)))
     return end + dice.randrange(0, 5)
 
 
-def _launch(made: Database, dice: random.Random, tid: int, time: int, correlation: int) -> int:
+def _launch(database: Database, dice: random.Random, tid: int, time: int, correlation: int) -> int:
     end = time + dice.randrange(1, 40)
     start = time + dice.randrange(0, 500)
     where = {
@@ -181,29 +183,31 @@ def _launch(made: Database, dice: random.Random, tid: int, time: int, correlatio
     }
     kind = dice.randrange(6)
     if kind == 0:
-        made.add(MEMCPY, start, start + dice.randrange(100), bytes=dice.randrange(1 << 20), **where)
-        made.rows[-1][1].update(copyKind=dice.choice((1, 2, 8, 10)), srcKind=1)
-        made.call("cudaMemcpyAsync_v3020", time, end, tid, correlation)
+        database.add(MEMCPY, start, start + dice.randrange(100), bytes=dice.randrange(1 << 20), **where)
+        database.rows[-1][1].update(copyKind=dice.choice((1, 2, 8, 10)), srcKind=1)
+        database.call("cudaMemcpyAsync_v3020", time, end, tid, correlation)
     elif kind == 1:
-        made.add(MEMSET, start, start + dice.randrange(100), bytes=dice.randrange(1 << 20), **where)
-        made.call("cudaMemsetAsync_v3020", time, end, tid, correlation)
+        database.add(MEMSET, start, start + dice.randrange(100), bytes=dice.randrange(1 << 20), **where)
+        database.call("cudaMemsetAsync_v3020", time, end, tid, correlation)
     elif kind == 2:
         for number in range(dice.randrange(5)):
-            made.kernel(f"node_{number}", start + 10 * number, start + 10 * number + 25, graphNodeId=1, **where)
-        made.call("cudaGraphLaunch", time, end, tid, correlation)
+            database.kernel(
+                f"node_{number}", start + 10 * number, start + 10 * number + 25, graphNodeId=1, **where
+            )
+        database.call("cudaGraphLaunch", time, end, tid, correlation)
     elif kind == 3:
-        made.call("cuStreamSynchronize", time, end, tid, correlation)
-        made.add(SYNC, start, start + 10, syncType=3, **where)
+        database.call("cuStreamSynchronize", time, end, tid, correlation)
+        database.add(SYNC, start, start + 10, syncType=3, **where)
     else:
-        made.kernel(f"kernel<{dice.randrange(4)}>", start, start + dice.randrange(200), **where)
-        made.call("cudaLaunchKernel_v7000", time, end, tid, correlation)
+        database.kernel(f"kernel<{dice.randrange(4)}>", start, start + dice.randrange(200), **where)
+        database.call("cudaLaunchKernel_v7000", time, end, tid, correlation)
     return end
 
 
-def stats(report: str, database: Path) -> list[dict[str, str]]:
-    """The rows of a report of `nsys stats`; none if the report is empty."""
+def stats(report: str, path: Path) -> list[dict[str, str]]:
+    """Return the rows of a report of `nsys stats`; none if the report is empty."""
     name = report if nsys.version() >= (2023, 4) else REPORTS[report]
-    base = database.with_suffix("")
+    base = path.with_suffix("")
     command = [
         nsys.nsys(),
         "stats",
@@ -215,7 +219,7 @@ def stats(report: str, database: Path) -> list[dict[str, str]]:
         base,
         "--force-overwrite=true",
     ]
-    run([*command, database], environment())
+    run([*command, path], environment())
     output = base.with_name(f"{base.name}_{name}.csv")
     with output.open(newline="") as file:
         return list(csv.DictReader(file))

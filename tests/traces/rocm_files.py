@@ -107,7 +107,7 @@ STEP = Recording(
 
 
 def as_json(recordings: Sequence[Recording], *, dispatches: bool = True) -> dict[str, Any]:
-    """The content of the JSON file; without dispatches, kernels occur with their counters only."""
+    """Return the content of the JSON file; without dispatches, kernels occur with their counters only."""
     return {"rocprofiler-sdk-tool": [_process(recording, dispatches) for recording in recordings]}
 
 
@@ -271,7 +271,7 @@ def _sides() -> str:
 
 
 def _views(schema: int) -> dict[str, str]:
-    """The views of a schema; the names of columns differ between 3 and 4."""
+    """Return the views of a schema; column names differ between 3 and 4."""
     shared, registers, external = (
         ("lds_size", "vgpr_count", "corr_id")
         if schema == 3

@@ -44,18 +44,18 @@ def region(name: str, start: int, end: int, tid: int = MAIN) -> Event:
 
 
 def node(name: str, start: int, end: int, sequence: int, tid: int = DEVICE) -> Event:
-    """A node that a backward pass runs."""
+    """Return a node that a backward pass runs."""
     name = f"autograd::engine::evaluate_function: {name}"
     return complete("cpu_op", name, start, end, tid, **{"Sequence number": sequence})
 
 
 def forward(start: int, end: int, sequence: int, tid: int = MAIN) -> Event:
-    """An operator that creates a node."""
+    """Return an operator that creates a node."""
     return complete("cpu_op", "aten::mm", start, end, tid, **{"Sequence number": sequence})
 
 
 def kernel(correlation: int, at: int, start: int, end: int, tid: int = DEVICE) -> list[Event]:
-    """A kernel and the call that launched it."""
+    """Return a kernel and the call that launched it."""
     call = complete("cuda_runtime", "cudaLaunchKernel", at, at + 1, tid, correlation=correlation)
     work = complete("kernel", "gemm", start, end, 7, correlation=correlation, device=0, stream=7)
     return [call, work | {"pid": 0}]
@@ -72,14 +72,14 @@ def read(tmp_path: Path, *events: Event) -> Trace:
 
 
 def parents(trace: Trace) -> dict[str, str | None]:
-    """The name of the parent of each region, by name."""
+    """Return the name of each region's parent, by name."""
     names = trace.regions.text("name")
     around = [names[row] if row >= 0 else None for row in trace.regions.parent.tolist()]
     return dict(zip(names, around, strict=True))
 
 
 def tree(summary: Summary) -> list[tuple[str, int, int, int, int | None]]:
-    """Each region as printed: indented, with calls, CPU, CPU self and GPU time in us."""
+    """Return each region as printed: indented, with calls, CPU, CPU self and GPU time in us."""
     return [
         ("  " * (len(row.path) - 1) + row.path[-1], row.calls, row.cpu_ns // 1000, row.self_ns // 1000, gpu)
         for row in summary.regions
@@ -92,7 +92,7 @@ NAME = [name_of(DEVICE, "pt_autograd_0")]
 
 
 def step() -> list[Event]:
-    """A step whose backward pass runs on the thread of a device."""
+    """Return a step whose backward pass runs on the thread of a device."""
     return [
         region("ProfilerStep#3", 0, 1000),
         region("Sequential", 100, 300),
@@ -123,14 +123,14 @@ def step() -> list[Event]:
         ("aten::mm: a", None),
     ],
 )
-def test_which_node_an_operator_runs(name: str, node: str | None) -> None:
-    """The operators of the engine name the node, with numbers in reports of Nsight Systems."""
+def test_node_of_an_engine_operator(name: str, node: str | None) -> None:
+    """The engine's operators name the node; Nsight Systems appends numbers."""
     assert engine_node_name(name) == node
 
 
 @pytest.mark.parametrize("known_by", [NODES, NAME, [*NODES, *NAME], []], ids=["nodes", "name", "both", "regions"])
-def test_the_tree_of_a_gpu(known_by: list[Event], tmp_path: Path) -> None:
-    """The tree is as on a CPU; outermost regions take no longer than the step, and "backward" has its GPU time."""
+def test_tree_of_a_gpu(known_by: list[Event], tmp_path: Path) -> None:
+    """The tree equals a CPU's; outermost regions take no longer than the step, and "backward" has its GPU time."""
     summary = summarize(read(tmp_path, *step(), *known_by))
     assert tree(summary) == [
         ("Sequential", 1, 200, 200, 90),
@@ -145,8 +145,8 @@ def test_the_tree_of_a_gpu(known_by: list[Event], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["python", "pt_autograd_0"])
-def test_a_thread_with_two_names(first: str, tmp_path: Path) -> None:
-    """The autograd name counts, though Kineto may also write the name that the thread inherited, in any order."""
+def test_thread_with_two_names(first: str, tmp_path: Path) -> None:
+    """The autograd name has priority over the inherited name, in whatever order Kineto writes them."""
     names = [name_of(DEVICE, first), name_of(DEVICE, "python"), name_of(DEVICE, "pt_autograd_0")]
     trace = read(tmp_path, *step(), region("hook", 895, 899, DEVICE), *names)
     assert [thread.name for thread in trace.threads if thread.autograd] == [f"thread {DEVICE} (pt_autograd_0)"]
@@ -156,7 +156,7 @@ def test_a_thread_with_two_names(first: str, tmp_path: Path) -> None:
 
 
 def test_numbers_of_regions(tmp_path: Path) -> None:
-    """Metrics and projection give "backward" the work that its thread waited for."""
+    """Metrics and projection assign to "backward" the work that its thread waited for."""
     trace = read(tmp_path, *step(), *NODES)
     (row,) = [row for row in metrics(trace)["region_table"] if row["name"] == "backward"]
     assert (row["gpu_count"], row["gpu_ns"], row["gpu_projection_ns"]) == (3, 360_000, 440_000)
@@ -168,8 +168,8 @@ def test_numbers_of_regions(tmp_path: Path) -> None:
     assert found["Sequential"] == (90_000, 90_000, 1, 1, 200_000)
 
 
-def test_a_region_that_ends_late(tmp_path: Path) -> None:
-    """Work belongs to where it began; self times are not negative, and concurrent devices count once."""
+def test_region_that_ends_late(tmp_path: Path) -> None:
+    """Work belongs to the region in which it began; self times are not negative; no device counts twice."""
     late = [region("A (backward)", 450, 950, DEVICE), region("B (backward)", 500, 700, OTHER)]
     names = [name_of(DEVICE, "pt_autograd_0"), name_of(OTHER, "pt_autograd_1")]
     summary = summarize(
@@ -196,8 +196,8 @@ def test_regions_that_begin_together(tmp_path: Path) -> None:
     assert [row for row, *_ in tree(summarize(trace))] == ["step", "  backward", "  A (backward)"]
 
 
-def test_work_without_regions_of_its_own(tmp_path: Path) -> None:
-    """Work that operators on an autograd thread launch belongs to the region that waits."""
+def test_work_on_an_autograd_thread_without_regions(tmp_path: Path) -> None:
+    """Work launched on an autograd thread without regions belongs to the region that waits."""
     trace = read(
         tmp_path, region("backward", 400, 900), *NODES, *kernel(1, 510, 600, 700), *kernel(2, 950, 960, 970)
     )
@@ -205,7 +205,7 @@ def test_work_without_regions_of_its_own(tmp_path: Path) -> None:
     assert projection(trace).ops.tolist() == [1]
 
 
-def test_threads_that_do_other_things(tmp_path: Path) -> None:
+def test_threads_without_training(tmp_path: Path) -> None:
     """A region of a thread that does not train never contains a backward pass."""
     loading = [region("gloo:barrier", 0, 2000, OTHER), region("read", 420, 700, OTHER)]
     trace = read(tmp_path, *step(), *NODES, *loading)
@@ -228,7 +228,7 @@ def test_threads_that_run_their_own_backward(tmp_path: Path) -> None:
 
 
 def two_trainers(first: str, second: str, *numbers: int) -> list[Event]:
-    """Two threads train at once, each with an open region; an autograd thread runs a node of one of them."""
+    """Return two threads that train at once; an autograd thread runs a node of one of them."""
     return [
         *(forward(100, 110, number, tid) for number, tid in zip(numbers, (MAIN, OTHER), strict=True)),
         region(first, 400, 900),
@@ -248,15 +248,15 @@ def two_trainers(first: str, second: str, *numbers: int) -> list[Event]:
         (two_trainers("G", "D", 6, 7), "D"),
     ],
 )
-def test_several_threads_that_train(events: list[Event], parent: str, tmp_path: Path) -> None:
+def test_several_training_threads(events: list[Event], parent: str, tmp_path: Path) -> None:
     """The caller is the thread in a region named after the backward pass, or the creator of the node."""
     trace = read(tmp_path, *events)
     assert parents(trace)["net (backward)"] == parent
     assert trace.unplaced == 0
 
 
-def test_callers_that_nobody_can_tell(tmp_path: Path) -> None:
-    """If several threads may have called the backward pass, its regions have no parent, and the report says so."""
+def test_ambiguous_callers(tmp_path: Path) -> None:
+    """If several threads may have called the backward pass, its regions have no parent; the summary says so."""
     trace = read(tmp_path, *two_trainers("G.backward", "D.backward", 7, 7), *kernel(2, 620, 630, 640))
     assert parents(trace) == {"G.backward": None, "D.backward": None, "net (backward)": None}
     names = [*trace.regions.text("name"), None]
@@ -268,7 +268,7 @@ def test_callers_that_nobody_can_tell(tmp_path: Path) -> None:
     assert "Not in the region of their backward pass: 2 calls" in console.file.getvalue()
 
 
-def test_trains_of_many_threads(tmp_path: Path) -> None:
+def test_too_many_training_threads(tmp_path: Path) -> None:
     """With too many threads, no caller is guessed."""
     events = [region("backward", 400, 900, tid) for tid in range(100, 180)]
     events += [forward(100, 110, 7, tid) for tid in range(100, 180)]
@@ -280,21 +280,21 @@ def test_trains_of_many_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("known_by", ["name", "regions", "emit_nvtx"])
-def test_a_report_of_nsight_systems(known_by: str, tmp_path: Path) -> None:
+def test_nsight_systems_report(known_by: str, tmp_path: Path) -> None:
     """An autograd thread is recognized by its name, or because all its ranges are backward passes."""
-    made, main, device = Database(), thread(42, 42), thread(42, 43)
-    made.span("forward", 0, 300, main)
-    made.span("backward", 400, 900, main)
+    database, main, device = Database(), thread(42, 42), thread(42, 43)
+    database.span("forward", 0, 300, main)
+    database.span("backward", 400, 900, main)
     if known_by == "name":
-        made.add("ThreadNames", nameId=made.string("pt_autograd_0"), globalTid=device)
-        made.span("hook of mine", 420, 430, device)
+        database.add("ThreadNames", nameId=database.string("pt_autograd_0"), globalTid=device)
+        database.span("hook of mine", 420, 430, device)
     if known_by == "emit_nvtx":
-        made.span("autograd::engine::evaluate_function: MmBackward0, seq = 7", 430, 800, device)
-    made.span("net (backward)", 450, 700, device, eventType=60)
+        database.span("autograd::engine::evaluate_function: MmBackward0, seq = 7", 430, 800, device)
+    database.span("net (backward)", 450, 700, device, eventType=60)
     for number, (tid, at) in enumerate([(device, 500), (device, 850), (main, 950)]):
-        made.call("cudaLaunchKernel_v7000", at, at + 10, tid, number)
-        made.kernel("gemm", at + 100, at + 150, correlationId=number, globalPid=main & ~0xFFFFFF, streamId=7)
-    trace = read_nsight(made.write(tmp_path / "made.sqlite"))
+        database.call("cudaLaunchKernel_v7000", at, at + 10, tid, number)
+        database.kernel("gemm", at + 100, at + 150, correlationId=number, globalPid=main & ~0xFFFFFF, streamId=7)
+    trace = read_nsight(database.write(tmp_path / "made.sqlite"))
     found = parents(trace)
     assert found["net (backward)"] == ("backward" if known_by != "emit_nvtx" else list(found)[-2])
     assert all(name in ("forward", "backward") or around for name, around in found.items())
@@ -305,24 +305,24 @@ def test_a_report_of_nsight_systems(known_by: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_projection_by_hand(seed: int, tmp_path: Path) -> None:
+def test_projection_matches_its_definition(seed: int, tmp_path: Path) -> None:
     """A region owns work launched in it, and work launched by the backward passes that it waits for."""
     dice = random.Random(seed)
-    made, main = Database(), thread(42, 42)
+    database, main = Database(), thread(42, 42)
     for name, tid in (("pt_autograd_0", thread(42, 43)), ("pt_autograd_1", thread(42, 44))):
-        made.add("ThreadNames", nameId=made.string(name), globalTid=tid)
+        database.add("ThreadNames", nameId=database.string(name), globalTid=tid)
     tids = [main, thread(42, 43), thread(42, 44)]
     for tid in tids:
         for number in range(dice.randrange(8)):
             start = dice.randrange(60)
-            made.span(f"{tid & 15} {number}", start, start + dice.randrange(40), tid)
+            database.span(f"{tid & 15} {number}", start, start + dice.randrange(40), tid)
     for number in range(25):
         start = dice.randrange(90)
-        made.call("cudaLaunchKernel_v7000", start, start + dice.randrange(6), dice.choice(tids), number)
-        made.kernel(
+        database.call("cudaLaunchKernel_v7000", start, start + dice.randrange(6), dice.choice(tids), number)
+        database.kernel(
             "k", start + 10, start + 10 + dice.randrange(30), correlationId=number, globalPid=main & ~0xFFFFFF
         )
-    trace = read_nsight(made.write(tmp_path / "made.sqlite"))
+    trace = read_nsight(database.write(tmp_path / "made.sqlite"))
     regions, runtime, gpu = trace.regions, trace.runtime, trace.gpu
     here = next((number for number, thread in enumerate(trace.threads) if thread.thread == 42), -1)
     found = projection(trace)
@@ -354,11 +354,11 @@ def test_projection_by_hand(seed: int, tmp_path: Path) -> None:
         assert tuple(int(found[column][row]) for column in columns) == (start, end - start, len(work), len(work))
 
 
-# Recorded here
+# Recordings of this torch
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names its thread as Linux does")
-def test_a_recording_of_two_threads(tmp_path: Path) -> None:
+def test_recording_of_two_threads(tmp_path: Path) -> None:
     """Torch records a backward pass on another thread with the thread's name and the nodes."""
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 64), torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
@@ -389,7 +389,7 @@ def test_a_recording_of_two_threads(tmp_path: Path) -> None:
     assert outermost <= summary.step_ns
     assert 0 <= by_path["backward",].self_ns <= by_path["backward",].cpu_ns - by_path[whole].self_ns
     (runs,) = [thread for thread in trace.threads if thread.autograd]
-    assert runs.name == "" or runs.name.endswith("(pt_autograd_0)")  # Kineto leaves it out at times
+    assert runs.name == "" or runs.name.endswith("(pt_autograd_0)")  # Kineto sometimes omits it
 
     # Without the name, the nodes show the thread.
     text = (tmp_path / "trace.json").read_text()
@@ -401,7 +401,7 @@ def test_a_recording_of_two_threads(tmp_path: Path) -> None:
     ("name", "calls"),
     [("hta_ns_resolution.json.gz", 25), ("hta_nccl_data.json.gz", 15), ("hta_mtia_rank0.json.gz", 1)],
 )
-def test_real_traces(name: str, calls: int) -> None:
+def test_collectives_of_real_traces(name: str, calls: int) -> None:
     """Collectives that an autograd thread starts are in the region of the backward pass."""
     trace = read_kineto(Path(shared(name)))
     (autograd,) = [number for number, thread in enumerate(trace.threads) if thread.autograd]

@@ -25,21 +25,21 @@ def of(trace: Trace) -> StepLengths:
     return lengths
 
 
-def held_ns(loop: Loop, trace: Trace) -> int:
-    """How long launches were blocked, from the end of the first step to the end of the last."""
+def blocked_ns(loop: Loop, trace: Trace) -> int:
+    """Return how long launches were blocked, from the end of the first step to the end of the last."""
     ends = (trace.steps.end_ns - (BASE_US * US - trace.epoch_ns)).tolist()
     return sum(max(min(end * US, ends[-1]) - max(start * US, ends[0]), 0) for start, end in loop.held)
 
 
-def waits_us(trace: Trace) -> list[tuple[float, float]]:
-    """The starts and ends of blocked launches, on the clock of the loop."""
+def blocked_launches_us(trace: Trace) -> list[tuple[float, float]]:
+    """Return the starts and ends of blocked launches, on the clock of the loop."""
     found, base_ns = find_blocked_launches(trace), BASE_US * US - trace.epoch_ns
     starts, ends = (found.start_ns - base_ns) / US, (found.end_ns - base_ns) / US
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
-def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
-    """With a full queue, a launch returns once the GPU has finished another: the CPU waits in it."""
+def test_loop_that_fills_the_queue(tmp_path: Path) -> None:
+    """With a full queue, a launch returns when the GPU has finished earlier work: the CPU waits in it."""
     loop = Loop(queue=300)
     for number in range(6):
         with loop.step(number):
@@ -48,11 +48,11 @@ def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
     trace = loop.trace(tmp_path)
     lengths = of(trace)
     assert (lengths.bound, lengths.gpu_step_ns) == ("gpu", 20 * MS)
-    assert lengths.totals.cpu_waits_ns == lengths.totals.queue_waits_ns == held_ns(loop, trace)
+    assert lengths.totals.cpu_waits_ns == lengths.totals.queue_waits_ns == blocked_ns(loop, trace)
     assert lengths.totals.cpu_waits_ns > 0.6 * lengths.totals.cpu_ns
 
 
-def test_the_cpu_waits_in_its_own_time(tmp_path: Path) -> None:
+def test_nearly_always_blocked(tmp_path: Path) -> None:
     """A CPU that is ahead by more than half of the recording is blocked nearly all of the time."""
     loop = Loop(queue=300)
     for number in range(4):
@@ -67,8 +67,8 @@ def test_the_cpu_waits_in_its_own_time(tmp_path: Path) -> None:
     assert numbers["loop"]["cpu_waits_share"] == totals.cpu_waits_ns / totals.cpu_ns
 
 
-def test_a_loop_that_starves_and_fills_the_queue_by_turns(tmp_path: Path) -> None:
-    """Both bound the loop: in a part of each step the CPU waits for the GPU."""
+def test_loop_that_starves_and_fills_the_queue(tmp_path: Path) -> None:
+    """CPU and GPU both bound a loop in which the CPU waits for the GPU in a part of each step."""
     loop = Loop(queue=300)
     for number in range(4):
         with loop.step(number):
@@ -79,11 +79,11 @@ def test_a_loop_that_starves_and_fills_the_queue_by_turns(tmp_path: Path) -> Non
     lengths = of(trace)
     assert lengths.bound == "both"
     assert lengths.totals.gpu_waits_ns > 0.2 * lengths.totals.gpu_ns
-    assert lengths.totals.queue_waits_ns == held_ns(loop, trace) > 0.2 * lengths.totals.cpu_ns
+    assert lengths.totals.queue_waits_ns == blocked_ns(loop, trace) > 0.2 * lengths.totals.cpu_ns
 
 
 @pytest.mark.parametrize("before", [5, 300])
-def test_launches_that_are_long_for_another_reason(tmp_path: Path, before: int) -> None:
+def test_launches_that_load_code(tmp_path: Path, before: int) -> None:
     """A launch that loads code is not blocked: little is queued, or its work starts before it returns."""
     loop = Loop()
     for number in range(3):
@@ -97,8 +97,8 @@ def test_launches_that_are_long_for_another_reason(tmp_path: Path, before: int) 
     assert lengths.totals.queue_waits_ns == 0
 
 
-def test_graphs_do_not_fill_the_queue_by_their_kernels(tmp_path: Path) -> None:
-    """The launch of a graph takes one place in the queue, and longer than the launch of a kernel."""
+def test_graph_launch_takes_one_place(tmp_path: Path) -> None:
+    """The launch of a graph takes one place in the queue, however many kernels it has."""
     loop = Loop()
     for number in range(5):
         with loop.step(number):
@@ -112,7 +112,7 @@ def test_graphs_do_not_fill_the_queue_by_their_kernels(tmp_path: Path) -> None:
     assert of(trace).totals.queue_waits_ns == 0
 
 
-def test_a_queue_that_is_full_of_graphs(tmp_path: Path) -> None:
+def test_queue_full_of_graphs(tmp_path: Path) -> None:
     """Graph launches are blocked like kernel launches, beyond their usual duration."""
     loop = Loop(queue=300)
     for _ in range(400):
@@ -121,10 +121,10 @@ def test_a_queue_that_is_full_of_graphs(tmp_path: Path) -> None:
     trace = loop.trace(tmp_path)
     graphs = [(start, end) for start, end in loop.held if end - start > 3 * 60]
     assert len(graphs) > 200
-    assert [(start, end) for start, end in waits_us(trace) if end - start > 3 * 60] == graphs
+    assert [(start, end) for start, end in blocked_launches_us(trace) if end - start > 3 * 60] == graphs
 
 
-def test_a_queue_that_was_full_before_the_recording(tmp_path: Path) -> None:
+def test_queue_filled_before_the_recording(tmp_path: Path) -> None:
     """Work that was launched before the recording counts as queued."""
     loop = Loop(queue=300)
     for _ in range(400):
@@ -138,4 +138,4 @@ def test_a_queue_that_was_full_before_the_recording(tmp_path: Path) -> None:
     for _ in range(20):
         loop.launch(100)
     trace = loop.trace(tmp_path)
-    assert waits_us(trace) == loop.held
+    assert blocked_launches_us(trace) == loop.held

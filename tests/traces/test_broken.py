@@ -1,4 +1,4 @@
-"""Damaged files: intact events are read, others repaired if possible, and the trace says what was lost."""
+"""Damaged files: intact events are read, others repaired if possible, and the trace lists the losses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINES = [dumps(event).encode() for event in EVENTS]
 CUT_OFF = "the file is cut off: its array of events does not end"
 
 
-def merge_step_lengths(lines: list[bytes], separator: bytes = b",\n") -> bytes:
+def whole_file(lines: list[bytes], separator: bytes = b",\n") -> bytes:
     return HEAD + separator.join(lines) + TAIL
 
 
@@ -39,7 +39,7 @@ def write(folder: Path, data: bytes) -> Path:
 
 
 def check(trace: Trace, events: list[Event]) -> None:
-    """These events were read, and their args are found again."""
+    """Check that these events were read, and that their args can be looked up."""
     check_columns(trace, events)
     for kind in COLUMNS:
         table = getattr(trace, kind)
@@ -54,7 +54,7 @@ def read(folder: Path, data: bytes, events: list[Event]) -> ReadLosses:
     return trace.lost
 
 
-# The corrupt samples, and those that are made here as they were
+# Corrupt samples, and equivalents made from an intact file
 
 
 def original() -> tuple[bytes, list[Event]]:
@@ -62,15 +62,15 @@ def original() -> tuple[bytes, list[Event]]:
     return gzip.decompress(path.read_bytes()), events_of(path)
 
 
-def whole_before(data: bytes, events: list[Event]) -> list[Event]:
-    """The events that end within the first bytes of a pretty-printed file."""
+def events_before(data: bytes, events: list[Event]) -> list[Event]:
+    """Return the events that end within the first bytes of a pretty-printed file."""
     ends = len(re.findall(rb"^    \},?$", data[data.index(b'"traceEvents"') :], re.MULTILINE))
     return events[:ends]
 
 
 @pytest.mark.parametrize("name", ["malformed_truncated_midevent.json", "malformed_truncated.json.gz", "boundary"])
 def test_samples_cut_off(tmp_path: Path, name: str) -> None:
-    """All events before the cut are there."""
+    """All events before the cut are read."""
     data, events = original()
     if name == "boundary":
         place = data.index(b"\n    },", len(data) * 7 // 10) + len(b"\n    }")
@@ -80,13 +80,13 @@ def test_samples_cut_off(tmp_path: Path, name: str) -> None:
     packed = path.read_bytes()
     data = zlib.decompressobj(wbits=31).decompress(packed) if name.endswith(".gz") else packed
     trace = read_kineto(path)
-    check(trace, whole_before(data, events))
+    check(trace, events_before(data, events))
     assert CUT_OFF in trace.lost.reasons
     assert (0 if name == "boundary" else 1) == trace.lost.events
 
 
 def names_in(path: Path) -> list[str]:
-    """The names of the events in a pretty-printed file."""
+    """Return the names of the events in a pretty-printed file."""
     events = path.read_text().split('"traceEvents": [')[1].split('"deviceProperties"')[0]
     return re.findall(r'^      "name": "(.*)",?$', events, re.MULTILINE)
 
@@ -104,7 +104,7 @@ def test_sample_of_unescaped_quotes() -> None:
 
 
 def test_sample_of_windows_paths() -> None:
-    """No backslash is taken as an escape."""
+    """Backslashes of Windows paths are not read as escapes."""
     _, events = original()
     path = shared("malformed_winpath_escape.json")
     names = names_in(path)
@@ -125,8 +125,8 @@ def test_sample_of_windows_paths() -> None:
     ],
     ids=["control", "utf8", "bare", "duplicate"],
 )
-def test_samples_made_here(tmp_path: Path, before: bytes, after: bytes, name: Callable[[str], str] | None) -> None:
-    """Every event is read, however some of them are damaged."""
+def test_damaged_sample(tmp_path: Path, before: bytes, after: bytes, name: Callable[[str], str] | None) -> None:
+    """Every event of a damaged sample is read."""
     data, events = original()
     assert before in data
     trace = read_kineto(write(tmp_path, data.replace(before, after)))
@@ -140,7 +140,7 @@ def test_samples_made_here(tmp_path: Path, before: bytes, after: bytes, name: Ca
 
 
 def read_cut(folder: Path, data: bytes, whole: int) -> ReadLosses:
-    """Events before the cut are read, and the next event as well if only its args are cut."""
+    """Check that events before the cut are read, and the next one as well if only its args are cut."""
     cut = EVENTS[whole] | {"args": {}}
     trace = read_kineto(write(folder, data))
     check(trace, [*EVENTS[:whole], cut] if trace.lost.repaired else EVENTS[:whole])
@@ -150,7 +150,7 @@ def read_cut(folder: Path, data: bytes, whole: int) -> ReadLosses:
 
 def test_every_prefix(tmp_path: Path) -> None:
     """Intact events before the cut are read; without any, an error says so."""
-    data = merge_step_lengths(LINES[:3])
+    data = whole_file(LINES[:3])
     ends = [data.index(line) + len(line) for line in LINES[:3]]
     args = data.index(b', "args"')
     for size in range(len(data)):
@@ -165,12 +165,12 @@ def test_every_prefix(tmp_path: Path) -> None:
 
 def test_every_prefix_of_a_packed_file(tmp_path: Path) -> None:
     """All data that can be unpacked is read."""
-    data = merge_step_lengths(LINES[:6])
+    data = whole_file(LINES[:6])
     ends = [data.index(line) + len(line) for line in LINES[:6]]
     packed = gzip.compress(data, mtime=0)
     for size in range(20, len(packed), 3):
-        got = zlib.decompressobj(wbits=31).decompress(packed[:size])
-        whole = sum(end <= len(got) for end in ends)
+        unpacked = zlib.decompressobj(wbits=31).decompress(packed[:size])
+        whole = sum(end <= len(unpacked) for end in ends)
         if whole:
             assert "the gzip file is cut off" in read_cut(tmp_path, packed[:size], whole).reasons
 
@@ -178,9 +178,9 @@ def test_every_prefix_of_a_packed_file(tmp_path: Path) -> None:
 # Gzip
 
 
-def test_a_wrong_checksum(tmp_path: Path) -> None:
+def test_wrong_checksum(tmp_path: Path) -> None:
     """All events are read, and the damage is reported."""
-    packed = bytearray(gzip.compress(merge_step_lengths(LINES)))
+    packed = bytearray(gzip.compress(whole_file(LINES)))
     packed[-6] ^= 1
     assert ["damaged gzip: Error -3 while decompressing data: incorrect data check"] == list(
         read(tmp_path, bytes(packed), EVENTS).reasons
@@ -189,27 +189,27 @@ def test_a_wrong_checksum(tmp_path: Path) -> None:
 
 def test_several_members(tmp_path: Path) -> None:
     """Gzip streams may follow each other, as after `cat` of two files or a flush."""
-    data = merge_step_lengths(LINES)
+    data = whole_file(LINES)
     assert not read(tmp_path, gzip.compress(data[:500]) + gzip.compress(data[500:]) + b"\0" * 512, EVENTS)
 
 
-def test_more_after_the_end(tmp_path: Path) -> None:
+def test_data_after_the_gzip_stream(tmp_path: Path) -> None:
     """Data after the gzip stream is not part of it."""
-    lost = read(tmp_path, gzip.compress(merge_step_lengths(LINES)) + b"rubbish", EVENTS)
+    lost = read(tmp_path, gzip.compress(whole_file(LINES)) + b"rubbish", EVENTS)
     assert (7, ["data after the end of the gzip stream"]) == (lost.bytes, list(lost.reasons))
 
 
 def test_damage_in_the_middle_of_a_packed_file(tmp_path: Path) -> None:
     """Data before the damage is read."""
     lines = [dumps(event).encode() for event in ordinary(4000)]
-    packed = bytearray(gzip.compress(merge_step_lengths(lines), 1))
+    packed = bytearray(gzip.compress(whole_file(lines), 1))
     packed[len(packed) // 2] ^= 0xFF
     trace = read_kineto(write(tmp_path, bytes(packed)))
     assert len(trace.operators) + len(trace.gpu) + len(trace.frames) + len(trace.runtime) > 1000
     assert trace.lost
 
 
-def test_a_bomb(tmp_path: Path) -> None:
+def test_zip_bomb(tmp_path: Path) -> None:
     """A bomb is refused at the limit that the error states."""
     packer = zlib.compressobj(9, wbits=31)
     parts = [packer.compress(HEAD)] + [packer.compress(b" " * (1 << 20)) for _ in range(300)]
@@ -217,7 +217,7 @@ def test_a_bomb(tmp_path: Path) -> None:
         read_kineto(write(tmp_path, b"".join(parts) + packer.flush()))
 
 
-# One kind of damage at a time: the lines of the file, and which events are read
+# One kind of damage at a time, with the event that is read
 
 NAMED = EVENTS[4] | {"name": 'a "b" c'}
 
@@ -255,7 +255,7 @@ def test_one_damaged_event(
     """The other events are read, and the damaged one as well if it can be repaired."""
     monkeypatch.setattr(text, "BLOCK", block)
     expected = [*EVENTS[:4], *([event] if event else []), *EVENTS[5:]]
-    lost = read(tmp_path, merge_step_lengths([*LINES[:4], line, *LINES[5:]]), expected)
+    lost = read(tmp_path, whole_file([*LINES[:4], line, *LINES[5:]]), expected)
     assert repaired == lost.repaired
     assert bool(lost.bytes) == (event is None)
     assert lost.reasons
@@ -263,20 +263,20 @@ def test_one_damaged_event(
 
 @pytest.mark.parametrize("separator", [b"\n", b";", b",,", b"}", b"]", b"],", b"\0", b',"x",', b"garbage"])
 def test_damaged_separators(tmp_path: Path, separator: bytes) -> None:
-    """Text between events costs no event."""
+    """Text between events does not lose events."""
     data = HEAD + b",".join(LINES[:5]) + separator + b",".join(LINES[5:]) + TAIL
     read(tmp_path, data, EVENTS)
 
 
-def test_events_cut_with_others_following(tmp_path: Path) -> None:
-    """Two processes wrote into one file: only events that are cut by another event are lost."""
+def test_event_cut_by_another(tmp_path: Path) -> None:
+    """If two processes write into one file, only events cut by another event are lost."""
     for place in range(1, len(LINES[4])):
         data = HEAD + b",".join([*LINES[:4], LINES[4][:place] + LINES[5], *LINES[6:]]) + TAIL
         read(tmp_path, data, [*EVENTS[:4], *EVENTS[5:]])
 
 
-def test_two_traces_one_after_the_other(tmp_path: Path) -> None:
-    """The events of both."""
+def test_two_concatenated_traces(tmp_path: Path) -> None:
+    """The events of two concatenated traces are read."""
     lost = read(tmp_path, written(EVENTS[:4]) + b"\n" + written(EVENTS[4:]), EVENTS)
     assert ["events after the end of their array"] == list(lost.reasons)
     twice = b'{"traceEvents": [' + LINES[0] + b'], "x": 1, "traceEvents": [' + LINES[1] + b'], "y": 2}'
@@ -294,7 +294,7 @@ def test_zero_bytes_to_the_end(tmp_path: Path, tail: bytes) -> None:
 
 
 @pytest.mark.parametrize("head", [b'{"traceEvents": ', b'{"trace', b"", b'{"x": {"y": ['])
-def test_a_damaged_beginning(tmp_path: Path, head: bytes) -> None:
+def test_damaged_beginning(tmp_path: Path, head: bytes) -> None:
     """Events are found although the beginning of their array is damaged."""
     lost = read(tmp_path, head + b",\n".join(LINES) + TAIL, EVENTS)
     assert "the beginning of the array of events is damaged" in lost.reasons
@@ -316,10 +316,10 @@ def test_damaged_metadata(tmp_path: Path, tail: bytes, expected: dict[str, Any])
     assert any("metadata" in reason for reason in trace.lost.reasons)
 
 
-def test_a_duration_beyond_all_times(tmp_path: Path) -> None:
-    """An event with an impossible duration is lost alone."""
+def test_impossible_duration(tmp_path: Path) -> None:
+    """Only the event with an impossible duration is lost."""
     odd = b'{"ph": "M", "name": "process_name", "dur": 1e308, "pid": 1, "args": {"name": "x"}}'
-    trace = read_kineto(write(tmp_path, merge_step_lengths([*LINES, odd])))
+    trace = read_kineto(write(tmp_path, whole_file([*LINES, odd])))
     assert 1 == trace.lost.events
-    whole = read_kineto(write(tmp_path, merge_step_lengths(LINES)))
+    whole = read_kineto(write(tmp_path, whole_file(LINES)))
     assert [len(whole.operators), len(whole.gpu)] == [len(trace.operators), len(trace.gpu)]

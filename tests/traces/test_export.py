@@ -48,8 +48,8 @@ def assert_round_trip(trace: Trace, tables: dict[str, arrow.Table]) -> None:
 
 
 @pytest.mark.parametrize("name", [None, "tl_h100_bert_small.json.gz", "hta_nccl_data.json.gz"])
-def test_every_column_comes_back(name: str | None, tmp_path: Path) -> None:
-    """Arrow tables, and files that are read back, have every column of every table."""
+def test_every_column_is_exported(name: str | None, tmp_path: Path) -> None:
+    """Arrow tables and Parquet files have every column of every table."""
     trace = read_kineto(shared(name) if name else DATA)
     tables = to_arrow(trace)
     assert_round_trip(trace, tables)
@@ -63,7 +63,7 @@ def test_every_column_comes_back(name: str | None, tmp_path: Path) -> None:
     }
 
 
-def test_files_say_whose_they_are(trace: Trace, tmp_path: Path) -> None:
+def test_metadata_of_files(trace: Trace, tmp_path: Path) -> None:
     """Each file has the metadata of the trace as JSON in its schema."""
     trace.rank, trace.world_size, trace.epoch_ns = 3, 8, 17
     trace.devices = [Device(0, "NVIDIA H100", 132)]
@@ -85,16 +85,16 @@ def test_data_frames(trace: Trace) -> None:
     assert str(gpu["name"].dtype) == "category"
     assert str(gpu["start_ns"].dtype) == "int64"
     assert gpu["name"].tolist() == trace.gpu.text("name")
-    merge_step_lengths = gpu.join(regions["name"].rename("name_of_region"), on="region")
+    joined = gpu.join(regions["name"].rename("name_of_region"), on="region")
     expected = [trace.regions.text("name")[row] if row >= 0 else None for row in trace.gpu.region.tolist()]
-    assert [name if isinstance(name, str) else None for name in merge_step_lengths["name_of_region"]] == expected
+    assert [name if isinstance(name, str) else None for name in joined["name_of_region"]] == expected
     assert any(expected)
     kernels = to_pandas(trace.kernels)
     assert kernels["name"].tolist() == trace.kernels.text("name")
     assert "row" not in kernels
 
 
-def test_a_query_over_files(trace: Trace, tmp_path: Path) -> None:
+def test_query_over_files(trace: Trace, tmp_path: Path) -> None:
     """DuckDB joins GPU work to its region, over the ranks of a job."""
     duckdb = pytest.importorskip("duckdb")
     for rank in (0, 1):
@@ -115,8 +115,8 @@ def test_a_query_over_files(trace: Trace, tmp_path: Path) -> None:
     assert expected
 
 
-def test_anything_can_be_a_name(tmp_path: Path) -> None:
-    """Half a surrogate pair, a thread id that is text and an unknown thread survive."""
+def test_unusual_names(tmp_path: Path) -> None:
+    """Half a surrogate pair, a thread id that is text and an unknown thread are kept."""
     strings = Strings()
     columns = {
         "operators": {
@@ -141,7 +141,7 @@ def test_anything_can_be_a_name(tmp_path: Path) -> None:
     assert operators["thread_id"].to_pylist() == ["stream 7", "2", None]
 
 
-def test_no_half_files(trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk(trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that becomes full leaves the previous files, and nothing else."""
     to_parquet(trace, tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
@@ -159,8 +159,8 @@ def test_no_half_files(trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
-def test_a_folder_that_is_a_file(trace: Trace, tmp_path: Path) -> None:
-    """The error names the file and says what is accepted."""
+def test_folder_that_is_a_file(trace: Trace, tmp_path: Path) -> None:
+    """The error names the file and the accepted values."""
     file = tmp_path / "trace.parquet"
     file.write_text("mine")
     with pytest.raises(NotADirectoryError, match=r'"folder" must be a folder: .*trace.parquet'):

@@ -67,7 +67,7 @@ def read(path: Path, data: bytes, block: int = 1 << 20) -> Trace | None:
 @quick
 @given(data=st.binary(max_size=400))
 def test_any_bytes(path: Path, data: bytes) -> None:
-    """Random bytes, also inside a gzip file and as events."""
+    """Random bytes, also inside a gzip file or as events, give a trace or a TraceError."""
     read(path, data)
     read(path, gzip.compress(data, 1))
     read(path, b'{"traceEvents": [' + data)
@@ -84,7 +84,7 @@ def test_any_bytes(path: Path, data: bytes) -> None:
 def test_damaged_traces(
     path: Path, events: list[Event], style: str, damages: list[tuple[float, int, bytes]], block: int, packed: bool
 ) -> None:
-    """Parts of a valid trace are replaced, removed or inserted."""
+    """Replacing, removing or inserting parts of a valid trace gives a trace or a TraceError."""
     data = written(events, style=style)
     for at, length, junk in damages:
         place = int(at * len(data))
@@ -95,7 +95,7 @@ def test_damaged_traces(
 @quick
 @given(place=st.integers(0, 10_000), bits=st.integers(1, 255), end=st.integers(0, 10_000), block=blocks)
 def test_damaged_gzip(path: Path, place: int, bits: int, end: int, block: int) -> None:
-    """A byte is changed, and the end may be missing."""
+    """A gzip file with a changed byte or a missing end gives a trace or a TraceError."""
     data = bytearray(gzip.compress(written(ordinary(50)), 1, mtime=0))
     data[place % len(data)] ^= bits
     read(path, bytes(data[: max(end, len(data) // 2)]), block)
@@ -120,7 +120,7 @@ def by_name(trace: Trace | None) -> dict[str, tuple[Any, ...]]:
     block=blocks,
 )
 def test_damage_in_one_place(path: Path, style: str, place: int, length: int, junk: bytes, block: int) -> None:
-    """Every event that the damage does not touch is read, with times and args as without it."""
+    """Every event outside of the damage is read, with the same times and args."""
     data = written(ordinary(9), style=style)
     place %= len(data)
     damaged = by_name(read(path, data[:place] + junk + data[place + length :], block))
@@ -132,7 +132,7 @@ def test_damage_in_one_place(path: Path, style: str, place: int, length: int, ju
             assert event == damaged.get(name)
 
 
-# Large files that are hostile or hopeless
+# Large hostile files
 
 HEAD = b'{"traceEvents": ['
 
@@ -154,7 +154,7 @@ def damaged(damage: Callable[[str], str]) -> bytes:
     ],
 )
 def test_many_damaged_events(path: Path, damage: Callable[[str], str], read: int, repaired: int) -> None:
-    """20,000 damaged events take seconds, whatever their damage."""
+    """20,000 damaged events are read within seconds."""
     path.write_bytes(damaged(damage))
     began = time.perf_counter()
     trace = read_file(path)
@@ -190,7 +190,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     ids=["deep", "deep objects", "endless string", "endless list", "zeros", "zeros at the end"],
 )
 def test_memory_and_time(tmp_path: Path, parts: tuple[bytes, bytes, int]) -> None:
-    """Of a file with an event without end, about 16 MiB are processed at once."""
+    """A file with an endless event is processed in parts of about 16 MiB."""
     path = tmp_path / "large.json"
     with path.open("wb") as file:
         file.write(parts[0])

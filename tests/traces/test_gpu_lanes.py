@@ -1,4 +1,4 @@
-"""Copies of traces with lanes of regions on the GPU: the content of the lanes; the rest stays unchanged."""
+"""Copies of traces with lanes of GPU regions: the content of the lanes, and the unchanged rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .test_autograd import DEVICE, MAIN, NODES, Event, complete, kernel, name_of
 
 
 def on_stream(stream: int, events: list[Event]) -> list[Event]:
-    """The same with its kernels on another stream."""
+    """Return the events with their kernels on another stream."""
     return [
         event | {"tid": stream, "args": event["args"] | {"stream": stream}} if event["cat"] == "kernel" else event
         for event in events
@@ -35,7 +35,7 @@ def on_stream(stream: int, events: list[Event]) -> list[Event]:
 
 
 def added(path: Path) -> list[dict[str, Any]]:
-    """The events that were added to a file, with exact times."""
+    """Return the events that were added to a file, with exact times."""
     data = path.read_bytes()
     text = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     content = json.loads(text, parse_float=Decimal)
@@ -45,7 +45,7 @@ def added(path: Path) -> list[dict[str, Any]]:
 
 
 def drawn(events: list[dict[str, Any]]) -> dict[str, list[tuple[int, str, float, float]]]:
-    """Depth, name, start and end in us of the ranges on each lane, which must nest as in a viewer."""
+    """Return depth, name, start and end in us of each lane's ranges; fail if they do not nest."""
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     lanes: dict[str, list[tuple[int, str, float, float]]] = {}
     for tid, name in names.items():
@@ -87,7 +87,7 @@ def test_lanes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_lanes_by_hand(seed: int, tmp_path: Path) -> None:
+def test_lanes_match_their_definition(seed: int, tmp_path: Path) -> None:
     """A region includes the work of inner regions on the stream; overlapping regions get more rows."""
     dice = random.Random(seed)
     events = [name_of(DEVICE, "pt_autograd_0")]
@@ -117,8 +117,8 @@ def test_lanes_by_hand(seed: int, tmp_path: Path) -> None:
     assert sum(map(len, shown.values())) == len(expected)
 
 
-def test_work_that_overlaps_on_a_stream(tmp_path: Path) -> None:
-    """Regions beyond sixteen rows are counted and not drawn."""
+def test_overlapping_work_on_a_stream(tmp_path: Path) -> None:
+    """Regions beyond sixteen rows are counted but not drawn."""
     events = []
     for tid in range(20):
         work = kernel(tid + 1, 10, 100 + tid, 200 + tid, 100 + tid)
@@ -130,7 +130,7 @@ def test_work_that_overlaps_on_a_stream(tmp_path: Path) -> None:
 
 
 def texts() -> dict[str, bytes]:
-    """A step in files of all kinds."""
+    """Return a step in files of all kinds."""
     events = ",\n".join(map(json.dumps, [*step(), *NODES])).encode()
     head = b'{"traceEvents": ['
     bad = b'{"ph": "X", "name": "a"b", "cat": "c", "ts": 1, "dur": 1},'
@@ -147,8 +147,8 @@ def texts() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("packed", [True, False], ids=["gzip", "plain"])
 @pytest.mark.parametrize("kind", texts())
-def test_what_was_there_stays(kind: str, packed: bool, tmp_path: Path) -> None:
-    """The copy is the file with inserted events, whatever text surrounds its own events."""
+def test_other_events_are_unchanged(kind: str, packed: bool, tmp_path: Path) -> None:
+    """The copy is the file with inserted events, whatever text surrounds its own."""
     before = texts()[kind]
     source, out = tmp_path / "a.json", tmp_path / f"b.json{'.gz' * packed}"
     source.write_bytes(before if packed else gzip.compress(before))
@@ -181,7 +181,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
-def test_names_are_data(name: str, tmp_path: Path) -> None:
+def test_unusual_names(name: str, tmp_path: Path) -> None:
     """Any name of a region is preserved on the lane."""
     trace = read(tmp_path, region(name, 0, 50), *kernel(1, 10, 20, 30, MAIN))
     add_gpu_lanes(trace, tmp_path / "out.json")
@@ -201,7 +201,7 @@ def test_times_since_1970_are_exact(tmp_path: Path) -> None:
     assert (found["ts"], found["dur"]) == (Decimal("1712195495406720.803"), Decimal("10.000"))
 
 
-def test_threads_that_are_taken(tmp_path: Path) -> None:
+def test_unused_thread_id(tmp_path: Path) -> None:
     """A lane gets an unused thread id."""
     strange = complete("other", "strange", 0, 10, 1_000_000_000) | {"pid": 0}
     trace = read(tmp_path, region("r", 0, 50), *kernel(1, 10, 20, 30, MAIN), strange)
@@ -213,21 +213,21 @@ def test_threads_that_are_taken(tmp_path: Path) -> None:
 
 
 def refused(*args: str | Path, blamed: str = "--add-gpu-lanes") -> str:
-    """The output of the command, which must refuse this argument."""
+    """Return the output of the command, which must refuse this argument."""
     result = CliRunner().invoke(app, ["summarize", *map(str, args)], env={"COLUMNS": "1000"})
     assert result.exit_code == 2
     assert f"Invalid value for {blamed}:" in result.output
     return " ".join(result.output.replace("│", "").split())
 
 
-def made(tmp_path: Path) -> Path:
+def written_trace(tmp_path: Path) -> Path:
     read(tmp_path, *step(), *NODES)
     return tmp_path / "trace.json"
 
 
-def test_the_command(tmp_path: Path) -> None:
-    """The command summarizes and writes the copy, gzipped by its name; an existing file is replaced."""
-    trace, out = made(tmp_path), tmp_path / "with lanes.json.gz"
+def test_command(tmp_path: Path) -> None:
+    """The command prints the summary and writes the copy, gzipped if its name says so; it replaces a file."""
+    trace, out = written_trace(tmp_path), tmp_path / "with lanes.json.gz"
     out.write_text("old")
     result = CliRunner().invoke(app, ["summarize", str(trace), "--add-gpu-lanes", str(out)])
     assert result.exit_code == 0
@@ -240,9 +240,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert plain.read_text().startswith("[{")
 
 
-def test_the_trace_itself_is_never_written(tmp_path: Path) -> None:
-    """The trace itself stays unchanged, whatever its name."""
-    trace = made(tmp_path)
+def test_trace_is_never_overwritten(tmp_path: Path) -> None:
+    """The trace itself is not overwritten, under any of its names."""
+    trace = written_trace(tmp_path)
     before = trace.read_bytes()
     (tmp_path / "link.json").symlink_to(trace)
     os.link(trace, tmp_path / "hard.json")
@@ -252,9 +252,9 @@ def test_the_trace_itself_is_never_written(tmp_path: Path) -> None:
     assert trace.read_bytes() == before
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
-    """Each error names the argument at fault, what was given, and what is accepted."""
-    trace, out = made(tmp_path), tmp_path / "out.json"
+def test_refused_arguments(tmp_path: Path) -> None:
+    """Each error names the argument, its value, and the accepted values."""
+    trace, out = written_trace(tmp_path), tmp_path / "out.json"
     assert "one TRACE is accepted, not 2" in refused(trace, trace, "--add-gpu-lanes", out, blamed="TRACE")
     assert "TRACE must be the file of one process: -" in refused("-", "--add-gpu-lanes", out, blamed="TRACE")
     assert f"TRACE must be the file of one process: {tmp_path}" in refused(
@@ -281,9 +281,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".part")]
 
 
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An existing copy stays, no partial file is left, and the error names the file."""
-    trace, out = made(tmp_path), tmp_path / "out.json"
+    trace, out = written_trace(tmp_path), tmp_path / "out.json"
     out.write_text("old")
 
     def full(*_: object) -> bytes:
@@ -295,8 +295,8 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def of_lane(trace: Trace, name: str) -> list[tuple[int, int]]:
-    """Start and duration of each range of that name on the lanes of a trace."""
+def spans_named(trace: Trace, name: str) -> list[tuple[int, int]]:
+    """Return start and duration of each range of that name on the lanes of a trace."""
     return [
         (span.start_ns, span.end_ns - span.start_ns)
         for lane in gpu_lanes(trace)
@@ -306,18 +306,18 @@ def of_lane(trace: Trace, name: str) -> list[tuple[int, int]]:
     ]
 
 
-def test_what_the_profiler_shows_and_what_we_show() -> None:
-    """In a real trace Kineto's lane has 28 us of a backward pass of 64 ms, and nothing of an outer region."""
+def test_lanes_of_kineto_and_of_this_library() -> None:
+    """In a real trace Kineto's lane shows 28 us of a 64 ms backward pass, and nothing of an outer region."""
     trace = read_kineto(Path(shared("hta_ns_resolution.json.gz")))
-    theirs: dict[str, list[int]] = {}
+    of_kineto: dict[str, list[int]] = {}
     for name, duration_ns in zip(
         trace.gpu_regions.text("name"), trace.gpu_regions.duration_ns.tolist(), strict=True
     ):
-        theirs.setdefault(name, []).append(duration_ns)
-    assert theirs.keys() == {"DistributedDataParallel.forward", "## backward ##", "Optimizer.step#SGD.step"}
-    assert max(theirs["## backward ##"]) < 30_000
-    assert min(duration for _, duration in of_lane(trace, "## backward ##")) > 63_000_000
-    inner = sorted(theirs["DistributedDataParallel.forward"])
-    ours = sorted(duration for _, duration in of_lane(trace, "DistributedDataParallel.forward"))
-    assert [duration - 1 for duration in inner] == ours  # Kineto's begin and end a little early and late
-    assert of_lane(trace, "## forward ##") == of_lane(trace, "DistributedDataParallel.forward")
+        of_kineto.setdefault(name, []).append(duration_ns)
+    assert of_kineto.keys() == {"DistributedDataParallel.forward", "## backward ##", "Optimizer.step#SGD.step"}
+    assert max(of_kineto["## backward ##"]) < 30_000
+    assert min(duration for _, duration in spans_named(trace, "## backward ##")) > 63_000_000
+    inner = sorted(of_kineto["DistributedDataParallel.forward"])
+    durations = sorted(duration for _, duration in spans_named(trace, "DistributedDataParallel.forward"))
+    assert [duration - 1 for duration in inner] == durations  # Kineto's begin and end a little early and late
+    assert spans_named(trace, "## forward ##") == spans_named(trace, "DistributedDataParallel.forward")

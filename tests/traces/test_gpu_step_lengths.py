@@ -48,7 +48,7 @@ def matmuls() -> Callable[[], None]:
     return run
 
 
-def test_a_loop_that_runs_ahead(tmp_path: Path, matmuls: Callable[[], None]) -> None:
+def test_loop_that_runs_ahead(tmp_path: Path, matmuls: Callable[[], None]) -> None:
     """Without synchronization, the GPU length of steps is within 5 % of CUDA events."""
     ends: list[torch.cuda.Event] = []
 
@@ -72,7 +72,7 @@ def test_a_loop_that_runs_ahead(tmp_path: Path, matmuls: Callable[[], None]) -> 
     assert last > truth_ns
 
 
-def test_a_loop_that_synchronizes(tmp_path: Path, matmuls: Callable[[], None]) -> None:
+def test_loop_that_synchronizes(tmp_path: Path, matmuls: Callable[[], None]) -> None:
     """If each step ends with a synchronization, its length is the wall time."""
     ends: list[int] = []
 
@@ -87,8 +87,8 @@ def test_a_loop_that_synchronizes(tmp_path: Path, matmuls: Callable[[], None]) -
     assert not lengths.runs_ahead
 
 
-def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
-    """The GPU waits between small kernels."""
+def test_loop_bound_by_the_cpu(tmp_path: Path) -> None:
+    """The GPU is idle between small kernels."""
     small = torch.zeros(8, device="cuda")
 
     def step() -> None:
@@ -101,7 +101,7 @@ def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
     assert lengths.totals.gpu_waits_ns > lengths.totals.gpu_ns / 2
 
 
-def test_a_loop_that_fills_the_queue(tmp_path: Path) -> None:
+def test_loop_that_fills_the_queue(tmp_path: Path) -> None:
     """After about 1,000 launches the queue is full, and the CPU waits for the GPU in each launch."""
     matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     product = torch.empty_like(matrix)

@@ -1,4 +1,4 @@
-"""The guide to traces is true: its code runs, and it lists every table and column."""
+"""The code in the guide to traces runs, and the guide lists every table and column."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "traces.md").read_text()
 
 
-def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The blocks run one after the other, and print what their comments say."""
+def test_code_blocks_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The code blocks run one after the other, and print the output in their comments."""
     for library in ("pandas", "pyarrow", "duckdb"):
         pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)

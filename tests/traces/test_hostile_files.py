@@ -1,6 +1,6 @@
 """Damaged and hostile files of every format end in a trace or one error, in bounded time and memory.
 
-INSTRUMENT_FUZZ_SECONDS is how long to try all formats together; what fails is tried again by
+INSTRUMENT_FUZZ_SECONDS is the time for all formats together; a failure is repeated by
 ``python -m tests.traces.fuzzing FORMAT SEED``.
 """
 
@@ -67,12 +67,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def limited(path: Path) -> tuple[str, int]:
-    """The output of a process with little memory that reads a file, and the KiB that it used."""
+    """Return the output of a process that reads a file with little memory, and the KiB that it used."""
     command = [sys.executable, "-c", CHILD, str(path)]
     environ = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environ)
-    said, size = done.stdout.splitlines()
-    return said, int(size)
+    result, size = done.stdout.splitlines()
+    return result, int(size)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_absurd_counts(tmp_path: Path, head: bytes, item: bytes) -> None:
         file.write(head)
         for _ in range(80):
             file.write(item * 20_000)
-    said, size = limited(path)
-    assert "it holds more than 1,048,576" in said
+    result, size = limited(path)
+    assert "it holds more than 1,048,576" in result
     assert size < 700_000
 
 
-def test_kernels_in_pieces(tmp_path: Path) -> None:
-    """Only a part of rocprofv3's JSON is in memory: 60 MB of kernels take less memory than the text."""
+def test_kernels_are_read_in_chunks(tmp_path: Path) -> None:
+    """rocprofv3's JSON is read in chunks: 60 MB of kernels take less memory than their text."""
     [process] = as_json([Recording(kernels=[Kernel("gemm", 5 * n, 5 * n + 3, n) for n in range(1, 200)])])[
         "rocprofiler-sdk-tool"
     ]
@@ -115,15 +115,15 @@ def test_kernels_in_pieces(tmp_path: Path) -> None:
         for _ in range(count - 1):
             file.write(b"," + some)
         file.write(after)
-    said, size = limited(path)
-    assert int(said) == count * len(kernels)
+    result, size = limited(path)
+    assert int(result) == count * len(kernels)
     assert size < 150_000
 
 
 @pytest.mark.parametrize("block", [7, 50, 300, 5000])
 @pytest.mark.parametrize("style", [{}, {"indent": 2}, {"separators": (",", ":")}])
 def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, style: dict[str, object]) -> None:
-    """The trace does not depend on the blocks and the formatting of rocprofv3's JSON."""
+    """The trace is independent of the block size and of the formatting of rocprofv3's JSON."""
     kernels = [Kernel('a "[{\\', 5 * n, 5 * n + 3, n, counters=(("x", 0.5),)) for n in range(1, 60)]
     path = tmp_path / "results.json"
     path.write_text(json.dumps(as_json([STEP, Recording(kernels=kernels, pid=7)]), **style))  # type: ignore[arg-type]
@@ -163,8 +163,8 @@ def test_endless_views(tmp_path: Path, rest: str) -> None:
         [(sql,)] = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'kernels'")
     alter(path, "DROP VIEW kernels", f"CREATE VIEW memory_copies AS {sql.partition(' AS ')[2]}")
     alter(path, f"CREATE VIEW kernels AS SELECT V.* FROM memory_copies V, {rest}")
-    said, size = limited(path)
-    assert said == "3" or "too long for its size" in said
+    result, size = limited(path)
+    assert result == "3" or "too long for its size" in result
     assert size < 300_000
 
 

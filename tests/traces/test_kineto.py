@@ -1,4 +1,4 @@
-"""Every column of every table, compared with the `json` module's reading of the same file."""
+"""Every column of every table equals the `json` module's reading of the same file."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     block=st.sampled_from([2, 7, 50, 300, 1 << 20]),
     packed=st.booleans(),
 )
-def test_any_trace(folder: Path, events: list[Event], style: str, block: int, packed: bool) -> None:
-    """Random events are read correctly, however they are formatted and wherever blocks end."""
+def test_random_traces(folder: Path, events: list[Event], style: str, block: int, packed: bool) -> None:
+    """Random events are read correctly, with any formatting and any block size."""
     data = written(events, style=style)
     path = write(folder / "trace.json", gzip.compress(data, 1) if packed else data)
     with pytest.MonkeyPatch.context() as patch:
@@ -109,7 +109,7 @@ def test_events_longer_than_many_blocks(tmp_path: Path, monkeypatch: pytest.Monk
     check_args(trace, listed)
 
 
-def test_times_since_1970_are_exact_in_a_block_of_their_own(tmp_path: Path) -> None:
+def test_times_since_1970_are_exact(tmp_path: Path) -> None:
     """Decimals of a time count even if a float cannot represent them."""
     path = write(tmp_path / "t.json", b'[{"ph":"X","cat":"kernel","ts":1712195495406752.103,"dur":0.5}]')
     assert [1712195495406752103] == read_kineto(path).gpu.start_ns.tolist()
@@ -143,8 +143,8 @@ def test_order_does_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.Mon
         assert ["0", "1", "2", "3", "4", "5"] == read_kineto(path).runtime.text("name")
 
 
-def test_numbers_that_fit_nowhere(tmp_path: Path) -> None:
-    """Integers and steps beyond 64 bits, and counters beyond a float, are unknown and no error."""
+def test_huge_numbers(tmp_path: Path) -> None:
+    """Integers and steps beyond 64 bits, and counters beyond a float, are unknown and not errors."""
     big = "9" * 400
     listed = [
         f'{{"ph":"X","cat":"kernel","ts":1,"args":{{"device":{2**40},"registers per thread":{big},"stream":7}}}}',
@@ -161,7 +161,7 @@ def test_numbers_that_fit_nowhere(tmp_path: Path) -> None:
 
 
 def test_args_after_pickling_and_deletion(tmp_path: Path) -> None:
-    """An unpickled trace reads args; without the file that is an OSError."""
+    """An unpickled trace looks up args; without the file this raises FileNotFoundError."""
     listed = ordinary(9)
     path = write(tmp_path / "t.json.gz", gzip.compress(written(listed)))
     trace = pickle.loads(pickle.dumps(read_kineto(path)))
@@ -175,7 +175,7 @@ def test_args_after_pickling_and_deletion(tmp_path: Path) -> None:
         again.look_up(9)
 
 
-# What torch records here
+# Recordings of this torch
 
 
 class Block(torch.nn.Module):
@@ -190,9 +190,9 @@ class Block(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def recorded(folder: Path) -> tuple[Any, Trace, list[Event]]:
-    """A profile with everything on, the trace read from its file, and the file's events."""
+    """Return a profile with all options on, the trace read from its file, and the file's events."""
     model = torch.nn.Sequential(Block(), Block())
-    model(torch.ones(2, 8)).sum().backward()  # what is done once only is not recorded
+    model(torch.ones(2, 8)).sum().backward()  # warm-up, not recorded
     options = {"with_stack": True, "record_shapes": True, "profile_memory": True, "with_modules": True}
     with profile(activities=[ProfilerActivity.CPU], **options) as prof:
         for _ in range(3):

@@ -50,16 +50,16 @@ def read(tmp_path: Path, *events: Event) -> Trace:
     return read_kineto(tmp_path / "trace.json")
 
 
-def test_processes_keep_their_own(tmp_path: Path) -> None:
+def test_links_stay_within_a_process(tmp_path: Path) -> None:
     """Work of one process is not linked to regions or steps of another."""
     steps = [region("ProfilerStep#0", 0, 100), complete("cpu_op", "o", 0, 1)]
     trace = read(tmp_path, *steps, region("train", 0, 100), launch(50, 1, process=2, thread=9), kernel(60, 5, 1))
     assert (trace.gpu.region[0], trace.gpu.step[0]) == (-1, -1)
-    ours = read(tmp_path, *steps, region("train", 0, 100), launch(50, 1, thread=9), kernel(60, 5, 1))
-    assert (ours.gpu.region[0], ours.gpu.step[0]) == (0, 0)
+    same = read(tmp_path, *steps, region("train", 0, 100), launch(50, 1, thread=9), kernel(60, 5, 1))
+    assert (same.gpu.region[0], same.gpu.step[0]) == (0, 0)
 
 
-def test_fillers_are_no_regions(tmp_path: Path) -> None:
+def test_filler_ranges_are_not_regions(tmp_path: Path) -> None:
     """Filler ranges are in no table; work in them belongs to the open region."""
     ranges = [region("outer", 0, 20), region("inner", 10, 90), region(OVERLAPPING, 20, 80)]
     trace = read(tmp_path, region("ProfilerStep#0", 0, 100), *ranges, launch(50, 1), kernel(60, 5, 1))
@@ -67,7 +67,7 @@ def test_fillers_are_no_regions(tmp_path: Path) -> None:
     assert trace.regions.text("name")[trace.gpu.region[0]] == "inner"
 
 
-def test_one_correlation_in_two_processes(tmp_path: Path) -> None:
+def test_ambiguous_correlation(tmp_path: Path) -> None:
     """Ambiguous work is not linked, which the coverage shows; correlation 0 means none."""
     twice = [launch(1, 1, process=1), launch(2, 1, process=2)]
     trace = read(tmp_path, *twice, launch(3, 0), kernel(20, 5, 1), kernel(30, 5, 0))
@@ -76,7 +76,7 @@ def test_one_correlation_in_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("announced", [3, 4])
-def test_a_last_step_that_replays_a_graph(tmp_path: Path, announced: int) -> None:
+def test_last_step_without_operators(tmp_path: Path, announced: int) -> None:
     """A last step counts if work was launched in it, and does not if nothing was."""
     steps = [region(f"ProfilerStep#{step}", 100 * step, 100) for step in range(announced)]
     work = [
@@ -96,8 +96,8 @@ def test_steps_within_steps(tmp_path: Path) -> None:
     assert trace.steps.number[trace.gpu.step].tolist() == [1, 0]
 
 
-def test_what_has_no_time_or_no_place_is_said(tmp_path: Path) -> None:
-    """Events without a time are lost, and so are begin and end events."""
+def test_unreadable_events_are_reported(tmp_path: Path) -> None:
+    """Events without a time, and begin and end events, are reported as lost."""
     nowhere = {"ph": "X", "cat": "kernel", "name": "k", "dur": 5, "pid": 0, "tid": 7}
     begin = {"ph": "B", "cat": "user_annotation", "name": "r", "ts": 5, "pid": 1, "tid": 1}
     name = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "args": {"name": "stream 7"}}
@@ -108,7 +108,7 @@ def test_what_has_no_time_or_no_place_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", ["0e99999999999999999999", "1e-99999999999999999999"])
-def test_exponents_beside_exact_times(tmp_path: Path, odd: str) -> None:
+def test_extreme_exponents(tmp_path: Path, odd: str) -> None:
     """A time with an extreme exponent does not make a trace unreadable."""
     text = json.dumps([kernel(3_000_000_000_000.5, 5, 1)]).replace('"dur": 5', f'"dur": {odd}')
     (tmp_path / "trace.json").write_text(text)
@@ -116,7 +116,7 @@ def test_exponents_beside_exact_times(tmp_path: Path, odd: str) -> None:
 
 
 @pytest.mark.parametrize("percent", ["inf", 1e308, -50])
-def test_occupancies_that_cannot_be(tmp_path: Path, percent: object) -> None:
+def test_invalid_occupancy(tmp_path: Path, percent: object) -> None:
     """An invalid percentage is taken as missing."""
     trace = read(tmp_path, kernel(1, 5, 1, **{"est. achieved occupancy %": percent, "blocks per SM": percent}))
     assert metrics(trace)["occ_weighted"] is None
@@ -154,7 +154,7 @@ def test_endless_names(tmp_path: Path, name: str) -> None:
         ("oneccl_allgather", True),
     ],
 )
-def test_what_communicates(tmp_path: Path, name: str, expected: bool) -> None:
+def test_communication_kernels(tmp_path: Path, name: str, expected: bool) -> None:
     """Fused kernels named after a collective count as compute."""
     assert communication_mask(read(tmp_path, kernel(1, 5, 1, name=name)).gpu).tolist() == [expected]
 
@@ -170,6 +170,6 @@ def test_what_communicates(tmp_path: Path, name: str, expected: bool) -> None:
         ("h100_rank12.pt.trace.json.gz", 12),
     ],
 )
-def test_dates_are_no_ranks(name: str, rank: int | None) -> None:
+def test_numbers_in_file_names(name: str, rank: int | None) -> None:
     """A number in a file name is a rank only if the name says so."""
     assert rank_from_name(Path(name)) == rank

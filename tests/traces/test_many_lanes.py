@@ -42,10 +42,10 @@ def events(lanes: int, kind: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def elements_used() -> Iterator[list[int]]:
-    """Count the elements of the arrays that methods and functions of numpy, and `Table.end_ns`, are given."""
+    """Count the elements of the arrays passed to numpy and to `Table.end_ns`."""
     count = [0]
 
-    def seen(frame: Any, event: str, arg: Any) -> None:
+    def profile(frame: Any, event: str, arg: Any) -> None:
         if event == "c_call":
             count[0] += getattr(getattr(arg, "__self__", None), "size", 0)
         elif event == "call" and frame.f_code.co_name == "end_ns":
@@ -53,7 +53,7 @@ def elements_used() -> Iterator[list[int]]:
         elif event == "call" and str(frame.f_globals.get("__name__")).startswith("numpy"):
             count[0] += sum(value.size for value in frame.f_locals.values() if isinstance(value, np.ndarray))
 
-    sys.setprofile(seen)
+    sys.setprofile(profile)
     try:
         yield count
     finally:
@@ -67,7 +67,7 @@ def trace(folder: Path, events: list[dict[str, Any]]) -> Path:
 
 
 def cost(path: Path, use: Callable[[Any], object]) -> int:
-    use(read_kineto(path))  # what is imported and made once
+    use(read_kineto(path))  # imports and caches
     with elements_used() as count:
         use(read_kineto(path))
     return count[0]
@@ -76,7 +76,7 @@ def cost(path: Path, use: Callable[[Any], object]) -> int:
 @pytest.mark.parametrize("use", [metrics, summarize, projection])
 @pytest.mark.parametrize("kind", ["thread", "process", "stream", "device", "category"])
 def test_lanes(tmp_path: Path, kind: str, use: Callable[[Any], object]) -> None:
-    """With one lane per event about as many elements are processed as with two lanes."""
+    """One lane per event needs less than twice as many elements as two lanes."""
     few, many = (cost(trace(tmp_path, events(lanes, kind)), use) for lanes in (2, COUNT))
     assert many < 2 * few, (few, many)
 
@@ -106,7 +106,7 @@ def test_nests_of_threads(apart: int) -> None:
         assert found.tolist() == nest.innermost_at(times, on).tolist()
 
 
-def test_a_step_of_another_process() -> None:
+def test_steps_of_several_processes() -> None:
     """A time without a process is in the steps of any process; the last process counts."""
     threads = [Thread(process, process) for process in range(3)]
     rows = {
@@ -123,7 +123,7 @@ def test_a_step_of_another_process() -> None:
 
 
 def test_many_phases(tmp_path: Path) -> None:
-    """Few phases of unread events are listed."""
+    """At most a few phases of unread events are listed."""
     odd = [{"ph": f"p{number}", "name": "n", "ts": number, "pid": 1, "tid": 1} for number in range(COUNT)]
     lost = read_kineto(trace(tmp_path, [*events(2, "thread"), *odd])).lost
     assert COUNT == lost.events

@@ -25,7 +25,7 @@ NAMES = (
 
 
 def action(name: str, *values: float | None, domains: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> Any:
-    """A kernel of the package: a metric that was not collected is None, or has no value."""
+    """Return a kernel of the package; a metric that was not collected is None or has no value."""
     metrics = {
         key: value
         and SimpleNamespace(has_value=lambda value=value: value >= 0, as_double=lambda value=value: value)
@@ -70,15 +70,15 @@ def test_kernels_with_their_regions() -> None:
     ] == read_kernels(Path("made.ncu-rep"))
 
 
-def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says how to install it."""
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how to install the package."""
     monkeypatch.setitem(sys.modules, "ncu_report", None)
     with pytest.raises(ImportError, match="reading kernels needs the package ncu-report: pip install ncu-report"):
         read_kernels(Path("made.ncu-rep"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ncu_report") is None, reason="ncu-report is not installed")
-def test_a_file_that_is_no_report(tmp_path: Path) -> None:
+def test_damaged_report(tmp_path: Path) -> None:
     """The package's error becomes a TraceError with the path."""
     path = tmp_path / "broken.ncu-rep"
     path.write_bytes(b"nothing")
@@ -93,7 +93,7 @@ def printed(kernels: list[MeasuredKernel]) -> list[list[str]]:
 
 
 def test_kernels_by_region() -> None:
-    """The longest region first; shares of several launches are weighted by their durations."""
+    """The longest region comes first; shares of several launches are weighted by duration."""
     lines = printed([
         MeasuredKernel("gemm", ("step", "mlp"), 1000.0, 80.0, 20.0, 50.0),
         MeasuredKernel("gemm", ("step", "mlp"), 3000.0, 40.0, 60.0, None),
@@ -110,7 +110,7 @@ def test_kernels_by_region() -> None:
     ] == lines[3:]
 
 
-def test_no_kernel_and_many() -> None:
+def test_empty_and_long_reports() -> None:
     """An empty report says so, and a long table is cut."""
     assert [["No", "kernel", "was", "measured."]] == printed([])
     many = [MeasuredKernel(f"kernel{number}", (), 1.0, None, None, None) for number in range(40)]

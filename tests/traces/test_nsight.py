@@ -1,4 +1,4 @@
-"""Reports of Nsight Systems: the real nsys, `nsys stats` as the oracle, other schemas, broken files."""
+"""Reports of Nsight Systems: the real nsys, `nsys stats` as the oracle, and the values of each table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from instrument.traces.projection import projection
 from instrument.traces.table import COLUMNS, KERNEL, MEMCPY, MEMSET
 from instrument.traces.trace import Coverage, Device, Thread, Trace
 from tests.support import nsys
-from tests.traces.nsys_report import Database, one_of_everything, random_database, stats, thread
+from tests.traces.nsys_report import Database, one_of_each_kind, random_database, stats, thread
 
 PROGRAM = """
     import sys
@@ -64,7 +64,7 @@ PROGRAM = """
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[nsys.Report, Path]:
-    """A report of the real nsys, and its export with every table that there is."""
+    """Return a report of the real nsys, and its export with all tables."""
     folder = tmp_path_factory.mktemp("real")
     report = nsys.profile(
         PROGRAM, tmp_path=folder, args=[str(folder / "out")], env={"RANK": "3", "WORLD_SIZE": "8"}
@@ -76,7 +76,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[nsys.Report, Path]:
 
 
 def described(trace: Trace) -> list[tuple[object, ...]]:
-    """Name, domain, category, color, payload and the name of the parent of each region."""
+    """Return name, domain, category, color, payload and parent of each region."""
     names = trace.regions.text("name")
     columns = (trace.regions.text(column) for column in ("domain", "category", "payload"))
     parents = [names[row] if row >= 0 else None for row in trace.regions.parent]
@@ -84,8 +84,8 @@ def described(trace: Trace) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.nsys
-def test_what_a_program_called(real: tuple[nsys.Report, Path]) -> None:
-    """A real report has every range with domain, category, payload, thread and nesting; steps are steps."""
+def test_real_report(real: tuple[nsys.Report, Path]) -> None:
+    """A real report has every range with domain, category, payload, thread and nesting, and the steps."""
     report, database = real
     trace = read_nsight(database)
     assert not trace.lost
@@ -108,7 +108,7 @@ def test_what_a_program_called(real: tuple[nsys.Report, Path]) -> None:
     assert threads[by_name["decode"]] == threads[by_name["read"]] != threads[by_name["outer"]]
     assert threads[by_name["outer"]] == threads[by_name["open"]] == threads[by_name["crossing"]]
     main = trace.threads[threads[by_name["outer"]]]
-    assert main.process == main.thread  # as Linux numbers the first thread
+    assert main.process == main.thread  # Linux numbers the first thread like its process
     assert trace.metadata["processes"].keys() == {main.process}
 
     assert trace.steps.number.tolist() == [2, 3]
@@ -120,15 +120,15 @@ def test_what_a_program_called(real: tuple[nsys.Report, Path]) -> None:
     assert list(zip(trace.others.text("name"), trace.others.text("category"), strict=True)) == [
         ("saved", "mark"),
         ("capture", "capture"),
-        ("instrument_steps=2-3", "mark"),  # which steps were run
+        ("instrument_steps=2-3", "mark"),  # the steps that were run
     ]
     printed = int(next(line for line in report.stdout.splitlines() if line.strip().isdigit()))
     assert 0 <= trace.others.start_ns[0] + trace.epoch_ns - printed < 1e9
 
 
 @pytest.mark.nsys
-def test_a_report_is_exported(real: tuple[nsys.Report, Path], tmp_path: Path) -> None:
-    """A .nsys-rep gives what its export gives, nothing is written beside it, and single events are found again."""
+def test_report_is_exported(real: tuple[nsys.Report, Path], tmp_path: Path) -> None:
+    """A .nsys-rep gives the same trace as its export, no file is written beside it, and args can be looked up."""
     report, database = real
     copy = tmp_path / "a report?#%.nsys-rep"
     shutil.copy(report.file, copy)
@@ -146,8 +146,8 @@ def test_a_report_is_exported(real: tuple[nsys.Report, Path], tmp_path: Path) ->
 
 
 @pytest.mark.nsys
-def test_metadata_keeps_secrets(real: tuple[nsys.Report, Path]) -> None:
-    """The metadata has the machine and the versions, and nothing of the environment, which is in the file."""
+def test_metadata_without_environment(real: tuple[nsys.Report, Path]) -> None:
+    """The metadata has the machine and the versions, but not the environment that the file contains."""
     trace = read_nsight(real[1])
     assert trace.metadata["Hostname"]
     assert any("VERSION" in name for name in trace.metadata)
@@ -156,7 +156,7 @@ def test_metadata_keeps_secrets(real: tuple[nsys.Report, Path]) -> None:
 
 
 def summed(names: list[str], durations: Any) -> dict[str, tuple[int, int]]:
-    """How often each name is there, and the sum of its durations."""
+    """Return how often each name occurs, and the sum of its durations."""
     count, total = Counter(names), Counter[str]()
     for name, duration in zip(names, durations.tolist(), strict=True):
         total[name] += duration
@@ -164,7 +164,7 @@ def summed(names: list[str], durations: Any) -> dict[str, tuple[int, int]]:
 
 
 def totals_of(rows: list[dict[str, str]], name: str, count: str, total: str) -> dict[str, tuple[int, int]]:
-    """The same from `nsys stats`, which has one row per launch shape."""
+    """Return the same from `nsys stats`, which has one row per launch shape."""
     result: dict[str, tuple[int, int]] = {}
     for row in rows:
         calls, duration = result.get(row[name], (0, 0))
@@ -179,7 +179,7 @@ def region_names(trace: Trace) -> list[str]:
 
 @pytest.mark.nsys
 @pytest.mark.parametrize("seed", range(4))
-def test_the_same_numbers_as_nsys_stats(seed: int, real: tuple[nsys.Report, Path], tmp_path: Path) -> None:
+def test_numbers_equal_nsys_stats(seed: int, real: tuple[nsys.Report, Path], tmp_path: Path) -> None:
     """Kernels, calls, memcpys, ranges and their projection agree with `nsys stats` on random work."""
     database = tmp_path / "made.sqlite"
     shutil.copy(real[1], database)
@@ -205,7 +205,7 @@ def test_the_same_numbers_as_nsys_stats(seed: int, real: tuple[nsys.Report, Path
 
     projected, threads = projection(trace), [trace.threads[number] for number in trace.regions.thread]
     names, regions = region_names(trace), trace.regions
-    ours = Counter(
+    found = Counter(
         (
             *(names[i], int(regions.start_ns[i]), int(regions.duration_ns[i])),
             *(threads[i].process, threads[i].thread),
@@ -216,17 +216,19 @@ def test_the_same_numbers_as_nsys_stats(seed: int, real: tuple[nsys.Report, Path
     )
     columns = ("Orig Start (ns)", "Orig Duration (ns)", "PID", "TID")
     columns += ("Projected Start (ns)", "Projected Duration (ns)", "NumGPUOps")
-    theirs = Counter(
+    expected = Counter(
         (row["Name"].lstrip(":"), *(int(row[column]) for column in columns))
         for row in stats("nvtx_gpu_proj_trace", database)
     )
-    assert len(theirs) > 10
-    assert ours == theirs
+    assert len(expected) > 10
+    assert found == expected
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("pairs", [1 << 21, 5])
-def test_projection_by_hand(seed: int, pairs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_projection_matches_its_definition(
+    seed: int, pairs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The projection follows its definition, however many pairs are processed at once."""
     monkeypatch.setattr("instrument.traces.projection._PAIRS", pairs)
     trace = read_nsight(random_database(seed).write(tmp_path / "made.sqlite"))
@@ -250,22 +252,22 @@ def test_projection_by_hand(seed: int, pairs: int, tmp_path: Path, monkeypatch: 
         assert tuple(int(found[column][row]) for column in columns) == expected
 
 
-def test_projection_of_nothing(tmp_path: Path) -> None:
+def test_projection_without_work(tmp_path: Path) -> None:
     """Without work all rows are empty; without regions there are no rows."""
-    made = Database()
-    made.span("alone", 1, 9, thread(1, 1))
-    found = projection(read_nsight(made.write(tmp_path / "one.sqlite")))
+    database = Database()
+    database.span("alone", 1, 9, thread(1, 1))
+    found = projection(read_nsight(database.write(tmp_path / "one.sqlite")))
     assert {name: column.tolist() for name, column in found.items()} == {
         "start_ns": [-1], "duration_ns": [0], "busy_ns": [0], "ops": [0], "launches": [0]
     }  # fmt: skip
-    made = Database()
-    made.kernel("alone", 1, 2)
-    assert len(projection(read_nsight(made.write(tmp_path / "two.sqlite")))) == 0
+    database = Database()
+    database.kernel("alone", 1, 2)
+    assert len(projection(read_nsight(database.write(tmp_path / "two.sqlite")))) == 0
 
 
-def test_what_a_report_holds(tmp_path: Path) -> None:
-    """Launch shapes, sizes, names as torch.profiler gives them, devices, threads, and every link."""
-    trace = read_nsight(one_of_everything().write(tmp_path / "made.sqlite"))
+def test_values_of_each_table(tmp_path: Path) -> None:
+    """Launch shapes, sizes, names as in torch.profiler, devices, threads and all links are read."""
+    trace = read_nsight(one_of_each_kind().write(tmp_path / "made.sqlite"))
     assert not trace.lost
     gpu = trace.gpu
     names = ["void gemm<float>(int)", "Memcpy HtoD (Pageable -> Device)", "Memset (Device)", "CUDA graph 9"]
@@ -300,23 +302,23 @@ def test_what_a_report_holds(tmp_path: Path) -> None:
     assert trace.rank is None
 
 
-def test_the_numbers_of_calls_are_taken_off(tmp_path: Path) -> None:
+def test_suffixes_of_emit_nvtx(tmp_path: Path) -> None:
     """The suffixes that emit_nvtx appends to operator names are removed."""
-    tid, made = thread(42, 43), Database()
+    tid, database = thread(42, 43), Database()
     for number in range(2):
-        made.span(f"aten::mm, op_id = {12 + number}", 100 * number, 100 * number + 50, tid)
-        made.span(
+        database.span(f"aten::mm, op_id = {12 + number}", 100 * number, 100 * number + 50, tid)
+        database.span(
             f"AddmmBackward0, seq = {number}, op_id = {20 + number}", 300 + 9 * number, 305 + 9 * number, tid
         )
         sizes = f"sizes = [[4, 8], []], input_op_ids = [[{number}, 0], []]"
-        made.span(f"aten::add, op_id = {7 + number}, {sizes}", 500 + 9 * number, 505 + 9 * number, tid)
-    names = read_nsight(made.write(tmp_path / "made.sqlite")).regions.text("name")
+        database.span(f"aten::add, op_id = {7 + number}, {sizes}", 500 + 9 * number, 505 + 9 * number, tid)
+    names = read_nsight(database.write(tmp_path / "made.sqlite")).regions.text("name")
     assert names == [*["aten::mm"] * 2, *["AddmmBackward0"] * 2, *["aten::add, sizes = [[4, 8], []]"] * 2]
 
 
-def test_single_events_are_looked_up(tmp_path: Path) -> None:
+def test_args_of_single_events(tmp_path: Path) -> None:
     """All values of an event are read from the file again, also by an unpickled trace."""
-    trace = pickle.loads(pickle.dumps(read_nsight(one_of_everything().write(tmp_path / "made.sqlite"))))
+    trace = pickle.loads(pickle.dumps(read_nsight(one_of_each_kind().write(tmp_path / "made.sqlite"))))
     args = trace.args(trace.gpu, 0)
     assert (args["demangledName"], args["gridX"], args["correlationId"]) == ("void gemm<float>(int)", 66, 1)
     assert trace.args(trace.gpu, 3)["graphId"] == 9
@@ -324,28 +326,28 @@ def test_single_events_are_looked_up(tmp_path: Path) -> None:
     assert trace.args(trace.steps, 0)["int64Value"] == 17
 
 
-def test_processes_that_count_for_themselves(tmp_path: Path) -> None:
-    """The same correlation ids in two processes do not mix; each may call another GPU its first."""
-    made = Database()
+def test_processes_with_equal_ids(tmp_path: Path) -> None:
+    """Equal correlation ids of two processes are not mixed; each process may have another GPU as its first."""
+    database = Database()
     for process, gpu in ((10, 4), (11, 6)):
         tid = thread(process, process)
-        made.add("TARGET_INFO_CUDA_DEVICE", pid=process, cudaId=0, gpuId=gpu)
-        made.span(f"region {process}", 0, 100, tid)
-        made.call("cudaLaunchKernel_v7000", 10, 20, tid, 1)
-        made.kernel(f"kernel {process}", 30 + process, 50, correlationId=1, globalPid=tid & ~0xFFFFFF)
+        database.add("TARGET_INFO_CUDA_DEVICE", pid=process, cudaId=0, gpuId=gpu)
+        database.span(f"region {process}", 0, 100, tid)
+        database.call("cudaLaunchKernel_v7000", 10, 20, tid, 1)
+        database.kernel(f"kernel {process}", 30 + process, 50, correlationId=1, globalPid=tid & ~0xFFFFFF)
     environment = "HOME=/\0RANK=0\0WORLD_SIZE=2\0"
-    made.add("TARGET_INFO_SYSTEM_ENV", name="DeviceEnvironment", value=environment)
-    trace = read_nsight(made.write(tmp_path / "made.sqlite"))
+    database.add("TARGET_INFO_SYSTEM_ENV", name="DeviceEnvironment", value=environment)
+    trace = read_nsight(database.write(tmp_path / "made.sqlite"))
     regions = np.array(trace.regions.text("name"))[trace.gpu.region]
     assert list(zip(trace.gpu.text("name"), regions, trace.gpu.device, strict=True)) == [
         ("kernel 10", "region 10", 4),
         ("kernel 11", "region 11", 6),
     ]
-    assert trace.rank is None  # one process of several would have it
+    assert trace.rank is None  # several processes, each with its own rank
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "word"),
+    ("column", "value", "shown"),
     [
         ("uint64Value", -1, "18446744073709551615"),
         ("int64Value", -1, "-1"),
@@ -358,21 +360,21 @@ def test_processes_that_count_for_themselves(tmp_path: Path) -> None:
         ("uint64Value", "text", "text"),
     ],
 )
-def test_payloads(column: str, value: Any, word: str, tmp_path: Path) -> None:
-    """Any payload becomes a string: unsigned integers exact, text verbatim, bytes in hexadecimal."""
-    made = Database()
-    made.span("region", 0, 1, thread(1, 1), **{column: value})
-    trace = read_nsight(made.write(tmp_path / "made.sqlite"))
-    assert trace.regions.text("payload") == [word]
+def test_payloads(column: str, value: Any, shown: str, tmp_path: Path) -> None:
+    """Any payload becomes a string: unsigned integers exactly, text verbatim, bytes in hexadecimal."""
+    database = Database()
+    database.span("region", 0, 1, thread(1, 1), **{column: value})
+    trace = read_nsight(database.write(tmp_path / "made.sqlite"))
+    assert trace.regions.text("payload") == [shown]
 
 
-def test_ranges_that_never_end(tmp_path: Path) -> None:
+def test_unfinished_ranges(tmp_path: Path) -> None:
     """Unfinished ranges last until the last event, and the metadata has their number."""
-    made = Database()
-    made.span("open", 10, None, thread(1, 1))
-    made.call("cudaLaunchKernel_v7000", 20, 30, thread(1, 1), 1)
-    made.kernel("late", 500, 700, correlationId=1, globalPid=thread(1, 0))
-    trace = read_nsight(made.write(tmp_path / "made.sqlite"))
+    database = Database()
+    database.span("open", 10, None, thread(1, 1))
+    database.call("cudaLaunchKernel_v7000", 20, 30, thread(1, 1), 1)
+    database.kernel("late", 500, 700, correlationId=1, globalPid=thread(1, 0))
+    trace = read_nsight(database.write(tmp_path / "made.sqlite"))
     assert trace.regions.end_ns.tolist() == [700]
     assert trace.metadata["unfinished_ranges"] == 1
     assert trace.gpu.region.tolist() == [0]
@@ -390,7 +392,7 @@ def test_without_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.nsys
 @pytest.mark.parametrize("kept", [3000, 20])
-def test_reports_that_nsys_cannot_read(kept: int, real: tuple[nsys.Report, Path], tmp_path: Path) -> None:
+def test_damaged_report(kept: int, real: tuple[nsys.Report, Path], tmp_path: Path) -> None:
     """The error has the message of nsys."""
     path = tmp_path / "cut.nsys-rep"
     path.write_bytes(real[0].file.read_bytes()[:kept])

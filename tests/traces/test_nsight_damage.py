@@ -16,13 +16,13 @@ from instrument.traces.nsight import read_nsight
 from instrument.traces.projection import projection
 from instrument.traces.table import COLUMNS, Table
 from tests.traces import nsys_report
-from tests.traces.nsys_report import one_of_everything
+from tests.traces.nsys_report import one_of_each_kind
 
 
-@pytest.mark.parametrize("table", sorted({table for table, _ in one_of_everything().rows} | {"StringIds"}))
+@pytest.mark.parametrize("table", sorted({table for table, _ in one_of_each_kind().rows} | {"StringIds"}))
 def test_missing_tables(table: str, tmp_path: Path) -> None:
-    """Without any one of the tables, the others are read."""
-    path = one_of_everything().write(tmp_path / "part.sqlite")
+    """If any one of the tables is missing, the others are read."""
+    path = one_of_each_kind().write(tmp_path / "part.sqlite")
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(f"DROP TABLE {table}")
     trace = read_nsight(path)
@@ -31,7 +31,7 @@ def test_missing_tables(table: str, tmp_path: Path) -> None:
         nsys_report.KERNEL: {"gpu": 3}, nsys_report.MEMCPY: {"gpu": 3}, nsys_report.MEMSET: {"gpu": 3},
         nsys_report.GRAPH: {"gpu": 3}, nsys_report.RUNTIME: {"runtime": 0}, nsys_report.SYNC: {"syncs": 0},
         nsys_report.NVTX: {"regions": 0, "steps": 0}, "OSRT_API": {"others": 0},
-        "StringIds": {"regions": 3, "steps": 0},  # nobody can tell that it is a step
+        "StringIds": {"regions": 3, "steps": 0},  # it cannot be recognized as a step
     }.get(table, {})  # fmt: skip
     assert {kind: len(getattr(trace, kind)) for kind in rows} == rows | gone
     assert bool(trace.lost) == (table == "StringIds")
@@ -39,15 +39,15 @@ def test_missing_tables(table: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("table", [nsys_report.KERNEL, nsys_report.MEMCPY, nsys_report.RUNTIME, nsys_report.NVTX])
 def test_missing_columns(table: str, tmp_path: Path) -> None:
-    """Without any one of a table's columns, the rest is read; only rows without times are lost."""
-    columns = [name for kind, row in one_of_everything().rows if kind == table for name in row]
+    """If any one of a table's columns is missing, the rest is read; only rows without times are lost."""
+    columns = [name for kind, row in one_of_each_kind().rows if kind == table for name in row]
     for column in dict.fromkeys(columns):
-        made = one_of_everything()
-        for kind, row in made.rows:
+        database = one_of_each_kind()
+        for kind, row in database.rows:
             if kind == table:
                 row.pop(column, None)
         path = tmp_path / f"{column}.sqlite"
-        trace = read_nsight(made.write(path))
+        trace = read_nsight(database.write(path))
         whole = column in ("start", "end")
         assert bool(trace.lost) == (whole and not (table == nsys_report.NVTX and column == "end")), column
         if not whole:
@@ -55,14 +55,14 @@ def test_missing_columns(table: str, tmp_path: Path) -> None:
             assert len(trace.runtime) == 5
 
 
-def test_columns_and_tables_that_are_new(tmp_path: Path) -> None:
+def test_new_columns_and_tables(tmp_path: Path) -> None:
     """Additional columns and tables of later releases are ignored."""
-    made = one_of_everything()
-    made.add("SOMETHING_NEW", 1, 2, payload=b"\xff")
-    for kind, row in made.rows:
+    database = one_of_each_kind()
+    database.add("SOMETHING_NEW", 1, 2, payload=b"\xff")
+    for kind, row in database.rows:
         if kind == nsys_report.KERNEL:
             row |= {"greenContextId": 5, "cluster X": "text"}
-    path = made.write(tmp_path / "new.sqlite")
+    path = database.write(tmp_path / "new.sqlite")
     trace = read_nsight(path)
     assert not trace.lost
     assert len(trace.gpu) == 4
@@ -73,14 +73,14 @@ def test_columns_and_tables_that_are_new(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", [nsys_report.KERNEL, nsys_report.RUNTIME, nsys_report.NVTX, nsys_report.MEMCPY])
 def test_wrong_types(table: str, value: Any, tmp_path: Path) -> None:
     """Values of unexpected types do not affect other rows and columns."""
-    columns = dict.fromkeys(name for kind, row in one_of_everything().rows if kind == table for name in row)
+    columns = dict.fromkeys(name for kind, row in one_of_each_kind().rows if kind == table for name in row)
     path = tmp_path / "wrong.sqlite"
     for column in columns:
-        made = one_of_everything()
-        row = next(row for kind, row in made.rows if kind == table and column in row)
+        database = one_of_each_kind()
+        row = next(row for kind, row in database.rows if kind == table and column in row)
         row[column] = value
         path.unlink(missing_ok=True)
-        trace = read_nsight(made.write(path))
+        trace = read_nsight(database.write(path))
         assert len(trace.gpu) >= 3, column
         assert len(trace.runtime) >= 4, column
         assert len(trace.syncs) == 1
@@ -89,9 +89,9 @@ def test_wrong_types(table: str, value: Any, tmp_path: Path) -> None:
             assert trace.lost.events == 0, column
 
 
-def test_text_that_is_no_utf8(tmp_path: Path) -> None:
+def test_invalid_utf8(tmp_path: Path) -> None:
     """Invalid characters are replaced, and nothing else is lost."""
-    path = one_of_everything().write(tmp_path / "made.sqlite")
+    path = one_of_each_kind().write(tmp_path / "made.sqlite")
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE StringIds SET value = CAST(X'61FF62' AS TEXT) WHERE value LIKE '%gemm%'")
         connection.execute("UPDATE NVTX_EVENTS SET text = CAST(X'FF' AS TEXT) WHERE text = 'unregistered'")
@@ -103,9 +103,9 @@ def test_text_that_is_no_utf8(tmp_path: Path) -> None:
     assert trace.args(trace.kernels, 0)["demangledName"] == "a\ufffdb"
 
 
-def test_the_file_is_left_alone(tmp_path: Path) -> None:
+def test_file_is_unchanged(tmp_path: Path) -> None:
     """A write-ahead log is read, and none is created."""
-    path = one_of_everything().write(tmp_path / "odd ?#% name.sqlite")
+    path = one_of_each_kind().write(tmp_path / "odd ?#% name.sqlite")
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
     before = path.read_bytes()
@@ -127,7 +127,7 @@ def test_the_file_is_left_alone(tmp_path: Path) -> None:
         (b"SQLite format 3\0" + b"\xff" * 500, "damaged database: file is not a database"),
     ],
 )
-def test_files_that_are_no_reports(content: bytes, reason: str, tmp_path: Path) -> None:
+def test_files_that_are_not_reports(content: bytes, reason: str, tmp_path: Path) -> None:
     """One sentence names the file and the cause."""
     path = tmp_path / "x.sqlite"
     path.write_bytes(content)
@@ -136,7 +136,7 @@ def test_files_that_are_no_reports(content: bytes, reason: str, tmp_path: Path) 
     assert str(raised.value) == f"cannot read the trace {path}: {reason}"
 
 
-def test_databases_of_others(tmp_path: Path) -> None:
+def test_other_databases(tmp_path: Path) -> None:
     """A database without tables, or of another program, is refused."""
     path = tmp_path / "x.sqlite"
     for statement in ("PRAGMA user_version = 1", "CREATE TABLE bookmarks (id)"):
@@ -146,12 +146,12 @@ def test_databases_of_others(tmp_path: Path) -> None:
             read_nsight(path)
 
 
-def test_a_database_that_was_cut_off(tmp_path: Path) -> None:
+def test_truncated_database(tmp_path: Path) -> None:
     """Tables before the cut are read; the trace lists the others."""
-    made = one_of_everything()
+    database = one_of_each_kind()
     for number in range(2000):
-        made.kernel(f"kernel {number}", 1000 + number, 1001 + number)
-    path = made.write(tmp_path / "made.sqlite")
+        database.kernel(f"kernel {number}", 1000 + number, 1001 + number)
+    path = database.write(tmp_path / "made.sqlite")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) * 3 // 4])
     trace = read_nsight(path)
@@ -160,8 +160,8 @@ def test_a_database_that_was_cut_off(tmp_path: Path) -> None:
     assert len(trace.gpu) > 1000
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """A missing file is an OSError."""
+def test_missing_file(tmp_path: Path) -> None:
+    """A missing file raises FileNotFoundError."""
     for name in ("x.sqlite", "x.nsys-rep"):
         with pytest.raises(FileNotFoundError):
             read_nsight(tmp_path / name)
@@ -169,12 +169,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small database."""
-    return one_of_everything().write(tmp_path_factory.mktemp("whole") / "made.sqlite")
+    """Return the path of a small database."""
+    return one_of_each_kind().write(tmp_path_factory.mktemp("whole") / "made.sqlite")
 
 
 def survives(path: Path, content: bytes) -> None:
-    """Reading gives a trace that can be used, or a `TraceError`."""
+    """Check that reading gives a usable trace or a `TraceError`."""
     path.write_bytes(content)
     try:
         trace = read_nsight(path)

@@ -1,4 +1,4 @@
-"""The traces of several ranks: found, read side by side, and put on one clock."""
+"""Traces of several ranks: the search for files, parallel reading, and alignment of clocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def event(category: str, name: str, at: int, duration: int, **args: Any) -> dict
 
 
 def write(path: Path, rank: int | None = None, world_size: int | None = None, step: int = 3, at: int = 0) -> Path:
-    """A Kineto file of one step with a collective of group "0" that ends 50 µs into it."""
+    """Write a Kineto file of one step with a collective of group "0" that ends 50 µs into it."""
     kernel = {
         "Collective name": "allreduce",
         "Process Group Name": "0",
@@ -82,13 +82,13 @@ def write(path: Path, rank: int | None = None, world_size: int | None = None, st
         ("bench4.json", None),
     ],
 )
-def test_rank_of_a_name(name: str, rank: int | None) -> None:
+def test_rank_from_file_name(name: str, rank: int | None) -> None:
     """Common file names give the rank; dates, steps and process ids do not."""
     assert rank_from_name(Path("/runs/8gpu") / name) == rank
 
 
 @pytest.mark.parametrize("executor", ["processes", "threads"])
-def test_a_folder_of_ranks(tmp_path: Path, executor: str) -> None:
+def test_folder_of_ranks(tmp_path: Path, executor: str) -> None:
     """The files of a folder become a set by rank; other files are ignored, and missing ranks listed."""
     for rank in (2, 0):
         write(tmp_path / f"host_{900 + rank}.17.pt.trace.json", rank, world_size=4)
@@ -103,7 +103,7 @@ def test_a_folder_of_ranks(tmp_path: Path, executor: str) -> None:
     assert repr(traces) == "<traces of 2 of 4 ranks, 2 missing>"
 
 
-def test_a_dask_cluster_reads(tmp_path: Path) -> None:
+def test_dask_executor(tmp_path: Path) -> None:
     """Any executor works, such as the executor of a Dask cluster."""
     distributed = pytest.importorskip("distributed")
     for rank in range(4):
@@ -122,7 +122,7 @@ def test_a_dask_cluster_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [["rank0.json"], ["rank0.json", "rank1.json"]])
-def test_relative_paths_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]) -> None:
+def test_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]) -> None:
     """A trace has the given path, and the args of its events can be read again."""
     monkeypatch.chdir(tmp_path)
     for name in files:
@@ -132,7 +132,7 @@ def test_relative_paths_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fi
     assert trace.args(trace.gpu, 0)["Collective name"] == "allreduce"
 
 
-def test_bad_files_do_not_cost_the_others(tmp_path: Path) -> None:
+def test_unreadable_file(tmp_path: Path) -> None:
     """A file that cannot be read is listed with the reason, and its rank is missing."""
     for rank in range(3):
         write(tmp_path / f"rank{rank}.json")
@@ -145,10 +145,10 @@ def test_bad_files_do_not_cost_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("read", "reason"), [(die, "exit code 9"), (talk, "EOFError: cut off")])
-def test_a_reader_that_misbehaves(
+def test_misbehaving_reader(
     tmp_path: Path, read: Callable[[Path], Trace], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A child process that dies, prints or raises anything loses its own file alone."""
+    """A reader that ends its process, prints or raises loses only its own file."""
     monkeypatch.setattr("instrument.traces.ranks._cores", lambda: 2)
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json")
@@ -157,7 +157,7 @@ def test_a_reader_that_misbehaves(
     assert reason in traces.failed[tmp_path / "rank0.json"]
 
 
-def test_nothing_can_be_read(tmp_path: Path) -> None:
+def test_no_readable_file(tmp_path: Path) -> None:
     """One sentence names the files and the cause."""
     for rank in range(5):
         (tmp_path / f"rank{rank}.json").write_text("")
@@ -175,8 +175,8 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
             read_ranks(paths, read_kineto)
 
 
-def test_what_is_in_folders_below(tmp_path: Path) -> None:
-    """Of several window folders the last is read, by number; of rank folders all are."""
+def test_nested_folders(tmp_path: Path) -> None:
+    """The last of several window folders is read, by number; all of several rank folders are."""
     for window in (2, 10):
         for rank in range(2):
             write(tmp_path / f"windows/step-{window}/rank{rank}.json", step=window)
@@ -199,7 +199,7 @@ def test_several_windows_of_a_rank(tmp_path: Path) -> None:
     assert traces.left_out[tmp_path / "host_0.7.pt.trace.json"] == "rank 0, steps 7-7"
 
 
-def test_files_that_tell_no_rank(tmp_path: Path) -> None:
+def test_files_without_a_rank(tmp_path: Path) -> None:
     """Files without a rank get free numbers in order of their names, and the set lists them."""
     write(tmp_path / "a.json")
     write(tmp_path / "b.json")
@@ -209,15 +209,15 @@ def test_files_that_tell_no_rank(tmp_path: Path) -> None:
     assert traces.guessed == [1, 2]
 
 
-def test_senseless_ranks_are_not_believed(tmp_path: Path) -> None:
+def test_impossible_rank(tmp_path: Path) -> None:
     """An impossible rank in a file is ignored, and does not make ranks missing."""
     write(tmp_path / "rank1.json", rank=10**12, world_size=10**13)
     traces = read_ranks([tmp_path / "rank1.json"], read_kineto)
     assert (traces.ranks, traces.missing) == ([1], [0])
 
 
-def test_a_script_without_a_guard(tmp_path: Path) -> None:
-    """An unguarded script runs once, even with its own reader or no child processes; torch is not imported."""
+def test_script_without_a_main_guard(tmp_path: Path) -> None:
+    """A script without a main guard runs once, with or without child processes; torch is not imported."""
     for rank in range(3):
         write(tmp_path / f"rank{rank}.json")
     script = tmp_path / "script.py"
@@ -237,7 +237,7 @@ def test_a_script_without_a_guard(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("<traces of 3 of 3 ranks>\n" * 3, "")
 
 
-def test_a_trace_pickles(tmp_path: Path) -> None:
+def test_pickling(tmp_path: Path) -> None:
     """An unpickled trace keeps its rows, its strings and the lookup of args."""
     trace = read_kineto(write(tmp_path / "rank0.json"))
     copy = pickle.loads(pickle.dumps(trace))
@@ -246,7 +246,7 @@ def test_a_trace_pickles(tmp_path: Path) -> None:
     assert copy.args(copy.gpu, 0) == trace.args(trace.gpu, 0) != {}
 
 
-def made(
+def trace_of(
     ends_ns: list[int],
     *,
     group: str = "0",
@@ -256,7 +256,7 @@ def made(
     ranks: list[int] | None = None,
     collective: str = "allreduce",
 ) -> Trace:
-    """A trace whose collectives end at given times, in given steps."""
+    """Return a trace whose collectives end at given times, in given steps."""
     strings = Strings()
     count = len(ends_ns)
     end = np.array(ends_ns, np.int64)
@@ -272,7 +272,7 @@ def made(
     columns = {"gpu": gpu}
     if steps is not None:
         numbers = np.unique(steps)
-        # each step lies where its number says, and launches in its midst
+        # steps follow by number, and launches are in their middle
         base = int(end.min()) - 10**9
         columns["steps"] = {
             "start_ns": base + numbers * 1000,
@@ -314,13 +314,13 @@ HOUR = 3_600_000_000_000
 def test_known_offsets_are_found(
     seed: int, count: int, jitter: int, offset: int, since_1970: bool, marked: bool
 ) -> None:
-    """Clocks that are hours apart are aligned to within the jitter of the ends."""
+    """Clocks that are hours apart are aligned to within the jitter of the collectives' ends."""
     random = np.random.default_rng(seed)
     true = since_1970 * 1_750_000_000_000_000_000 + np.cumsum(random.integers(20_000, 50_000_000, count))
     steps = [index // 5 for index in range(count)] if marked else None
     offsets = [0, offset, -offset // 7]
     traces = {
-        rank: made((true - apart + random.integers(-jitter, jitter + 1, count)).tolist(), steps=steps)
+        rank: trace_of((true - apart + random.integers(-jitter, jitter + 1, count)).tolist(), steps=steps)
         for rank, apart in enumerate(offsets)
     }
     for (rank, clock), apart in zip(align(traces).items(), offsets, strict=True):
@@ -331,12 +331,12 @@ def test_known_offsets_are_found(
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(-20, 20), st.integers(-HOUR, HOUR), st.integers(0, 1000))
-def test_windows_that_begin_apart(seed: int, skew: int, offset: int, jitter: int) -> None:
-    """Without steps, a rank that recorded some collectives earlier or later is still matched."""
+def test_windows_with_different_starts(seed: int, skew: int, offset: int, jitter: int) -> None:
+    """Without steps, a rank whose recording started earlier or later is still matched."""
     random = np.random.default_rng(seed)
     true = np.cumsum(random.integers(1_000_000, 1_100_000, 80))
     late = true + random.integers(-jitter, jitter + 1, 80) - offset
-    clock = align({0: made(true[max(0, skew) :].tolist()), 5: made(late[max(0, -skew) :].tolist())})[5]
+    clock = align({0: trace_of(true[max(0, skew) :].tolist()), 5: trace_of(late[max(0, -skew) :].tolist())})[5]
     assert abs(clock.offset_ns - offset) <= jitter
     assert clock.collectives == 80 - abs(skew)
 
@@ -347,28 +347,31 @@ def test_regular_collectives() -> None:
     ends = np.arange(30) * 1_000_000
     for jitter in (0, 100, 20_000):
         noisy = ends + random.integers(-jitter, jitter + 1, 30) - HOUR
-        clock = align({0: made(ends.tolist()), 1: made(noisy.tolist())})[1]
+        clock = align({0: trace_of(ends.tolist()), 1: trace_of(noisy.tolist())})[1]
         assert abs(clock.offset_ns - HOUR) <= jitter
 
 
-def test_steps_tell_what_belongs_together() -> None:
-    """Steps with equal numbers are compared, and work before the first step is not."""
+def test_collectives_are_matched_by_step() -> None:
+    """Steps with equal numbers are compared; work before the first step is not."""
     ends = np.arange(6) * 1_000_000
     clocks = align(
-        {0: made(ends.tolist(), steps=[1, 2, 3, 4, 5, 6]), 1: made((ends[2:] - 70).tolist(), steps=[3, 4, 5, 6])}
+        {
+            0: trace_of(ends.tolist(), steps=[1, 2, 3, 4, 5, 6]),
+            1: trace_of((ends[2:] - 70).tolist(), steps=[3, 4, 5, 6]),
+        }
     )
     assert clocks[1] == Clock(70, "collectives", 0, 4, 0)
-    apart = {0: made([10**6], steps=[1]), 1: made([10**6], steps=[2], epoch_ns=5)}
+    apart = {0: trace_of([10**6], steps=[1]), 1: trace_of([10**6], steps=[2], epoch_ns=5)}
     assert align(apart)[1] == Clock(5, "epoch", 0)
 
 
 def test_ranks_without_common_collectives() -> None:
-    """Ranks without common collectives are placed by the time since 1970, marked as such; others follow them."""
+    """Ranks without common collectives are aligned by the time since 1970, and marked; others follow them."""
     traces = {
-        2: made([1000, 2000], group="a", epoch_ns=100),
-        3: made([1500, 2500], group="b", epoch_ns=70),
-        4: made([1400, 2400], group="b", epoch_ns=7),
-        6: made([], epoch_ns=7),
+        2: trace_of([1000, 2000], group="a", epoch_ns=100),
+        3: trace_of([1500, 2500], group="b", epoch_ns=70),
+        4: trace_of([1400, 2400], group="b", epoch_ns=7),
+        6: trace_of([], epoch_ns=7),
     }
     assert align(traces) == {
         2: Clock(0, "reference", 2),
@@ -378,12 +381,12 @@ def test_ranks_without_common_collectives() -> None:
     }
 
 
-def test_groups_of_one_name() -> None:
+def test_groups_with_equal_names() -> None:
     """Groups with the same name and different ranks are distinct."""
     traces = {
-        0: made([1000, 2000], group="tp", ranks=[0, 1]),
-        1: made([1100, 2100], group="tp", ranks=[0, 1]),
-        2: made([9000, 9900], group="tp", ranks=[2, 3]),
+        0: trace_of([1000, 2000], group="tp", ranks=[0, 1]),
+        1: trace_of([1100, 2100], group="tp", ranks=[0, 1]),
+        2: trace_of([9000, 9900], group="tp", ranks=[2, 3]),
     }
     assert [(clock.offset_ns, clock.source) for clock in align(traces).values()] == [
         (0, "reference"),
@@ -392,18 +395,18 @@ def test_groups_of_one_name() -> None:
     ]
 
 
-def test_what_counts_as_collective() -> None:
+def test_collective_kernels() -> None:
     """Kernels of NCCL and RCCL are recognized by name; sends and receives do not count."""
-    named = made([100, 200, 300], names=["ncclKernel_AllReduce", "gemm", "rcclGeneric"])
+    named = trace_of([100, 200, 300], names=["ncclKernel_AllReduce", "gemm", "rcclGeneric"])
     assert collective_kernels(named).tolist() == [True, False, True]
-    assert not collective_kernels(made([100], collective="send")).any()
+    assert not collective_kernels(trace_of([100], collective="send")).any()
     mine = align({0: named, 1: named}, lambda trace: trace.gpu.matching("name", re.compile("gemm")))
     assert mine[1].collectives == 1
 
 
-def test_starts_on_one_clock() -> None:
-    """The set gives starts on the clock of the lowest rank, and does not touch the tables."""
-    traces = TraceSet({1: made([1000, 2000]), 4: made([400, 1400])})
+def test_starts_on_a_common_clock() -> None:
+    """`TraceSet.start_ns` is on the clock of the lowest rank; the tables are unchanged."""
+    traces = TraceSet({1: trace_of([1000, 2000]), 4: trace_of([400, 1400])})
     assert traces.offsets_ns == {1: 0, 4: 600}
     assert traces.start_ns(4).tolist() == traces.start_ns(1, "gpu").tolist() == [900, 1900]
     assert traces[4].gpu.start_ns.tolist() == [300, 1300]
@@ -411,7 +414,7 @@ def test_starts_on_one_clock() -> None:
 
 
 def test_eight_real_ranks() -> None:
-    """Eight GPUs of one machine: their clocks agree to 2 µs in files of whole µs."""
+    """The clocks of eight GPUs of one machine agree to 2 µs in files of whole µs."""
     files = [shared(f"param_dlrm_8rank_r{rank}.json.gz") for rank in range(8)]
     traces = read_ranks(files, read_kineto)
     assert (traces.ranks, traces.missing, traces.world_size) == (list(range(8)), [], 8)
@@ -430,7 +433,7 @@ def assert_same(one: TraceSet, other: TraceSet) -> None:
             np.testing.assert_array_equal(trace.gpu[column], other[rank].gpu[column])
 
 
-def test_threads_are_an_executor(tmp_path: Path) -> None:
+def test_executor_is_left_open(tmp_path: Path) -> None:
     """The given executor is used, and left open."""
     calls: list[Path] = []
 
@@ -444,12 +447,12 @@ def test_threads_are_an_executor(tmp_path: Path) -> None:
     assert executor.submit(len, calls).result() == 1
 
 
-# Folders and patterns that lead nowhere
+# Folders and patterns
 
 
 @pytest.fixture
-def loops(tmp_path: Path) -> Path:
-    """A folder with cyclic links and one trace."""
+def cyclic_links(tmp_path: Path) -> Path:
+    """Return a folder with cyclic links and one trace."""
     write(tmp_path / "a" / "b" / "t.json", 0, 1)
     for number in range(12):
         (tmp_path / f"up{number}").symlink_to(tmp_path)
@@ -460,15 +463,15 @@ def loops(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("pattern", ["", "**/*.json", "**", "**/**/*/**/t.json", "*/*/*/*/*/*/*/*/*/*/*.json"])
-def test_links_in_circles(loops: Path, pattern: str) -> None:
+def test_cyclic_links(cyclic_links: Path, pattern: str) -> None:
     """Each file is found once despite cyclic links, under its own name if that matches."""
-    [found] = find_trace_files(loops / pattern).files
-    assert found.resolve() == loops / "a" / "b" / "t.json"
+    [found] = find_trace_files(cyclic_links / pattern).files
+    assert found.resolve() == cyclic_links / "a" / "b" / "t.json"
     if not pattern.startswith("*/"):
-        assert found == loops / "a" / "b" / "t.json"
+        assert found == cyclic_links / "a" / "b" / "t.json"
 
 
-def test_patterns_as_glob_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_match_like_glob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without links, a pattern matches the files that glob matches."""
     for name in ("a/1.json", "a/b/2.json", ".hidden/3.json", "a/.4.json", "[x]/5.json", "6.json"):
         write(tmp_path / name)
@@ -492,7 +495,7 @@ def test_patterns_as_glob_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert find_trace_files(tmp_path / "[x]").files == [tmp_path / "[x]" / "5.json"]
 
 
-def test_files_that_are_no_traces(tmp_path: Path) -> None:
+def test_files_that_are_not_traces(tmp_path: Path) -> None:
     """The error counts small files that are not traces."""
     for number in range(3):
         (tmp_path / f"config{number}.json").write_text("{}")
@@ -518,7 +521,7 @@ def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         find_trace_files(tmp_path / "**" / "*.json")
 
 
-def test_several_folders_of_runs(tmp_path: Path) -> None:
+def test_folders_of_several_runs(tmp_path: Path) -> None:
     """The last folder is read, and the others are listed."""
     for run in ("lr-2", "lr-10", "lr-1"):
         folder = tmp_path / run / "window-0001"

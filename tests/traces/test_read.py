@@ -1,4 +1,4 @@
-"""The choice of the reader, the sources of files, and the errors for files that cannot be read."""
+"""The choice of the reader, the sources of files, and the errors of unreadable files."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ EVENTS = ordinary(9)
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06"
 
 
-class Standard:
-    """Standard input of these bytes."""
+class StandardInput:
+    """Standard input with given bytes."""
 
     def __init__(self, data: bytes) -> None:
         self.buffer = io.BytesIO(data)
@@ -39,8 +39,8 @@ class Standard:
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace.sqlite", "trace"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_content_tells_not_the_name(tmp_path: Path, name: str, packed: bool) -> None:
-    """A trace is recognized by its content, whatever its name and whether or not it is packed."""
+def test_format_by_content(tmp_path: Path, name: str, packed: bool) -> None:
+    """A trace is recognized by its content, with any name and packed or not."""
     path = tmp_path / name
     path.write_bytes(gzip.compress(written(EVENTS)) if packed else written(EVENTS))
     for given in (path, str(path)):
@@ -52,9 +52,9 @@ def test_content_tells_not_the_name(tmp_path: Path, name: str, packed: bool) -> 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
-    """Args are available while the trace exists; then the copy is removed."""
+    """A trace from standard input looks up args while it exists; then its copy is removed."""
     data = gzip.compress(written(EVENTS)) if packed else written(EVENTS)
-    monkeypatch.setattr(sys, "stdin", Standard(data))
+    monkeypatch.setattr(sys, "stdin", StandardInput(data))
     trace = read_trace("-")
     assert isinstance(trace, Trace)
     assert Path("-") == trace.path
@@ -66,14 +66,14 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
         other.args(other.gpu, 0)
 
 
-def test_a_broken_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names standard input, not the copy of it."""
-    monkeypatch.setattr(sys, "stdin", Standard(b""))
+    monkeypatch.setattr(sys, "stdin", StandardInput(b""))
     with pytest.raises(TraceError, match="cannot read the trace -: it is empty"):
         read_trace("-")
 
 
-def test_a_pipe(tmp_path: Path) -> None:
+def test_pipe(tmp_path: Path) -> None:
     """A pipe is read, as from ``<(zcat trace.json.gz)``."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
@@ -100,7 +100,7 @@ def test_folders_patterns_and_lists(tmp_path: Path) -> None:
             assert [0, 1] == [trace.rank for trace in traces.values()]
 
 
-def test_databases_that_are_none(tmp_path: Path) -> None:
+def test_other_databases(tmp_path: Path) -> None:
     """The error names a database of another program, or a damaged one, with the cause."""
     path = tmp_path / "some.sqlite"
     with sqlite3.connect(path) as database:
@@ -113,8 +113,8 @@ def test_databases_that_are_none(tmp_path: Path) -> None:
         read_file(path)
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    """A missing file is a FileNotFoundError."""
+def test_missing_file(tmp_path: Path) -> None:
+    """A missing file raises FileNotFoundError."""
     with pytest.raises(FileNotFoundError, match=r"none\.json"):
         read_trace(tmp_path / "none.json")
 
@@ -140,7 +140,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         (gzip.compress(b"hello", mtime=0), 'it has no array of "traceEvents"'),
     ],
 )
-def test_no_trace_at_all(tmp_path: Path, data: bytes, reason: str) -> None:
+def test_files_that_are_not_traces(tmp_path: Path, data: bytes, reason: str) -> None:
     """One sentence names the file and the cause."""
     path = tmp_path / "what.json"
     path.write_bytes(data)
@@ -152,7 +152,7 @@ def test_no_trace_at_all(tmp_path: Path, data: bytes, reason: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"[]", b'{"traceEvents": []}', b'\xef\xbb\xbf{"traceEvents":\r\n[ ] }'])
-def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
+def test_empty_trace(tmp_path: Path, data: bytes) -> None:
     """A trace without events is valid."""
     path = tmp_path / "empty.json"
     path.write_bytes(data)
@@ -162,7 +162,7 @@ def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "error", "message"),
+    ("call", "error", "message"),
     [
         (lambda traces: read_trace(3), TypeError, '"path" must be the path of one file: 3'),  # type: ignore[arg-type]
         (lambda traces: read_traces(3), TypeError, '"paths" must be a folder, a pattern'),  # type: ignore[arg-type]
@@ -178,16 +178,16 @@ def test_a_trace_of_nothing(tmp_path: Path, data: bytes) -> None:
         (lambda traces: traces[7], KeyError, "no trace of rank 7; the set has the ranks 3"),
     ],
 )
-def test_wrong_questions(
-    tmp_path: Path, ask: Callable[[Any], object], error: type[Exception], message: str
+def test_wrong_arguments(
+    tmp_path: Path, call: Callable[[Any], object], error: type[Exception], message: str
 ) -> None:
     """The error says what was given and what is accepted."""
     (tmp_path / "rank0.json").write_bytes(written(EVENTS))
     with pytest.raises(error, match=message):
-        ask(read_traces(tmp_path))
+        call(read_traces(tmp_path))
 
 
-def test_settings_beside_windows(tmp_path: Path) -> None:
+def test_other_json_beside_windows(tmp_path: Path) -> None:
     """A folder whose only file is small JSON of another kind is searched."""
     (tmp_path / "config.json").write_text('{"lr": 1}')
     (tmp_path / "window-0001").mkdir()
@@ -195,8 +195,8 @@ def test_settings_beside_windows(tmp_path: Path) -> None:
     assert [3] == list(read_traces(tmp_path))
 
 
-def test_a_report_of_nsight_compute(tmp_path: Path) -> None:
-    """The error says what the file is, and what opens it."""
+def test_nsight_compute_report(tmp_path: Path) -> None:
+    """The error names the kind of file and the program that opens it."""
     path = tmp_path / "kernels.ncu-rep"
     path.write_bytes(b"NVR\0" * 100)
     with pytest.raises(TraceError, match=r"a report of Nsight Compute, .* open it with ncu-ui"):

@@ -46,7 +46,7 @@ def rows(table: Any, *columns: str) -> list[tuple[Any, ...]]:
 
 
 def start_of(args: dict[str, Any]) -> Any:
-    """The start of a record in the JSON, of a row of a view, or of a sample."""
+    """Return the start of a record in the JSON, of a row of a view, or of a sample."""
     return args.get("start_timestamp", args.get("start", args.get("timestamp")))
 
 
@@ -139,7 +139,7 @@ def test_counters(read: Read) -> None:
 
 
 def test_kernels_of_counters(tmp_path: Path) -> None:
-    """If only counters were recorded, their kernels are the kernels of the trace."""
+    """If only counters were recorded, the trace has their kernels."""
     recording = Recording(kernels=[Kernel("a", 10, 20, 1, stream=3, counters=(("SQ_WAVES", 1.0),))])
     path = tmp_path / "counters.json"
     path.write_text(json.dumps(as_json([recording], dispatches=False)))
@@ -150,7 +150,7 @@ def test_kernels_of_counters(tmp_path: Path) -> None:
 
 
 def test_queues(read: Read) -> None:
-    """Without recorded HIP streams, a stream is a queue."""
+    """Without recorded HIP streams, each queue is a stream."""
     trace = read(Recording(kernels=[Kernel("a", 10, 20, 1, queue=7), Kernel("b", 10, 20, 2, queue=8)]))
     assert trace.gpu.stream.tolist() == [7, 8]
 
@@ -191,7 +191,7 @@ def test_args(read: Read) -> None:
     assert 4096 in trace.args(trace.gpu, 3).values()
 
 
-def test_rank(tmp_path: Path) -> None:
+def test_rank_from_environment(tmp_path: Path) -> None:
     """The environment in a database gives the rank; its other variables are not in the trace."""
     environment = {"RANK": "3", "WORLD_SIZE": "8", "TOKEN": "secret"}
     trace = from_schema_3(tmp_path, Recording(environment=environment))
@@ -205,8 +205,8 @@ def test_thread_names(tmp_path: Path) -> None:
     assert [thread.name for thread in from_schema_3(tmp_path, STEP).threads] == ["thread 101", "thread 102"]
 
 
-def test_nothing(read: Read) -> None:
-    """A recording of nothing is an empty trace."""
+def test_empty_recording(read: Read) -> None:
+    """An empty recording is an empty trace."""
     trace = read(Recording())
     assert not trace.gpu and not trace.runtime and not trace.lost
 
@@ -242,7 +242,7 @@ def test_real_file() -> None:
     assert trace.args(trace.gpu, 4321) == ordered[4321]
     assert (trace.devices[0].name, trace.devices[0].sms, len(trace.devices)) == ("AMD Instinct MI350X", 256, 8)
     assert not trace.lost
-    assert trace.coverage["launch"].linked == 0  # it was recorded without HIP calls
+    assert trace.coverage["launch"].linked == 0  # recorded without HIP calls
 
 
 def _covered(spans: list[tuple[int, int]]) -> int:

@@ -60,7 +60,7 @@ def test_cut_anywhere(tmp_path: Path) -> None:
 
 
 def test_cut_gzip(tmp_path: Path) -> None:
-    """Of a gzip file that is cut off, the data that unpacks is read."""
+    """The part of a truncated gzip file that unpacks is read."""
     packed = gzip.compress(text_of(MANY), 1)
     path = tmp_path / "cut.json.gz"
     path.write_bytes(packed[: len(packed) * 9 // 10])
@@ -71,7 +71,7 @@ def test_cut_gzip(tmp_path: Path) -> None:
 
 
 def test_damage_inside(tmp_path: Path) -> None:
-    """Records before text that is not JSON are read."""
+    """Records before damaged text are read."""
     text = text_of(MANY)
     place = text.index(b'"start_timestamp": 200,')
     trace = read_text(tmp_path, text[:place] + b"\x00" + text[place:])
@@ -187,14 +187,14 @@ def test_one_process_without_list(tmp_path: Path) -> None:
     ],
 )
 def test_not_a_trace(tmp_path: Path, text: bytes, reason: str) -> None:
-    """A file that is not from rocprofv3 is an error that says why."""
+    """A file that is not from rocprofv3 raises an error with the reason."""
     with pytest.raises(TraceError, match=reason) as caught:
         read_text(tmp_path, text)
     assert "\n" not in str(caught.value)
 
 
-def test_no_file(tmp_path: Path) -> None:
-    """A missing file is an OSError."""
+def test_missing_file(tmp_path: Path) -> None:
+    """A missing file raises FileNotFoundError."""
     for read_file in (read_rocprof, read_rocpd):
         with pytest.raises(FileNotFoundError):
             read_file(tmp_path / "none")
@@ -203,7 +203,7 @@ def test_no_file(tmp_path: Path) -> None:
 # Damaged databases
 
 
-def test_nothing_is_written(tmp_path: Path) -> None:
+def test_database_is_unchanged(tmp_path: Path) -> None:
     """Reading a database, even in write-ahead mode, changes neither it nor its folder."""
     path = write_rocpd(tmp_path / "results.db", [STEP])
     with closing(sqlite3.connect(path)) as connection:
@@ -216,14 +216,14 @@ def test_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_write_ahead_log(tmp_path: Path) -> None:
-    """A write-ahead log beside the database is not read, and the trace says so."""
+    """A write-ahead log beside the database is not read, which the trace reports."""
     path = write_rocpd(tmp_path / "results.db", [STEP])
     (tmp_path / "results.db-wal").write_bytes(b"pages")
     assert list(read_rocpd(path).lost.reasons) == ["results.db-wal beside it is not read"]
 
 
 @pytest.mark.parametrize("name", ["with space.db", "with#sign?.db", "100%25.db"])
-def test_names(tmp_path: Path, name: str) -> None:
+def test_unusual_file_names(tmp_path: Path, name: str) -> None:
     """Any file name works."""
     assert len(read_rocpd(write_rocpd(tmp_path / name, [STEP])).gpu) == 5
 
@@ -237,7 +237,7 @@ def alter(folder: Path, *statements: str) -> Path:
 
 
 def test_missing_views(tmp_path: Path) -> None:
-    """A database without the views is an error that names them."""
+    """A database without the views raises an error that names them."""
     with pytest.raises(TraceError, match="lacks the view kernels, regions"):
         read_rocpd(alter(tmp_path, "DROP VIEW kernels", "DROP VIEW regions"))
 
@@ -250,7 +250,7 @@ def test_optional_views(tmp_path: Path) -> None:
     assert not trace.lost
 
 
-def test_view_of_nothing(tmp_path: Path) -> None:
+def test_view_without_its_table(tmp_path: Path) -> None:
     """A view whose tables are missing does not affect others."""
     trace = read_rocpd(alter(tmp_path, "DROP TABLE rocpd_kernel_dispatch_0"))
     assert trace.gpu.text("category") == ["memcpy", "memcpy"]
@@ -265,8 +265,8 @@ def test_bad_times(tmp_path: Path, start: str) -> None:
     assert trace.lost.events == 1
 
 
-def test_bad_values(tmp_path: Path) -> None:
-    """Values of another type are unknown, or read as text."""
+def test_values_of_other_types(tmp_path: Path) -> None:
+    """Values of another type are unknown or read as text."""
     trace = read_rocpd(
         alter(
             tmp_path,
@@ -283,7 +283,7 @@ def test_bad_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"SQLite", b"SQLite format 3\0" + b"\7" * 4000, b'{"a": 1}'])
 def test_not_a_database(tmp_path: Path, text: bytes) -> None:
-    """A file that is not a database is an error."""
+    """A file that is not a database raises a TraceError."""
     path = tmp_path / "results.db"
     path.write_bytes(text)
     with pytest.raises(TraceError, match="database"):
@@ -291,7 +291,7 @@ def test_not_a_database(tmp_path: Path, text: bytes) -> None:
 
 
 def test_truncated_database(tmp_path: Path) -> None:
-    """A database that is cut off gives a trace that says so, or an error."""
+    """A truncated database gives a trace with losses, or an error."""
     data = write_rocpd(tmp_path / "whole.db", [STEP]).read_bytes()
     path = tmp_path / "cut.db"
     for size in range(0, len(data), 4096):

@@ -27,8 +27,8 @@ def of(trace: Trace) -> StepLengths:
     return lengths
 
 
-def run_ahead(steps: int = 10, first: int = 3) -> Loop:
-    """A loop whose steps launch 8 matmuls of 1.25 ms in 1 ms, and never synchronize."""
+def loop_ahead(steps: int = 10, first: int = 3) -> Loop:
+    """Return a loop whose steps launch 8 matmuls of 1.25 ms in 1 ms, and never synchronize."""
     loop = Loop()
     for number in range(first, first + steps):
         with loop.step(number):
@@ -37,9 +37,9 @@ def run_ahead(steps: int = 10, first: int = 3) -> Loop:
     return loop
 
 
-def test_a_loop_that_runs_ahead(tmp_path: Path) -> None:
+def test_loop_that_runs_ahead(tmp_path: Path) -> None:
     """Steps take ten times as long on the GPU as on the CPU, which runs further ahead with each."""
-    lengths = of(run_ahead().trace(tmp_path))
+    lengths = of(loop_ahead().trace(tmp_path))
     assert {step.cpu_ns for step in lengths.steps} == {1 * MS}
     assert {step.gpu_ns for step in lengths.steps} == {10 * MS}
     assert [step.gpu_period_ns for step in lengths.steps] == [None, *[10 * MS] * 9]
@@ -53,17 +53,17 @@ def test_a_loop_that_runs_ahead(tmp_path: Path) -> None:
     assert (lengths.step_ns, lengths.clock, lengths.synchronized_step_ns) == (10 * MS, "gpu", None)
 
 
-def test_when_the_work_ran(tmp_path: Path) -> None:
+def test_times_of_the_work(tmp_path: Path) -> None:
     """First start and last end are times of the trace; work of the second step runs after its end on the CPU."""
-    trace = run_ahead(2).trace(tmp_path)
+    trace = loop_ahead(2).trace(tmp_path)
     first, second = of(trace).steps
     base = BASE_US * US - trace.epoch_ns
     assert (first.gpu_first_ns, first.gpu_last_ns) == (base + 5 * US, base + 10_005 * US)
     assert (second.gpu_first_ns, second.gpu_last_ns) == (base + 10_005 * US, base + 20_005 * US)
 
 
-def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
-    """The GPU waits for each launch, and is done before the step ends."""
+def test_loop_bound_by_the_cpu(tmp_path: Path) -> None:
+    """The GPU waits for each launch, and is idle before the step ends."""
     loop = Loop()
     for number in range(5):
         with loop.step(number):
@@ -83,7 +83,7 @@ def test_a_loop_that_the_cpu_bounds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("prepares_us", "bound"), [(100, "gpu"), (4_000, "both")])
 @pytest.mark.parametrize("call", ["cudaDeviceSynchronize", "cudaStreamSynchronize", "hipDeviceSynchronize"])
-def test_a_loop_that_synchronizes(tmp_path: Path, call: str, prepares_us: int, bound: str) -> None:
+def test_loop_that_synchronizes(tmp_path: Path, call: str, prepares_us: int, bound: str) -> None:
     """The wall time between synchronizations is the length of a step; the GPU idles while the CPU prepares."""
     loop = Loop()
     for number in range(6):
@@ -102,8 +102,8 @@ def test_a_loop_that_synchronizes(tmp_path: Path, call: str, prepares_us: int, b
     assert waited == pytest.approx(9_005 / (10_006 + prepares_us))
 
 
-def test_waits_in_the_middle_of_steps(tmp_path: Path) -> None:
-    """Synchronizations at one place of the step measure whole steps, whatever the place."""
+def test_synchronizations_in_the_middle_of_steps(tmp_path: Path) -> None:
+    """Synchronizations at the same place of each step measure whole steps."""
     loop = Loop()
     for number in range(6):
         with loop.step(number):
@@ -116,8 +116,8 @@ def test_waits_in_the_middle_of_steps(tmp_path: Path) -> None:
     assert lengths.synchronized_step_ns == lengths.cpu_step_ns == lengths.steps[0].cpu_ns
 
 
-def test_waits_at_different_places_measure_nothing(tmp_path: Path) -> None:
-    """The time from the start of one step to the end of the next is not a step."""
+def test_synchronizations_at_different_places(tmp_path: Path) -> None:
+    """Synchronizations at different places of the steps do not measure a step."""
     loop = Loop()
     for number in range(2):
         with loop.step(number):
@@ -130,8 +130,8 @@ def test_waits_at_different_places_measure_nothing(tmp_path: Path) -> None:
     assert of(loop.trace(tmp_path)).synchronized_step_ns is None
 
 
-def test_a_wait_that_leaves_work_measures_nothing(tmp_path: Path) -> None:
-    """A call that returns while the GPU is busy with earlier launches, as of another stream, does not count."""
+def test_synchronization_that_leaves_work(tmp_path: Path) -> None:
+    """A call that returns while the GPU runs earlier work, as of another stream, does not measure a step."""
     loop = Loop()
     for number in range(4):
         with loop.step(number):
@@ -142,7 +142,7 @@ def test_a_wait_that_leaves_work_measures_nothing(tmp_path: Path) -> None:
     assert (lengths.synchronized_step_ns, lengths.bound) == (None, "gpu")
 
 
-def test_whose_waits_count(tmp_path: Path) -> None:
+def test_synchronizations_of_other_threads(tmp_path: Path) -> None:
     """Synchronizations on the backward thread hold up the loop, those on a memory-pinning thread do not."""
     counted = {}
     threads = (
@@ -168,9 +168,9 @@ def test_whose_waits_count(tmp_path: Path) -> None:
     assert (counted[2].clock, counted[3].clock) == ("synchronizations", "cpu")
 
 
-def test_one_step(tmp_path: Path) -> None:
+def test_single_step(tmp_path: Path) -> None:
     """A single step has lengths, but does not show what bounds the loop."""
-    lengths = of(run_ahead(1).trace(tmp_path))
+    lengths = of(loop_ahead(1).trace(tmp_path))
     (step,) = lengths.steps
     assert (step.cpu_ns, step.gpu_ns, step.gpu_period_ns) == (1 * MS, 10 * MS, None)
     assert (lengths.bound, lengths.step_ns, lengths.clock) == (None, None, None)
@@ -178,8 +178,8 @@ def test_one_step(tmp_path: Path) -> None:
     assert lengths.run_ahead_ns == (9_005 * US, 9_005 * US)
 
 
-def test_no_gpu(tmp_path: Path) -> None:
-    """Without GPU work there are no lengths, though the profiler synchronizes at the end."""
+def test_trace_without_gpu_work(tmp_path: Path) -> None:
+    """Without GPU work there are no lengths, although the profiler synchronizes at the end."""
     loop = Loop()
     with loop.step(0):
         loop.work(1_000)
@@ -188,7 +188,7 @@ def test_no_gpu(tmp_path: Path) -> None:
     assert summarize(trace).lengths is None
 
 
-def test_no_steps(tmp_path: Path) -> None:
+def test_trace_without_steps(tmp_path: Path) -> None:
     """A trace without marked steps has no lengths."""
     loop = Loop()
     loop.launch(10)
@@ -212,7 +212,7 @@ def test_graphs_without_their_kernels(tmp_path: Path, recorded: int) -> None:
     assert (lengths.step_ns, lengths.clock) == (lengths.steps[0].cpu_ns, "synchronizations")
 
 
-def test_only_device_waits_without_the_kernels(tmp_path: Path) -> None:
+def test_stream_synchronization_without_kernels(tmp_path: Path) -> None:
     """If kernels are missing, a synchronization with one stream does not measure steps."""
     loop = Loop()
     for number in range(3):
@@ -222,9 +222,9 @@ def test_only_device_waits_without_the_kernels(tmp_path: Path) -> None:
     assert of(loop.trace(tmp_path)).synchronized_step_ns is None
 
 
-def test_a_recording_that_ends_before_the_gpu(tmp_path: Path) -> None:
+def test_recording_that_ends_before_the_gpu(tmp_path: Path) -> None:
     """The last step, whose kernels are missing, has no length on the GPU; the others do."""
-    loop = run_ahead(5)
+    loop = loop_ahead(5)
     kernels = [event for event in loop.events if event["cat"] == "kernel"]
     for event in kernels[-6:]:
         loop.events.remove(event)
@@ -233,7 +233,7 @@ def test_a_recording_that_ends_before_the_gpu(tmp_path: Path) -> None:
     assert lengths.unknown == "the trace lacks the GPU work of 6 launches"
 
 
-def test_a_graph_among_other_launches(tmp_path: Path) -> None:
+def test_graph_among_other_launches(tmp_path: Path) -> None:
     """One graph without its kernels makes the length of a step unknown, and the periods around it."""
     loop = Loop()
     for number in range(5):
@@ -263,9 +263,9 @@ def test_work_of_unknown_origin(tmp_path: Path) -> None:
     assert of(loop.trace(tmp_path)).unknown == lengths.unknown
 
 
-def test_what_runs_before_the_steps(tmp_path: Path) -> None:
-    """Work from before the window neither hides the work of the steps nor counts toward them."""
-    loop = run_ahead(3)
+def test_work_before_the_steps(tmp_path: Path) -> None:
+    """Work from before the window neither hides the steps' work nor counts toward it."""
+    loop = loop_ahead(3)
     for event in loop.events:
         if event["cat"] == "kernel":
             event["ts"] += 20_000
@@ -277,7 +277,7 @@ def test_what_runs_before_the_steps(tmp_path: Path) -> None:
     assert lengths.steps[0].run_ahead_ns == 29_005 * US
 
 
-def test_a_step_that_launches_nothing(tmp_path: Path) -> None:
+def test_step_without_gpu_work(tmp_path: Path) -> None:
     """A step without GPU work has no GPU length, and counts toward the mean."""
     loop = Loop()
     for number in range(5):
@@ -292,9 +292,9 @@ def test_a_step_that_launches_nothing(tmp_path: Path) -> None:
     assert (lengths.totals.steps, lengths.totals.gpu_ns) == (4, 30 * MS)
 
 
-def test_steps_that_do_not_follow_each_other(tmp_path: Path) -> None:
+def test_gap_between_steps(tmp_path: Path) -> None:
     """No period spans steps that were not recorded."""
-    loop = run_ahead(3, first=1)
+    loop = loop_ahead(3, first=1)
     loop.work(500 * US)
     for number in (10, 11):
         with loop.step(number):
@@ -304,8 +304,8 @@ def test_steps_that_do_not_follow_each_other(tmp_path: Path) -> None:
     assert (lengths.totals.steps, lengths.totals.gpu_ns) == (3, 30 * MS)
 
 
-def test_processes_have_their_own_gpus(tmp_path: Path) -> None:
-    """A process with a busy GPU does not hide that another process has an idle one."""
+def test_processes_with_their_own_gpus(tmp_path: Path) -> None:
+    """A busy GPU of one process does not hide the idle GPU of another."""
     busy, idle = Loop(process=1, device=0), Loop(process=2, device=1)
     for number in range(4):
         with busy.step(number):
@@ -321,17 +321,17 @@ def test_processes_have_their_own_gpus(tmp_path: Path) -> None:
 
 def test_windows_add_up(tmp_path: Path) -> None:
     """Totals of several windows add up; a window without GPU work keeps its steps."""
-    one = summarize(run_ahead(4).trace(tmp_path))
+    one = summarize(loop_ahead(4).trace(tmp_path))
     without = Loop()
     with without.step(7):
         without.work(5)
-    both = merge([one, summarize(without.trace(tmp_path)), one])
-    assert both.lengths is not None
+    total = merge([one, summarize(without.trace(tmp_path)), one])
+    assert total.lengths is not None
     assert one.lengths is not None
-    assert len(both.lengths.steps) == both.steps == 9
-    assert both.lengths.steps[4].cpu_ns == 5 * US
-    assert both.lengths.totals == one.lengths.totals + one.lengths.totals
-    assert both.lengths.gpu_step_ns == 10 * MS
+    assert len(total.lengths.steps) == total.steps == 9
+    assert total.lengths.steps[4].cpu_ns == 5 * US
+    assert total.lengths.totals == one.lengths.totals + one.lengths.totals
+    assert total.lengths.gpu_step_ns == 10 * MS
     assert merge_step_lengths([(None, (1, 2))]) is None
 
 
@@ -389,7 +389,7 @@ def real(name: str) -> StepLengths:
 
 
 def test_real_loop_that_runs_ahead() -> None:
-    """DDP on V100: from the third step on the queue is full, so that the CPU is as slow as the GPU, and ahead."""
+    """DDP on V100: from the third step on the queue is full, so the CPU is as slow as the GPU, and ahead of it."""
     lengths = real("hta_ns_resolution.json.gz")
     assert [round(step.cpu_ns / MS, 1) for step in lengths.steps] == [35.1, 72.1, 95.7, 95.6, 95.7]
     assert [round((step.gpu_ns or 0) / MS, 1) for step in lengths.steps] == [97.7, 95.7, 95.6, 95.7, 95.4]
@@ -401,15 +401,15 @@ def test_real_loop_that_runs_ahead() -> None:
     assert lengths.totals.queue_waits_ns == lengths.totals.cpu_waits_ns
 
 
-def test_real_loop_that_runs_ahead_of_work_from_before() -> None:
-    """On MI300X a third of the GPU time comes from steps before the window, and hides nothing of the others."""
+def test_real_loop_with_earlier_work() -> None:
+    """On MI300X a third of the GPU time belongs to steps before the window, and hides nothing of the others."""
     lengths = real("tl_mi300_resnet_actckpt.json.gz")
     assert (lengths.bound, lengths.step_ns) == ("gpu", 18_768_629.5)
     assert [(step.run_ahead_ns or 0) // MS for step in lengths.steps] == [32, 35, 37]
 
 
 def test_real_loop_with_overlapping_steps() -> None:
-    """Memcpys for a step run while the step before it computes: a period is shorter than a step."""
+    """Memcpys of a step run while the step before it computes, so a period is shorter than a step."""
     lengths = real("pairs/hta_test_v100.json.gz")
     assert lengths.bound == "gpu"
     assert lengths.step_ns == 117_573_800
@@ -424,15 +424,15 @@ def test_real_loop_with_overlapping_steps() -> None:
         ("hta_nccl_data.json.gz", 221.1),
     ],
 )
-def test_real_loops_that_the_cpu_bounds(name: str, step_ms: float) -> None:
-    """Data loaders with and without workers: the GPU waits, and synchronizations give the wall time."""
+def test_real_loops_bound_by_the_cpu(name: str, step_ms: float) -> None:
+    """With data loaders, with and without workers, the GPU waits, and synchronizations give the wall time."""
     lengths = real(name)
     assert (lengths.bound, lengths.clock) == ("cpu", "synchronizations")
     assert round((lengths.step_ns or 0) / MS, 1) == step_ms
 
 
 def test_real_loop_that_synchronizes() -> None:
-    """Blocking memcpys in each step: neither side is ahead."""
+    """Blocking memcpys in each step keep both sides in step."""
     lengths = real("hta_tracediff_control.json.gz")
     assert (lengths.bound, lengths.clock) == ("both", "synchronizations")
     assert round((lengths.step_ns or 0) / MS) == 77
@@ -447,9 +447,9 @@ def test_real_single_steps(name: str) -> None:
 # Communication, and several GPUs
 
 
-def test_a_loop_that_communication_bounds(tmp_path: Path) -> None:
+def test_loop_bound_by_communication(tmp_path: Path) -> None:
     """Exposed communication is a share of the steps on the GPU; communication during compute is hidden."""
-    loop = run_ahead(5)
+    loop = loop_ahead(5)
     kernels = [event for event in loop.events if event["cat"] == "kernel"]
     for place, event in enumerate(kernels):
         if place % 8 < 6:
@@ -464,8 +464,8 @@ def test_a_loop_that_communication_bounds(tmp_path: Path) -> None:
     assert everything.totals.exposed_comm_ns == everything.totals.gpu_ns == 40 * MS
 
 
-def test_how_busy_the_gpu_is_in_a_step(tmp_path: Path) -> None:
-    """The time from first start to last end includes idle time."""
+def test_busy_time_of_a_step(tmp_path: Path) -> None:
+    """The length of a step on the GPU includes idle time; its busy time does not."""
     loop = Loop()
     for number in range(3):
         with loop.step(number):
@@ -475,8 +475,8 @@ def test_how_busy_the_gpu_is_in_a_step(tmp_path: Path) -> None:
     assert (last.gpu_ns, last.gpu_busy_ns) == (1_300 * US, 400 * US)
 
 
-def test_how_busy_several_gpus_are(tmp_path: Path) -> None:
-    """GPUs that take turns have their mean reported: shares are neither summed nor merged."""
+def test_busy_time_of_several_gpus(tmp_path: Path) -> None:
+    """The busy share of GPUs that take turns is their mean, neither summed nor merged."""
     loop = Loop()
     for number in range(3):
         with loop.step(number):

@@ -1,4 +1,4 @@
-"""Summaries of traces that torch records here, and of one with GPU work written by hand."""
+"""Summaries of traces recorded by torch, and of a hand-written trace with GPU work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def region(name: str, start_us: float, dur_us: float, thread: object = 1, cat: s
 
 
 def launched(correlation: int, at_us: float, dur_us: float, thread: object = 1) -> list[Event]:
-    """A launch and its kernel."""
+    """Return a launch and its kernel."""
     args = {"args": {"correlation": correlation}}
     return [
         region("cudaLaunchKernel", at_us, 1, thread, "cuda_runtime") | args,
@@ -55,7 +55,7 @@ def paths(summary: Summary) -> list[str]:
 
 
 def union_ns(ranges: list[tuple[int, int]]) -> int:
-    """The time that the ranges cover, with overlaps counted once."""
+    """Return the time that the ranges cover, with overlaps counted once."""
     return len({ns for start, end in ranges for ns in range(start, end)})
 
 
@@ -74,7 +74,7 @@ def test_regions_of_a_gpu_trace() -> None:
 
 
 def test_totals_of_a_gpu_trace() -> None:
-    """Work that was not launched in the window is counted separately, GPU annotations not at all."""
+    """Work that was not launched in the window is counted separately; GPU annotations are not counted."""
     summary = summarize(GPU_TRACE)
     assert (summary.steps, summary.step_ns) == (2, 2_000_500)
     assert (summary.step_numbers, summary.step_times_ns) == ((5, 6), (1_000_000, 1_000_500))
@@ -83,7 +83,7 @@ def test_totals_of_a_gpu_trace() -> None:
 
 
 def test_operators_of_a_gpu_trace() -> None:
-    """Operators have their self time and the GPU work that they launched, the longest first."""
+    """Operators have their self time and the GPU work that they launched, longest first."""
     expected = (
         OperatorStat("MmBackward0", 1, 110_000, 0, 1),
         OperatorStat("aten::mm", 3, 100_000, 50_125 + 100_500 + 20_000 + 30_500, 2),
@@ -94,7 +94,7 @@ def test_operators_of_a_gpu_trace() -> None:
     assert expected == summarize(GPU_TRACE).operators
 
 
-def test_a_thread_with_its_own_region_keeps_its_launches(tmp_path: Path) -> None:
+def test_thread_with_its_own_region(tmp_path: Path) -> None:
     """Launches of other threads belong to the thread of the steps only if no region is open on their own."""
     events = [region("ProfilerStep#0", 0, 100), region("backward", 0, 100), region("comm", 10, 20, thread=2)]
     trace = write(tmp_path, events + launched(1, 15, 7, thread=2) + launched(2, 40, 9, thread=2))
@@ -113,11 +113,11 @@ def test_categories_of_2021(tmp_path: Path) -> None:
     assert (OperatorStat("aten::mm", 1, 20_000, 5_000, 1),) == summary.operators
 
 
-# Traces that torch writes
+# Recordings of this torch
 
 
 def test_recorded_nesting(tmp_path: Path) -> None:
-    """Regions that torch records come back as a tree with their counts; CPU-only traces have no GPU time."""
+    """Recorded regions form a tree with their counts; CPU-only traces have no GPU time."""
 
     def step() -> None:
         with record_function("forward"):
@@ -166,7 +166,7 @@ def test_recorded_optimizer(tmp_path: Path) -> None:
 
 
 def test_recorded_threads(tmp_path: Path) -> None:
-    """Ranges nest on their own thread only, however they overlap in time."""
+    """Ranges nest on their own thread only, even if they overlap in time."""
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
 
     def work() -> None:
@@ -193,13 +193,13 @@ launches = st.lists(st.tuples(st.integers(0, 3), moments, st.integers(0, 9)), ma
 
 @settings(deadline=None, max_examples=60)
 @given(ranges=ranges, launches=launches, steps=st.booleans())
-def test_nothing_is_lost(
+def test_times_add_up(
     tmp_path_factory: pytest.TempPathFactory,
     ranges: list[tuple[int, int, int]],
     launches: list[tuple[int, int, int]],
     steps: bool,
 ) -> None:
-    """For any ranges, self times add up to the covered time, and steps contain the ranges that start in them."""
+    """Self times of random ranges add up to the covered time; steps contain the ranges that start in them."""
     events = [region("ab"[i % 2], start, dur, thread) for i, (thread, start, dur) in enumerate(ranges)]
     events += [region("ProfilerStep#1", 0, 50)] * steps
     for correlation, (thread, at, dur) in enumerate(launches, start=1):
@@ -209,7 +209,7 @@ def test_nothing_is_lost(
     roots = [stat.gpu_ns or 0 for stat in summary.regions if len(stat.path) == 1]
     assert sum(roots) + (summary.gpu_unattributed_ns or 0) == (summary.gpu_total_ns or 0)
     assert 1_000 * sum(dur for *_, dur in launches) == (summary.gpu_total_ns or 0) + summary.outside_gpu_ns
-    marked = summary.steps > 0  # not where nothing runs in the step
+    marked = summary.steps > 0  # false if nothing runs in the step
     inside = [(thread, start, dur) for thread, start, dur in ranges if start < 50 or not marked]
     within = [dur for _, start, dur in launches if start < 50 or not marked]
     assert 1_000 * sum(within) == (summary.gpu_total_ns or 0)
@@ -225,7 +225,7 @@ def test_nothing_is_lost(
 
 @settings(deadline=None, max_examples=60)
 @given(brackets=st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=30))
-def test_nested_self_times_make_the_whole(
+def test_self_times_of_nested_ranges(
     tmp_path_factory: pytest.TempPathFactory, brackets: list[tuple[bool, int]]
 ) -> None:
     """The self times of nested ranges add up to the time during which any is open."""
@@ -290,7 +290,7 @@ def test_merge_keeps_the_tree_in_order(tmp_path: Path) -> None:
     assert merge([first, gpu]).regions[0].gpu_ns == 0
 
 
-def test_merge_of_nothing() -> None:
+def test_merge_of_no_windows() -> None:
     """No windows make an empty summary."""
     assert Summary(0, 0, (), (), None, None) == merge([])
 
@@ -311,7 +311,7 @@ def test_merge_of_nothing() -> None:
     ],
 )
 def test_damaged_files(tmp_path: Path, data: bytes, reason: str) -> None:
-    """The error names the file and what is wrong with it."""
+    """The error names the file and the damage."""
     path = tmp_path / "trace.json"
     path.write_bytes(data)
     with pytest.raises(TraceError, match=reason) as caught:
@@ -322,34 +322,34 @@ def test_damaged_files(tmp_path: Path, data: bytes, reason: str) -> None:
     assert str(caught.value) == str(pickle.loads(pickle.dumps(caught.value)))
 
 
-def test_a_missing_file_is_no_damaged_one(tmp_path: Path) -> None:
-    """A missing file is an OSError."""
+def test_missing_file(tmp_path: Path) -> None:
+    """A missing file raises FileNotFoundError."""
     with pytest.raises(FileNotFoundError):
         summarize(tmp_path / "missing.json")
 
 
-def test_a_bare_list_of_events(tmp_path: Path) -> None:
+def test_bare_array_of_events(tmp_path: Path) -> None:
     """A bare array of events is read."""
     path = tmp_path / "trace.json"
     path.write_text(json.dumps([region("a", 0, 10)]))
     assert paths(summarize(path)) == ["a"]
 
 
-def test_an_empty_trace(tmp_path: Path) -> None:
+def test_empty_trace(tmp_path: Path) -> None:
     """An empty window is valid."""
     assert merge([]) == summarize(write(tmp_path, []))
 
 
-def test_a_step_that_never_ran_is_none(tmp_path: Path) -> None:
-    """A last step without operators does not count: a loop that ends has announced one more."""
+def test_announced_step_that_did_not_run(tmp_path: Path) -> None:
+    """A last step without operators, which a loop announces as it ends, does not count."""
     events = [region("ProfilerStep#4", 0, 10), region("aten::mm", 2, 5, cat="cpu_op")]
     whole = summarize(write(tmp_path, events))
     assert summarize(write(tmp_path, [*events, region("ProfilerStep#5", 10, 1)])) == whole
     assert (whole.steps, whole.step_ns) == (1, 10_000)
 
 
-def test_the_trace_says_which_steps_were_run(tmp_path: Path) -> None:
-    """Events after the last step, in a range that the loop announced before it ended, are outside of the steps."""
+def test_steps_named_by_the_trace(tmp_path: Path) -> None:
+    """Events after the last step that ran, in a range announced by the loop, are outside of the steps."""
     steps = [region(f"ProfilerStep#{number}", 10 * number, 10) for number in range(1, 5)]
     work = [region("aten::mm", start, 4, cat="cpu_op") for start in (11, 21, 31, 42, 46)]
     path = tmp_path / "trace.json"
@@ -360,22 +360,22 @@ def test_the_trace_says_which_steps_were_run(tmp_path: Path) -> None:
     assert summary.outside_ns == 10_000
 
 
-def test_work_of_other_processes_is_not_of_the_steps(tmp_path: Path) -> None:
-    """Steps contain the events of their own process, whatever other processes do."""
+def test_work_of_other_processes(tmp_path: Path) -> None:
+    """Steps contain the events of their own process only."""
     other = region("load", 12, 4) | {"pid": 2}
     events = [region("ProfilerStep#1", 10, 10), region("forward", 11, 5), region("aten::mm", 12, 2, cat="cpu_op")]
     assert paths(summarize(write(tmp_path, [*events, other]))) == ["forward"]
 
 
 def node(number: int, start_us: float, thread: object = 1, kind: str = "AddmmBackward0") -> list[Event]:
-    """An autograd node as torch records it, with its number from the forward."""
+    """Return an autograd node as torch records it, with its number from the forward."""
     engine = region(f"autograd::engine::evaluate_function: {kind}", start_us, 1, thread, "cpu_op")
     args = {"Sequence number": number, "Fwd thread id": 1}
     return [engine, region(kind, start_us, 1, thread, "cpu_op") | {"args": args}]
 
 
 def addmm(number: int, start_us: float, thread: object = 1) -> Event:
-    """An operator of a forward, with the number of the autograd node that it creates."""
+    """Return an operator of a forward, with the number of the autograd node that it creates."""
     return region("aten::addmm", start_us, 1, thread, "cpu_op") | {"args": {"Sequence number": number}}
 
 
@@ -386,16 +386,16 @@ LACKS_G = ["G (backward)", "G (backward)/Linear (backward)"]
 @pytest.mark.parametrize(
     ("first_step", "partial"),
     [
-        ([], []),  # G does not run in it
+        ([], []),  # G does not run in the step
         (node(3, 12), LACKS_G),
-        (node(3, 12, kind="MseLossBackward0"), []),  # the loss, which is in no module
-        ([*node(3, 12), *node(25, 27)], []),  # of a function, which has no region in later steps either
-        ([addmm(9, 11), *node(9, 12)], LACKS_G),  # of one in the trace, before G had hooks
-        ([addmm(4, 11, thread=7), *node(4, 12)], []),  # the same on another thread, whose numbers are its own
-        ([region("F (backward)", 12, 2), *node(3, 12)], []),  # a warm-up had hooks for it
+        (node(3, 12, kind="MseLossBackward0"), []),  # the loss, outside of any module
+        ([*node(3, 12), *node(25, 27)], []),  # a function, which has no region in later steps either
+        ([addmm(9, 11), *node(9, 12)], LACKS_G),  # its forward is in the trace, before G had hooks
+        ([addmm(4, 11, thread=7), *node(4, 12)], []),  # another thread, with its own numbers
+        ([region("F (backward)", 12, 2), *node(3, 12)], []),  # hooks of a warm-up
     ],
 )
-def test_a_backward_that_a_step_lacks(
+def test_partial_backward_regions(
     tmp_path: Path, first_step: list[Event], partial: list[str], thread: int
 ) -> None:
     """A region is partial if nodes of its kind run outside of regions, and their forward ran before the window."""
@@ -413,7 +413,7 @@ def test_a_backward_that_a_step_lacks(
     assert partial == ["/".join(stat.path) for stat in summary.regions if stat.partial]
 
 
-def test_what_is_outside_the_steps(tmp_path: Path) -> None:
+def test_program_outside_the_steps(tmp_path: Path) -> None:
     """The summary of a whole program covers its steps only."""
     steps = [region("ProfilerStep#3", 100, 100), region("ProfilerStep#9", 300, 100)]
     regions = [region("forward", start, 20) for start in (0, 110, 210, 310, 410)]
@@ -431,7 +431,7 @@ def test_what_is_outside_the_steps(tmp_path: Path) -> None:
 
 
 def kernel(start_us: float, dur_us: float, correlation: int | None, stream: int = 7) -> Event:
-    """A kernel whose launch is not in the trace."""
+    """Return a kernel whose launch is not in the trace."""
     ids = {} if correlation is None else {"correlation": correlation}
     args = {"args": ids | {"device": 0, "stream": stream}}
     return region("gemm", start_us, dur_us, f"stream {stream}", "kernel") | {"pid": "GPU 0"} | args
@@ -450,16 +450,14 @@ STEP = [region("ProfilerStep#4", 10, 90), region("aten::mm", 20, 60, cat="cpu_op
 @pytest.mark.parametrize(
     ("more", "before", "by_time", "total"),
     [
-        ([kernel(12, 9, 1), kernel(22, 5, 2)], 14, 0, 7),  # the stream was at it when the recording began
-        ([kernel(22, 5, 2, stream=9), kernel(60, 6, 3, stream=9)], 11, 0, 7),  # a stream that had nothing since
-        ([kernel(45, 9, 200)], 0, 9, 16),  # after other work of the trace: who launched it is not known
-        ([kernel(12, 9, None)], 0, 9, 16),  # the profiler says nothing of its launch
-        ([kernel(2, 3, None), kernel(12, 9, None)], 0, 9, 16),  # one before the step, which counts in none
+        ([kernel(12, 9, 1), kernel(22, 5, 2)], 14, 0, 7),  # the stream ran it when the recording began
+        ([kernel(22, 5, 2, stream=9), kernel(60, 6, 3, stream=9)], 11, 0, 7),  # a stream without later launches
+        ([kernel(45, 9, 200)], 0, 9, 16),  # after other work of the trace: the launch is unknown
+        ([kernel(12, 9, None)], 0, 9, 16),  # without a correlation id
+        ([kernel(2, 3, None), kernel(12, 9, None)], 0, 9, 16),  # one before the step, which counts in no step
     ],
 )
-def test_work_whose_launch_is_not_in_the_trace(
-    tmp_path: Path, more: list[Event], before: int, by_time: int, total: int
-) -> None:
+def test_work_without_its_launch(tmp_path: Path, more: list[Event], before: int, by_time: int, total: int) -> None:
     """Work launched before the recording is in no step; work without a launch is in the step in which it runs."""
     summary = summarize(write(tmp_path, [*STEP, *on_stream(launched(50, 30, 7)), *more]))
     assert (summary.before_gpu_ns, summary.by_time_gpu_ns) == (before * 1000, by_time * 1000)
@@ -469,29 +467,29 @@ def test_work_whose_launch_is_not_in_the_trace(
     assert (twice.before_gpu_ns, twice.by_time_gpu_ns) == (2 * before * 1000, 2 * by_time * 1000)
 
 
-def test_a_trace_without_links(tmp_path: Path) -> None:
+def test_trace_without_calls(tmp_path: Path) -> None:
     """Without recorded calls, work belongs to the step in which it runs."""
     summary = summarize(write(tmp_path, [*STEP, kernel(12, 9, 1), kernel(60, 5, 2), kernel(120, 4, 3)]))
     assert (summary.before_gpu_ns, summary.by_time_gpu_ns) == (0, 14_000)
     assert (summary.gpu_total_ns, summary.outside_gpu_ns) == (14_000, 4_000)
 
 
-def test_the_kernels_of_a_graph_have_its_launch(tmp_path: Path) -> None:
-    """One call launches all kernels of a graph, and they count where it was made."""
+def test_kernels_of_a_graph(tmp_path: Path) -> None:
+    """All kernels of a graph belong to its one launch."""
     launch, first = on_stream(launched(50, 30, 7))
     launch["name"] = "cudaGraphLaunch"
     summary = summarize(write(tmp_path, [*STEP, launch, first, *(kernel(at, 5, 50) for at in (45, 52, 130))]))
     assert (summary.gpu_total_ns, summary.before_gpu_ns, summary.by_time_gpu_ns) == (22_000, 0, 0)
 
 
-def test_without_steps_all_work_counts(tmp_path: Path) -> None:
+def test_work_without_steps(tmp_path: Path) -> None:
     """Without steps, all GPU work counts, whenever it was launched."""
     summary = summarize(write(tmp_path, [STEP[1], *on_stream(launched(50, 30, 7)), kernel(12, 9, 1)]))
     assert (summary.gpu_total_ns, summary.outside_gpu_ns, summary.before_gpu_ns) == (16_000, 0, 9_000)
 
 
-def test_work_from_before_a_real_recording() -> None:
-    """On MI300X, a third of the GPU time of the recording."""
+def test_work_before_a_real_recording() -> None:
+    """On MI300X, a third of the recording's GPU time was launched before it."""
     summary = summarize(shared("tl_mi300_resnet_actckpt.json.gz"))
     assert summary.before_gpu_ns == summary.outside_gpu_ns == 31_834_405
     assert (summary.gpu_total_ns or 0) / 3 == pytest.approx(22.8e6, rel=0.01)

@@ -1,1 +1,1 @@
-"""Training scripts as users write them, which know nothing of `instrument`; the first argument is the device."""
+"""Training scripts without `instrument`, as users write them; the first argument is the device."""

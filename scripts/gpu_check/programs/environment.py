@@ -1,4 +1,4 @@
-"""Chooses its GPU, here none, after torch is imported."""
+"""Hides the GPU after torch is imported."""
 
 import os
 
@@ -16,7 +16,7 @@ for _ in range(6):
     print(f"loss {loss.item()}")
 try:
     torch.ones(1, device="cuda")
-except (AssertionError, RuntimeError) as error:  # a driver that was initialized before has the GPU
+except (AssertionError, RuntimeError) as error:  # a driver initialized earlier still has the GPU
     print("no GPU:", type(error).__name__)
 else:
     print("a GPU")

@@ -1,4 +1,4 @@
-"""Captures a whole step, the optimizer's with it, in a CUDA graph and replays it: DEVICE WARM-UPS REPLAYS."""
+"""Captures a whole step with its update in a CUDA graph and replays it: DEVICE WARM-UPS REPLAYS."""
 
 import sys
 
@@ -13,7 +13,7 @@ static = data[0].clone()
 
 
 def step() -> torch.Tensor:
-    """Train on what is in `static`."""
+    """Train on the content of `static`."""
     optimizer.zero_grad(set_to_none=True)
     loss = model(static).square().mean()
     loss.backward()

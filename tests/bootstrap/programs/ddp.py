@@ -1,4 +1,4 @@
-"""Data parallel on two ranks under torchrun, seven steps."""
+"""DDP on two ranks under torchrun, seven steps."""
 
 import torch
 import torch.distributed as dist

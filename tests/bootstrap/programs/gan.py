@@ -1,4 +1,4 @@
-"""Two models and two optimizers, the discriminator's first, seven steps."""
+"""A GAN of two models and two optimizers, seven steps; the discriminator's optimizer steps first."""
 
 import torch
 from torch import nn

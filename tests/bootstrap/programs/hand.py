@@ -1,4 +1,4 @@
-"""A loop by hand: two micro-steps a step, seven steps."""
+"""A hand-written loop of seven steps with two micro-steps each."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A Trainer of transformers: two micro-steps a step, seven steps."""
+"""A Trainer of Transformers: seven steps with two micro-steps each."""
 
 import tempfile
 

@@ -1,4 +1,4 @@
-"""A Trainer of Lightning: two batches a step, seven steps."""
+"""A Trainer of Lightning: seven steps with two batches each."""
 
 import logging
 import warnings

@@ -22,11 +22,11 @@ def kernel(name: str, start: int, end: int, **columns: Any) -> Row:
     return row(name, start, end, category="kernel", **{"device": 0, "stream": 7, **columns})
 
 
-def copy(name: str, start: int, end: int, **columns: Any) -> Row:
+def memcpy(name: str, start: int, end: int, **columns: Any) -> Row:
     return kernel(name, start, end) | {"category": "memcpy"} | columns
 
 
-def fill(start: int, end: int, **columns: Any) -> Row:
+def memset(start: int, end: int, **columns: Any) -> Row:
     return kernel("Memset (Device)", start, end) | {"category": "memset"} | columns
 
 
@@ -35,7 +35,7 @@ def on_cpu(name: str, start: int, end: int, **columns: Any) -> Row:
 
 
 def trace_of(devices: list[Device] | None = None, **tables: list[Row]) -> Trace:
-    """A trace with these rows; steps are regions named ProfilerStep#N."""
+    """Return a trace with these rows; steps are regions named ProfilerStep#N."""
     strings, columns = Strings(), {}
     for kind, rows in tables.items():
         names = {name for each in rows for name in each}
