@@ -194,61 +194,55 @@ def test_repr_says_which_steps(plan: Schedule, text: str) -> None:
 
 INTEGER = "must be an integer >="
 REFUSED = [
-    ({}, ValueError, "active must be an integer >= 1, got None: give the steps to record"),
-    ({"wait": 1, "warmup": 1}, ValueError, "active must be an integer >= 1, got None"),
-    ({"active": 0}, ValueError, f"active {INTEGER} 1, got 0"),
-    ({"active": -3}, ValueError, f"active {INTEGER} 1, got -3"),
-    ({"active": True}, TypeError, f"active {INTEGER} 1, got True"),
-    ({"active": "3"}, TypeError, f"active {INTEGER} 1, got '3'"),
-    ({"active": 1, "wait": -1}, ValueError, f"wait {INTEGER} 0, got -1"),
-    ({"active": 1, "warmup": 1.0}, TypeError, f"warmup {INTEGER} 0, got 1.0"),
-    ({"active": 1, "repeat": False}, TypeError, f"repeat {INTEGER} 0, got False"),
-    ({"active": 1, "skip_first": None}, TypeError, f"skip_first {INTEGER} 0, got None"),
-    ({"active": 1, "skip_first_wait": 0.5}, TypeError, f"skip_first_wait {INTEGER} 0, got 0.5"),
-    ({"at": []}, ValueError, "at must name at least one step, got []"),
-    ({"at": ""}, ValueError, "at must be steps such as \"10-12,100\": ''"),
-    ({"at": "12-10"}, ValueError, "at must have the lower step of a range first: '12-10'"),
+    ({}, ValueError, '"active" must be an integer >= 1, the steps to record in each cycle: None'),
+    ({"wait": 1, "warmup": 1}, ValueError, 'Or name steps with "at", or a period with "every"'),
+    ({"active": 0}, ValueError, f'"active" {INTEGER} 1: 0'),
+    ({"active": -3}, ValueError, f'"active" {INTEGER} 1: -3'),
+    ({"active": True}, TypeError, f'"active" {INTEGER} 1: True'),
+    ({"active": "3"}, TypeError, f"\"active\" {INTEGER} 1: '3'"),
+    ({"active": 1, "wait": -1}, ValueError, f'"wait" {INTEGER} 0: -1'),
+    ({"active": 1, "warmup": 1.0}, TypeError, f'"warmup" {INTEGER} 0: 1.0'),
+    ({"active": 1, "repeat": False}, TypeError, f'"repeat" {INTEGER} 0: False'),
+    ({"active": 1, "skip_first": None}, TypeError, f'"skip_first" {INTEGER} 0: None'),
+    ({"active": 1, "skip_first_wait": 0.5}, TypeError, f'"skip_first_wait" {INTEGER} 0: 0.5'),
+    ({"at": []}, ValueError, '"at" must name at least one step: []'),
+    ({"at": ""}, ValueError, '"at" must be steps such as "10-12,100": \'\''),
+    ({"at": "12-10"}, ValueError, "\"at\" must have the lower step of a range first: '12-10'"),
     ({"at": "1,a-b"}, ValueError, "'a-b' in '1,a-b'"),
     ({"at": "1,,2"}, ValueError, "'' in '1,,2'"),
     ({"at": "-5"}, ValueError, "'-5'"),
     ({"at": "1.5"}, ValueError, "'1.5'"),
     ({"at": "1-2-3"}, ValueError, "'1-2-3'"),
-    ({"steps": "x"}, ValueError, "steps must be steps such as"),
-    ({"at": -1}, ValueError, f"at {INTEGER} 0, got -1"),
-    ({"at": True}, TypeError, f"at {INTEGER} 0, got True"),
-    ({"at": 2.0}, TypeError, f"at {INTEGER} 0, got 2.0"),
-    ({"at": [1, 2.0]}, TypeError, f"each step of at {INTEGER} 0, got 2.0"),
-    ({"at": ["10-12"]}, TypeError, f"each step of at {INTEGER} 0, got '10-12'"),
-    ({"at": [7, 3, 7]}, ValueError, "at must name each window once, got 7 twice in [7, 3, 7]"),
-    ({"at": "5-6,5-6"}, ValueError, "at must name each window once, got 5-6 twice in '5-6,5-6'"),
-    ({"at": "10-12,12"}, ValueError, "do not overlap, got 10-12 and 12 from '10-12,12'"),
-    ({"at": [12, 10], "active": 3}, ValueError, "got 10-12 and 12-14 from [12, 10] with active=3"),
+    ({"at": -1}, ValueError, f'"at" {INTEGER} 0: -1'),
+    ({"at": True}, TypeError, f'"at" {INTEGER} 0: True'),
+    ({"at": 2.0}, TypeError, f'"at" {INTEGER} 0: 2.0'),
+    ({"at": [1, 2.0]}, TypeError, f'"at" {INTEGER} 0: 2.0'),
+    ({"at": ["10-12"]}, TypeError, f"\"at\" {INTEGER} 0: '10-12'"),
+    ({"at": [7, 3, 7]}, ValueError, '"at" must name each window once: [7, 3, 7] has 7 twice'),
+    ({"at": "5-6,5-6"}, ValueError, "\"at\" must name each window once: '5-6,5-6' has 5-6 twice"),
+    ({"at": "10-12,12"}, ValueError, "do not overlap: '10-12,12' has 10-12 and 12"),
+    ({"at": [12, 10], "active": 3}, ValueError, "overlap: [12, 10] with active=3 has 10-12 and 12-14"),
     (
         {"at": "10-12", "active": 1},
         ValueError,
-        "active does not go with a range, which has its own length: got",
+        '"active" must be left out if "at" has a range, which has a length: 1',
     ),
-    ({"steps": 1, "at": 2}, ValueError, "steps and at mean the same, give one of them: got steps=1 and at=2"),
-    ({"at": 1, "every": 2}, ValueError, "at and every are two plans, give one of them: got at=1 and every=2"),
-    (
-        {"steps": "1", "every": 2},
-        ValueError,
-        "steps and every are two plans, give one of them: got steps='1'",
-    ),
-    ({"at": 1, "wait": 2}, ValueError, "wait must be left out where at is given, got wait=2"),
-    ({"at": 1, "repeat": 2}, ValueError, "repeat must be left out where at is given, got repeat=2"),
-    ({"steps": 1, "skip_first": 2}, ValueError, "skip_first must be left out where steps is given, got"),
-    ({"at": 1, "skip_first_wait": 1}, ValueError, "skip_first_wait must be left out where at is given, got"),
-    ({"every": 5, "wait": 1}, ValueError, "wait must be left out where every is given, got wait=1"),
+    ({"steps": 1}, TypeError, "steps"),
+    ({"at": 1, "every": 2}, ValueError, '"at" must be left out if "every" is given: 1'),
+    ({"at": 1, "wait": 2}, ValueError, '"wait" must be left out if "at" is given: 2'),
+    ({"at": 1, "repeat": 2}, ValueError, '"repeat" must be left out if "at" is given: 2'),
+    ({"at": 1, "skip_first": 2}, ValueError, '"skip_first" must be left out if "at" is given: 2'),
+    ({"at": 1, "skip_first_wait": 1}, ValueError, '"skip_first_wait" must be left out if "at" is given: 1'),
+    ({"every": 5, "wait": 1}, ValueError, '"wait" must be left out if "every" is given: 1'),
     (
         {"every": 5, "skip_first_wait": True},
         ValueError,
-        "skip_first_wait must be left out where every is given",
+        '"skip_first_wait" must be left out if "every" is given: True',
     ),
-    ({"every": 0}, ValueError, f"every {INTEGER} 1 (warmup=0 + active=1), got 0"),
-    ({"every": -5}, ValueError, f"every {INTEGER} 1 (warmup=0 + active=1), got -5"),
-    ({"every": 3, "warmup": 2, "active": 2}, ValueError, f"every {INTEGER} 4 (warmup=2 + active=2), got 3"),
-    ({"every": 10.0}, TypeError, f"every {INTEGER} 1 (warmup=0 + active=1), got 10.0"),
+    ({"every": 0}, ValueError, f'"every" {INTEGER} 1 (warmup=0 + active=1): 0'),
+    ({"every": -5}, ValueError, f'"every" {INTEGER} 1 (warmup=0 + active=1): -5'),
+    ({"every": 3, "warmup": 2, "active": 2}, ValueError, f'"every" {INTEGER} 4 (warmup=2 + active=2): 3'),
+    ({"every": 10.0}, TypeError, f'"every" {INTEGER} 1 (warmup=0 + active=1): 10.0'),
 ]
 
 
@@ -292,9 +286,9 @@ def test_questions_out_of_range() -> None:
     """Steps count from 0, windows from 1."""
     plan = schedule(active=1)
     for ask in (plan.at, plan.next_window):
-        with pytest.raises(ValueError, match=r"step must be an integer >= 0, got -1"):
+        with pytest.raises(ValueError, match=r'"step" must be an integer >= 0: -1'):
             ask(-1)
-    with pytest.raises(ValueError, match=r"index must be an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match=r'"index" must be an integer >= 1: 0'):
         plan.window(0)
 
 
