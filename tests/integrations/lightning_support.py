@@ -110,7 +110,7 @@ def trainer(tmp_path: Path, *added: Any, package: Any = pl, **arguments: Any) ->
 
 def callback(tmp_path: Path, **arguments: Any) -> Any:
     """Return a callback that records all steps."""
-    plan = {"wait": 0, "warmup": 0, "active": 1000, "tell": lambda text: None}
+    plan = {"wait": 0, "warmup": 0, "active": 1000, "on_summary": lambda text: None}
     return InstrumentCallback(tmp_path / "out", **plan | arguments)
 
 

@@ -116,7 +116,7 @@ def test_failures_are_contained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ({"modules": True}, '"modules" must be'),
         ({"names": "short"}, '"names" must be'),
-        ({"tell": 3}, '"tell" must be a function'),
+        ({"on_summary": 3}, '"on_summary" must be a function'),
         ({"wait": -1}, "wait must be"),
         ({"syncs": "loud"}, '"level" must be'),
         ({"recordshapes": True}, "record_shapes"),
