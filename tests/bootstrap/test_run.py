@@ -193,9 +193,9 @@ def test_nothing_to_record(tmp_path: Path) -> None:
         ),
         (
             ["--every", "2", "--warmup", "1", "--active", "3", "--", "train.py"],
-            "--every must be an integer >= 4 (--warmup 1 + --active 3), got 2",
+            "--every must be an integer >= 4 (--warmup 1 + --active 3): 2",
         ),
-        (["--steps", "3,4", "--active", "2", "--", "train.py"], "from '3,4' with --active 2"),
+        (["--steps", "3,4", "--active", "2", "--", "train.py"], "in '3,4' with --active 2"),
         (["--modules", "x", "--", "train.py"], "--modules must be"),
         (["--ranks", "a", "--", "train.py"], "--ranks must be"),
         (["--budget", "x", "--", "train.py"], "--budget must be REGION=N"),

@@ -115,7 +115,7 @@ def _contradictions(steps: str | None, options: Mapping[str, Any]) -> Iterator[t
 def _as_options(message: str) -> str:
     """Return an error of `instrument.schedule` with the names of the command line's options."""
     message = re.sub(rf"\b({'|'.join(PLAN)})=(\d+)", r"--\1 \2", message)
-    return re.sub("^at ", "--steps ", re.sub(rf"^({'|'.join(set(PLAN) - {'at'})}) ", r"--\1 ", message))
+    return re.sub(rf'^"({"|".join(PLAN)})"', r"--\1", message).replace("--at ", "--steps ", 1)
 
 
 def levels(modules: str) -> int | bool | None:

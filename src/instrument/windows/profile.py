@@ -30,7 +30,7 @@ from .recording import Recording, Saved
 from .schedule import NEVER, Phase, Schedule, Window
 from .timing import StepTimes
 from .torch_api import TorchProfilerApi
-from .torch_schedule import FromTorch
+from .torch_schedule import TorchSchedule
 
 FEATURE = "recording windows"
 _OWN_WORK = region.make(region.OWN_WORK, None, None, None, None)
@@ -77,7 +77,7 @@ class Profile(TorchProfilerApi):
     def __init__(
         self,
         out: Path,
-        plan: Schedule | FromTorch,
+        plan: Schedule | TorchSchedule,
         exporter: Exporter,
         outcomes: Outcomes,
         *,
@@ -518,7 +518,7 @@ class Profile(TorchProfilerApi):
                 self._all_begun = following is None
                 due = NEVER if following is None else following.warmup
                 self._due = self._times.next(step, due)
-                if (due == step + 1 and self._plan.foreseen) or not self._times.waits(step):
+                if (due == step + 1 and self._plan.plans_ahead) or not self._times.waits(step):
                     self._hand_over(step)
                 if self._due == step + 1:
                     self._times.begin(step, recording=False)

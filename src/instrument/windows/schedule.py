@@ -1,4 +1,4 @@
-"""Whether a step of a loop is recorded: a pure function of its number, so a resumed run loses nothing."""
+"""`schedule`: decides by a step's number alone whether it is recorded, so a resumed run loses nothing."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.profiler import ProfilerAction
 
 NEVER = sys.maxsize  # a step that no loop reaches
+_USER_NAMES = ("at", "count", "finite", "next_window", "window", "windows")
 
 
 class Phase(enum.Enum):
@@ -24,20 +25,20 @@ class Phase(enum.Enum):
     WAIT = "wait"
     """Nothing is on."""
     WARMUP = "warmup"
-    """The profiler is on, and what it sees is discarded."""
+    """The profiler is on, and its data is discarded."""
     ACTIVE = "active"
     """The step is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One stretch of recorded steps with its warm-up; steps are numbered from 0.
+    """The steps that one recording covers, and its warm-up. Steps are numbered from 0.
 
     Attributes:
-        index: Its number in the schedule, from 1.
-        warmup: The first warm-up step; equal to ``active`` where there is no warm-up.
-        active: The first recorded step.
-        stop: The first step after it.
+        index: the number of the window in the schedule, from 1.
+        warmup: the first warm-up step; equal to ``active`` without warm-up.
+        active: the first recorded step.
+        stop: the first step after the window.
     """
 
     index: int
@@ -48,52 +49,55 @@ class Window:
     def __str__(self) -> str:
         return span(self.active, self.stop)
 
+    def __dir__(self) -> list[str]:
+        return ["active", "index", "stop", "warmup"]
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Schedule(ABC):
-    """The windows of a run, in order and never overlapping. Made by `schedule`; immutable and hashable.
+    """The windows of a run, in order and without overlap. Made by `schedule`; immutable and hashable.
 
-    Called with a step's number it returns what torch's own schedules do.
+    Like torch's own schedules, it can be called with a step's number and passed to ``torch.profiler.profile``.
 
     Attributes:
-        count: How many windows there are; None where they go on for ever.
-        foreseen: Whether `next_window` knows the next window before it begins.
+        count: the number of windows; None if the schedule is endless.
+        plans_ahead: whether `next_window` returns a window before the window begins.
     """
 
-    foreseen: ClassVar[bool] = True
+    plans_ahead: ClassVar[bool] = True
 
     count: int | None
 
     @property
     def finite(self) -> bool:
-        """Whether there is a last window."""
+        """Whether the schedule has a last window."""
         return self.count is not None
 
     def window(self, index: int) -> Window | None:
-        """The window of that number, counted from 1; None beyond the last.
+        """Return the window number ``index``, counted from 1; None beyond the last.
 
         Raises:
-            ValueError: If ``index`` is below 1.
+            ValueError: ``index`` is below 1.
         """
         if index < 1:
-            raise ValueError(f"index must be an integer >= 1, got {index!r}")
+            raise ValueError(f'"index" must be an integer >= 1: {index!r}')
         return self._window(index) if self.count is None or index <= self.count else None
 
     def next_window(self, step: int) -> Window | None:
-        """The window that ``step`` is in or, outside of one, the next to come; None after the last.
+        """Return the window that ``step`` is in, else the next one; None after the last.
 
         Raises:
-            ValueError: If ``step`` is negative.
+            ValueError: ``step`` is negative.
         """
         if step < 0:
-            raise ValueError(f"step must be an integer >= 0, got {step!r}")
+            raise ValueError(f'"step" must be an integer >= 0: {step!r}')
         return self.window(self._index(step))
 
     def at(self, step: int) -> tuple[Phase, Window | None]:
-        """The phase that ``step`` is in, and the window it belongs to (None in `Phase.WAIT`).
+        """Return the phase of ``step``, and the window that it belongs to (None in `Phase.WAIT`).
 
         Raises:
-            ValueError: If ``step`` is negative.
+            ValueError: ``step`` is negative.
         """
         window = self.next_window(step)
         if window is None or step < window.warmup:
@@ -101,10 +105,10 @@ class Schedule(ABC):
         return (Phase.WARMUP if step < window.active else Phase.ACTIVE), window
 
     def __call__(self, step: int) -> ProfilerAction:
-        """The `torch.profiler.ProfilerAction` of ``step``, for ``torch.profiler.profile(schedule=...)``.
+        """Return the `torch.profiler.ProfilerAction` of ``step``, for ``torch.profiler.profile(schedule=...)``.
 
         Raises:
-            ValueError: If ``step`` is negative.
+            ValueError: ``step`` is negative.
         """
         from torch.profiler import ProfilerAction
 
@@ -115,16 +119,19 @@ class Schedule(ABC):
         return ProfilerAction.WARMUP if phase is Phase.WARMUP else ProfilerAction.NONE
 
     def starting(self, step: int) -> Schedule:
-        """The schedule of a loop whose first step is ``step``: cycles count from there, named steps do not."""
+        """Return the schedule of a loop that begins with ``step``: cycles start there, named steps stay."""
         return self
 
     def windows(self) -> Iterator[Window]:
-        """Every window in order; endless unless `finite`."""
+        """Yield every window in order; endless unless `finite`."""
         for index in count(1):
             window = self.window(index)
             if window is None:
                 return
             yield window
+
+    def __dir__(self) -> list[str]:
+        return list(_USER_NAMES)
 
     def __repr__(self) -> str:
         # The steps as `schedule` would read them back: Schedule('2-4,7-9', warmup=1)
@@ -137,16 +144,16 @@ class Schedule(ABC):
 
     @abstractmethod
     def _window(self, index: int) -> Window:
-        """The window of that number, which exists."""
+        """Return the window number ``index``, which exists."""
 
     @abstractmethod
     def _index(self, step: int) -> int:
-        """The number of the first window that stops after ``step``."""
+        """Return the number of the first window that stops after ``step``."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Periodic(Schedule):
-    """Equal windows at equal distances: the recorded part starts at ``first``, ``first + period``, ..."""
+    """Equal windows at equal distances; recording starts at ``first``, ``first + period``, ..."""
 
     first: int
     period: int
@@ -167,7 +174,7 @@ class _Periodic(Schedule):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Explicit(Schedule):
-    """Windows listed one by one."""
+    """Windows that are listed one by one."""
 
     listed: tuple[Window, ...]
 
@@ -179,7 +186,7 @@ class _Explicit(Schedule):
 
 
 def schedule(
-    steps: str | int | Iterable[int] | None = None,
+    at: str | int | Iterable[int] | None = None,
     *,
     wait: int = 0,
     warmup: int = 0,
@@ -187,42 +194,36 @@ def schedule(
     repeat: int = 0,
     skip_first: int = 0,
     skip_first_wait: bool | int = 0,
-    at: str | int | Iterable[int] | None = None,
     every: int | None = None,
 ) -> Schedule:
     """Plan which steps are recorded, in one of three ways. Steps are numbered from 0.
 
-    Cycles, as `torch.profiler.schedule` has them: ``schedule(wait=1, warmup=1, active=3, repeat=2)``.
+    Cycles, as in `torch.profiler.schedule`: ``schedule(wait=1, warmup=1, active=3, repeat=2)``.
 
     Named steps: ``schedule("10-12,100")``, ``schedule(at=[100, 1100], active=2)``. A number starts a window
-    of ``active`` steps; a range, which only a string can hold, includes both ends and is one window.
+    of ``active`` steps. A range, which only a string can hold, includes both ends and is one window.
 
     A period: ``schedule(every=1000, warmup=1, active=3)`` records 1000-1002, 2000-2002, ...
 
     Args:
-        steps: The same as ``at``, for short.
-        wait: Steps with nothing on, at the start of each cycle. Cycles only.
-        warmup: Steps before each window with the profiler on, discarded; before named steps, as many as fit
-            after step 0 and the window before. 0 by default: no step is touched that was not asked for; 1
-            keeps the cost of the profiler's own start out of the first recorded step.
-        active: Recorded steps of each window. Cycles need it, elsewhere 1 is the default. Not with ranges.
-        repeat: How many windows at most; 0 goes on for ever. Not with named steps.
-        skip_first: The steps before the first cycle or, with a period, the lowest step that recording may
-            start at. Not with named steps.
-        skip_first_wait: Whether the first cycle goes without its ``wait``; a number other than 0 is true.
-            Cycles only.
-        at: The steps by number, in any order: one, several, or a string such as ``"10-12,100"``.
-        every: Steps from the start of one recorded part to the next, at least ``warmup + active``.
+        at: the steps by number, in any order: one, several, or a string such as ``"10-12,100"``.
+        wait: idle steps at the start of each cycle. Cycles only.
+        warmup: steps before each window in which the profiler is on and its data is discarded. Before named
+            steps, as many as fit after step 0 and the previous window. 0, the default, leaves other steps
+            untouched; 1 keeps the cost of starting the profiler out of the first recorded step.
+        active: recorded steps of each window: required for cycles, otherwise 1 by default. Not with ranges.
+        repeat: the largest number of windows; 0 means no limit. Not with named steps.
+        skip_first: the steps before the first cycle; with a period, the first step at which recording may
+            start. Not with named steps.
+        skip_first_wait: whether the first cycle leaves out ``wait``; any number except 0 is true. Cycles only.
+        every: steps from the start of one recorded part to the next, at least ``warmup + active``.
 
     Raises:
-        TypeError: If a number is not an integer; True and False are not numbers here.
-        ValueError: If an argument is out of range or does not go with the others, or if windows overlap.
+        TypeError: a number is not an integer, or is True or False.
+        ValueError: an argument is out of range, cannot be combined with another one, or windows overlap.
     """
-    name, named = ("steps", steps) if at is None else ("at", at)
-    if steps is not None and at is not None:
-        raise ValueError(f"steps and at mean the same, give one of them: got {steps=} and {at=}")
-    if named is not None and every is not None:
-        raise ValueError(f"{name} and every are two plans, give one of them: got {name}={named!r} and {every=}")
+    if at is not None and every is not None:
+        raise ValueError(f'"every" must be left out with "at": {every!r}')
     wait, warmup, repeat = _integer("wait", wait), _integer("warmup", warmup), _integer("repeat", repeat)
     skip_first = _integer("skip_first", skip_first)
     if not isinstance(skip_first_wait, bool):
@@ -230,38 +231,35 @@ def schedule(
     if active is not None:
         active = _integer("active", active, least=1)
 
-    if named is not None:
-        _refuse(name, wait=wait, repeat=repeat, skip_first=skip_first, skip_first_wait=skip_first_wait)
-        return _explicit(name, named, warmup, active)
+    if at is not None:
+        _refuse("at", wait=wait, repeat=repeat, skip_first=skip_first, skip_first_wait=skip_first_wait)
+        return _explicit(at, warmup, active)
     if every is not None:
         _refuse("every", wait=wait, skip_first_wait=skip_first_wait)
         return _every(every, warmup, active or 1, repeat, skip_first)
     if active is None:
-        raise ValueError(
-            "active must be an integer >= 1, got None: give the steps to record in each cycle, "
-            "or name steps with at, or a period with every"
-        )
+        raise ValueError('"active" must be an integer >= 1 unless "at" or "every" is given: None')
     first = skip_first + (0 if skip_first_wait else wait) + warmup
     return _Periodic(repeat or None, first, wait + warmup + active, warmup, active, relative=True)
 
 
 def _every(every: int, warmup: int, active: int, repeat: int, skip_first: int) -> Schedule:
-    period = _integer("every", every, least=warmup + active, because=f" ({warmup=} + {active=})")
+    period = _integer("every", every, least=warmup + active, why=f" ({warmup=} + {active=})")
     first = max(-(-skip_first // period), 1) * period
     return _Periodic(repeat or None, first, period, warmup, active, relative=False)
 
 
-def _explicit(name: str, steps: str | int | Iterable[int], warmup: int, active: int | None) -> Schedule:
-    spans = sorted(_parse(name, steps, active))
+def _explicit(at: str | int | Iterable[int], warmup: int, active: int | None) -> Schedule:
+    spans = sorted(_parse(at, active))
     if not spans:
-        raise ValueError(f"{name} must name at least one step, got {steps!r}")
+        raise ValueError(f'"at" must name at least one step: {at!r}')
     for before, after in pairwise(spans):
         if before == after:
-            raise ValueError(f"{name} must name each window once, got {span(*after)} twice in {steps!r}")
+            raise ValueError(f'"at" must name each window once: {span(*after)} twice in {at!r}')
         if before[1] > after[0]:
             raise ValueError(
-                f"{name} must name windows that do not overlap, got {span(*before)} and {span(*after)} "
-                f"from {steps!r}{f' with {active=}' if active else ''}"
+                f'"at" must name windows that do not overlap: {span(*before)} and {span(*after)} '
+                f"in {at!r}{f' with {active=}' if active else ''}"
             )
     stops = [0, *(stop for _, stop in spans)]
     windows = (
@@ -271,49 +269,61 @@ def _explicit(name: str, steps: str | int | Iterable[int], warmup: int, active: 
     return _Explicit(len(spans), tuple(windows))
 
 
-def _parse(name: str, steps: str | int | Iterable[int], active: int | None) -> Iterator[tuple[int, int]]:
-    """The recorded part of each window, as (first step, first step after)."""
-    if isinstance(steps, (bytes, bytearray, Mapping)):
-        raise TypeError(f"{name} must be steps by number or a string such as '10-12,100', got {steps!r}")
-    if not isinstance(steps, str):
-        label, numbers = (f"each step of {name}", steps) if isinstance(steps, Iterable) else (name, [steps])
-        for start in (_integer(label, number) for number in numbers):
+def _parse(at: str | int | Iterable[int], active: int | None) -> Iterator[tuple[int, int]]:
+    """Yield the recorded part of each window, as (first step, first step after)."""
+    if isinstance(at, (bytes, bytearray, Mapping)):
+        raise TypeError(f'"at" must be steps by number or a string such as "10-12,100": {at!r}')
+    if not isinstance(at, str):
+        several = isinstance(at, Iterable)
+        for number in at if isinstance(at, Iterable) else [at]:
+            start = _integer("at", number, several=several)
             yield start, start + (active or 1)
         return
-    for part in steps.split(","):
+    for part in at.split(","):
         low, dash, high = (text.strip() for text in part.partition("-"))
-        where = repr(steps) if part == steps else f"{part!r} in {steps!r}"
+        where = repr(at) if part == at else f"{part!r} in {at!r}"
         if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise ValueError(f'{name} must be steps such as "10-12,100": {where}')
+            raise ValueError(f'"at" must be steps such as "10-12,100": {where}')
         if dash and int(high) < int(low):
-            raise ValueError(f"{name} must have the lower step of a range first: {where}")
+            raise ValueError(f'"at" must have the lower step of a range first: {where}')
         if dash and active is not None:
-            raise ValueError(
-                f"active does not go with a range, which has its own length: got {active=}, {name}={steps!r}"
-            )
+            raise ValueError(f'"active" must be left out with ranges in "at", {at!r}: {active!r}')
         yield int(low), (int(high) + 1 if dash else int(low) + (active or 1))
 
 
-def _integer(name: str, value: object, least: int = 0, because: str = "") -> int:
-    """The value as an int, or an error that names it."""
-    wrong = f"{name} must be an integer >= {least}{because}, got {value!r}"
+def _integer(name: str, value: object, least: int = 0, why: str = "", *, several: bool = False) -> int:
+    """Return ``value`` as an int.
+
+    Args:
+        name: the argument, for the error.
+        value: what was given for it or, with ``several``, one of its items.
+        least: the smallest accepted integer, ...
+        why: ... and the reason for it, for the error.
+        several: whether the argument holds several integers.
+
+    Raises:
+        TypeError, ValueError: ``value`` is not an integer, or too small.
+    """
+    accepted = f"hold integers >= {least}" if several else f"be an integer >= {least}"
+    message = f'"{name}" must {accepted}{why}: {value!r}'
     if isinstance(value, bool):
-        raise TypeError(wrong)
+        raise TypeError(message)
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(wrong) from None
+        raise TypeError(message) from None
     if number < least:
-        raise ValueError(wrong)
+        raise ValueError(message)
     return number
 
 
 def _refuse(kind: str, **others: int) -> None:
+    """Raise for the first of ``others`` that was given, as ``kind`` excludes it."""
     for name, value in others.items():
         if value:
-            raise ValueError(f"{name} must be left out where {kind} is given, got {name}={value!r}")
+            raise ValueError(f'"{name}" must be left out with "{kind}": {value!r}')
 
 
 def span(start: int, stop: int) -> str:
-    """The steps from ``start`` to before ``stop``, as people write them."""
+    """Return the steps from ``start`` to before ``stop`` in the form that `schedule` reads: "7" or "2-4"."""
     return f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"
