@@ -56,8 +56,8 @@ OUTERMOST = {
 MANIFEST = (
     "instrument.integrations.server:Server._on_signal",
     "instrument.integrations.server:OnDemandSchedule.",
-    "instrument.windows.finalizer:WindowFinalizer._",
-    "instrument.windows.finalizer:WindowFinalizer.finish",
+    "instrument.windows.window_finalizer:WindowFinalizer._",
+    "instrument.windows.window_finalizer:WindowFinalizer.finish",
     "instrument.windows.outcomes:Outcomes.entry",
     "instrument.windows.profile:Profile._finish",
     "instrument.windows.outcomes:Outcomes.note",

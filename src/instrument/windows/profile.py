@@ -23,7 +23,7 @@ from ..guard import exiting, guard
 from ..interrupts import is_interrupt
 from ..regions import dispatch, region
 from ..stepping.program_steps import program_steps
-from .changes import Changes
+from .change_queue import ChangeQueue
 from .outcomes import Outcomes
 from .rank import process_suffix, rank
 from .recording import Recording, Saved
@@ -64,7 +64,7 @@ class Profile(TorchProfilerApi):
     started: ClassVar[list[Callable[[], None]]] = []  # called when a profile starts
     idle: ClassVar[list[Callable[[], None]]] = []  # called when no profile has a window open or to come
     _made = False  # a profile with wrong arguments only counts steps
-    _changes = Changes()
+    _changes = ChangeQueue()
     _started = False
     _due = NEVER
     _last: Any = None
@@ -91,7 +91,7 @@ class Profile(TorchProfilerApi):
         self.step_num = first_step
         self.out = out
         self._due = NEVER  # the next step at which there is something to do
-        self._changes = Changes()
+        self._changes = ChangeQueue()
         self._plan = plan
         self._exporter = exporter
         self._outcomes = outcomes
@@ -100,7 +100,7 @@ class Profile(TorchProfilerApi):
         self._plans_steps = plans_steps
         self._preemptible = preemptible
         self._keeps_events = keeps_events
-        self._left_on: Recording | None = None  # by another thread's `stop` or an interrupt, until the next step
+        self._unended: Recording | None = None  # by another thread's `stop` or an interrupt, until the next step
         self._last_over = 0  # the number of the last window that is over
         self._continued = 0  # the number of the window that the end of a loop cut and the next loop continues
         self._times = StepTimes()
@@ -115,7 +115,7 @@ class Profile(TorchProfilerApi):
         self._paused = False
         self._closing = False  # on_trace_ready is being called
         self._postponed = ""  # why a change that was due could not be made; for the current or the next window
-        self._put_off: list[Window] = []  # the windows that were to open then
+        self._missed: list[Window] = []  # the windows that were to open then
         self._graphs: GraphFollower | None = None  # so that captures are seen while it runs
         self._end_reason = "the plan changed"  # how the loop ended, in words
         self._process = 0
@@ -160,7 +160,7 @@ class Profile(TorchProfilerApi):
             Whether the window goes on after that step. Where it ends, work that can wait should wait.
         """
         recording = self._recording
-        if recording is None or recording.steps is None or not recording.here():
+        if recording is None or recording.steps is None or not recording.on_own_thread():
             return True
         self._times.end()
         self._changes.make(functools.partial(self._end_recorded_step, recording))
@@ -282,15 +282,15 @@ class Profile(TorchProfilerApi):
 
     def _end_windows(self, begun: bool, complete: bool) -> bool:
         """Close an open window and account for those not reached; return False if that was done before."""
-        if not self._leave(begun, complete):
+        if not self._leave_running(begun, complete):
             return False
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return False
         self._abandon_left()
         recording = self._recording
         if recording is not None and not self._closing:
-            self._close(recording, begun=begun, complete=complete, cut=not (begun or complete))
-        self._hand_over(self.step_num + complete)
+            self._close_window(recording, begun=begun, complete=complete, cut=not (begun or complete))
+        self._complete_last_window(self.step_num + complete)
         with guard.contained("ending"):
             if self._unaccounted is None:
                 self._unaccounted = [] if self._outcomes.excluded else list(islice(self._unreached(), 1000))
@@ -338,17 +338,17 @@ class Profile(TorchProfilerApi):
         empty = recording is not None and (
             recording.steps is None or (begun and recording.steps[0] == self.step_num)
         )
-        if recording is not None and empty and recording.here():
+        if recording is not None and empty and recording.on_own_thread():
             self._abandon(recording)
         elif recording is not None:
             self._continued = recording.window.index
             try:
-                self._close(recording, begun=begun, cut=cut)
+                self._close_window(recording, begun=begun, cut=cut)
             finally:
                 if self._end_unfinished:  # on_trace_ready called `stop`
                     self._end(begun)
         self._times.cancel()
-        self._hand_over(self.step_num)
+        self._complete_last_window(self.step_num)
         with guard.contained("ending"):
             self._outcomes.report()
             if self._last_over == self._plan.count:
@@ -367,13 +367,13 @@ class Profile(TorchProfilerApi):
 
     @guard.contained(FEATURE)
     def _abandon_for(self, reason: str) -> None:
-        left = self._leave()
+        left = self._leave_running()
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
         self._abandon_left()
         if left and self._recording is not None:
             self._give_up(self._recording.window, CaptureError(reason))
-        self._hand_over(self.step_num)
+        self._complete_last_window(self.step_num)
         self._finalizer.finish()
         self._notify_idle()
         self._end_unfinished = False
@@ -396,7 +396,7 @@ class Profile(TorchProfilerApi):
             if window is not None:
                 self._outcomes.note(window, "not reached", reason)
 
-    def _leave(self, begun: bool = False, complete: bool = False) -> bool:
+    def _leave_running(self, begun: bool = False, complete: bool = False) -> bool:
         """Take part in nothing more; return False if that was so before and nothing is left to do."""
         started = self._started
         if started:
@@ -494,12 +494,12 @@ class Profile(TorchProfilerApi):
             return
         self._abandon_left()
         if not self._started:
-            self._due = NEVER if self._left_on is None else step + 1
+            self._due = NEVER if self._unended is None else step + 1
             return
         self._due = step + 1
         with guard.contained("following the schedule"):
-            if recording is not None and not recording.here():
-                recording.stepped_elsewhere()
+            if recording is not None and not recording.on_own_thread():
+                recording.note_foreign_step()
                 return
             phase, window = self._plan.at(step)
             over = recording is not None and (window is None or window.index != recording.window.index)
@@ -507,7 +507,7 @@ class Profile(TorchProfilerApi):
                 return
             if recording is not None and (over or recording.ended_early):
                 try:
-                    self._close(recording)
+                    self._close_window(recording)
                 finally:
                     if self._end_unfinished:  # on_trace_ready called `stop`
                         self._end(begun=True)
@@ -519,7 +519,7 @@ class Profile(TorchProfilerApi):
                 due = NEVER if following is None else following.warmup
                 self._due = self._times.next(step, due)
                 if (due == step + 1 and self._plan.plans_ahead) or not self._times.waits(step):
-                    self._hand_over(step)
+                    self._complete_last_window(step)
                 if self._due == step + 1:
                     self._times.begin(step, recording=False)
                 if self._all_begun:
@@ -530,7 +530,7 @@ class Profile(TorchProfilerApi):
                 if self._plan.finite or window.stop < NEVER:
                     self._due = window.stop
             else:
-                self._follow(phase, window)
+                self._record_step(phase, window)
 
     def _postpones(self, phase: Phase, window: Window | None, over: bool) -> bool:
         """Return whether what is due at this step has to wait for the next one.
@@ -546,10 +546,10 @@ class Profile(TorchProfilerApi):
             if over and recording is not None:
                 self._end_recorded_step(recording)
         else:
-            self._account_for_put_off(window)
+            self._note_missed(window)
             return False
         if recording is None and window is not None and window.index > self._last_over:
-            self._put_off = [other for other in self._put_off if other.index != window.index] + [window]
+            self._missed = [other for other in self._missed if other.index != window.index] + [window]
         return True
 
     def _is_due(self, phase: Phase, window: Window | None, over: bool) -> bool:
@@ -558,9 +558,9 @@ class Profile(TorchProfilerApi):
             return window is not None and (window.index > self._last_over or window.index == self._continued)
         return over or self._recording.ended_early or (phase is Phase.ACTIVE and self._recording.start_ns is None)
 
-    def _account_for_put_off(self, window: Window | None) -> None:
+    def _note_missed(self, window: Window | None) -> None:
         """Note the windows that were over before they could open; ``window`` can open now."""
-        put_off, self._put_off = self._put_off, []
+        put_off, self._missed = self._missed, []
         for missed in put_off:
             if window is None or missed.index != window.index:
                 self._last_over = missed.index
@@ -568,11 +568,11 @@ class Profile(TorchProfilerApi):
         if put_off and window is None:
             self._postponed = ""
 
-    def _follow(self, phase: Phase, window: Window) -> None:
+    def _record_step(self, phase: Phase, window: Window) -> None:
         capture = None
         try:
             if self._recording is None:
-                self._hand_over(self.step_num)
+                self._complete_last_window(self.step_num)
                 dispatch.active.detect()
                 capture = self._exporter.capture()
                 self._recording = Recording(window, capture, self.step_num)
@@ -599,7 +599,7 @@ class Profile(TorchProfilerApi):
                 self._due = NEVER
                 self._abandon(self._recording)
 
-    def _close(
+    def _close_window(
         self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
     ) -> None:
         """End the window: on time, or early because the loop ended (see `end` and `pause`)."""
@@ -608,10 +608,10 @@ class Profile(TorchProfilerApi):
             self._times.cancel()
         else:
             self._times.end()
-        if (cut and recording.holds(self.step_num)) or (recording.ended_early and not begun):
+        if (cut and recording.ends_with(self.step_num)) or (recording.ended_early and not begun):
             recording.cut_short()
         try:
-            files, entry, reasons = self._save(recording, begun, complete)
+            files, entry, reasons = self._save_window(recording, begun, complete)
         except BaseException as error:
             self._give_up(window, error)
             if is_interrupt(error):
@@ -623,7 +623,7 @@ class Profile(TorchProfilerApi):
         try:
             if self._on_trace_ready is not None and not recording.announced:
                 recording.announced = True
-                self._changes.outside(self._on_trace_ready, self)
+                self._changes.call_outside(self._on_trace_ready, self)
         except Exception as error:
             if is_interrupt(error):
                 raise
@@ -635,7 +635,7 @@ class Profile(TorchProfilerApi):
                 self._last = None
             received = self._finalizer.received
             try:
-                self._untimed = self._outcomes.recorded(recording, files, entry, reasons)
+                self._untimed = self._outcomes.add_recorded(recording, files, entry, reasons)
             except BaseException:
                 if self._finalizer.received == received:  # an interrupt came before: `_end` accounts for it
                     self._recording = recording
@@ -644,7 +644,7 @@ class Profile(TorchProfilerApi):
         if failure is not None:
             guard.failed("on_trace_ready", failure)
 
-    def _save(self, recording: Recording, begun: bool, complete: bool) -> Saved:
+    def _save_window(self, recording: Recording, begun: bool, complete: bool) -> Saved:
         """Stop and save the window; only once, even if it is closed again after an interrupt."""
         if recording.saved is not None:
             return recording.saved
@@ -658,17 +658,19 @@ class Profile(TorchProfilerApi):
         window = recording.window
         folder = self.out / f"window-{window.index:04d}"
         files = recording.capture.save(folder, f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}")
-        missing = self._outcomes.missing(recording, self.step_num + complete, self._end_reason, self._postponed)
+        missing = self._outcomes.missing_reasons(
+            recording, self.step_num + complete, self._end_reason, self._postponed
+        )
         recording.saved = files, self._outcomes.entry(window, recording), missing + recording.incomplete
         return recording.saved
 
     @guard.contained(FEATURE)
-    def _hand_over(self, step: int) -> None:
+    def _complete_last_window(self, step: int) -> None:
         """Complete the window that is over, if any is left, with the times of the steps before ``step``."""
         number, self._untimed = self._untimed, None
         if number is None:
             return
-        self._finalizer.timed(number, self._times.timing(step))
+        self._finalizer.add_timing(number, self._times.timing(step))
         if self._plan.count == self._last_over:
             self._outcomes.report()
             self._finalizer.close()
@@ -687,7 +689,7 @@ class Profile(TorchProfilerApi):
                 self._abandon(recording)
         finally:  # also where a signal handler of the program raises
             if self._recording is not None:  # an interrupt came before `_abandon` took it
-                self._left_on, self._recording = self._recording, None
+                self._unended, self._recording = self._recording, None
             self._last_over, self._continued = window.index, 0
             self._outcomes.note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
@@ -698,17 +700,17 @@ class Profile(TorchProfilerApi):
     def _abandon(self, recording: Recording) -> None:
         """End ``recording`` without a trace: now or, after an interrupt, at the next step of its thread."""
         due, self._due = self._due, self.step_num
-        self._left_on, self._recording = recording, None
+        self._unended, self._recording = recording, None
         if self._abandon_left():
             self._due = due
 
     def _abandon_left(self) -> bool:
         """End a recording that was left on, if this thread can do that now; return whether none is left on."""
-        if self._left_on is not None and self._left_on.here() and not cuda_graphs.capturing:
+        if self._unended is not None and self._unended.on_own_thread() and not cuda_graphs.capturing:
             with guard.contained("leaving a window"):
-                self._left_on.abandon()
-            self._left_on = None
-        return self._left_on is None
+                self._unended.abandon()
+            self._unended = None
+        return self._unended is None
 
     def _unreached(self) -> Iterable[Window]:
         following = self._plan.window(self._last_over + 1)

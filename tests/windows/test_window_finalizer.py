@@ -24,8 +24,8 @@ import instrument
 from instrument.config import settings
 from instrument.descriptors import OwnSocket
 from instrument.guard import guard
-from instrument.windows import finalizer as module
-from instrument.windows.process import FEATURE, FinalizerProcess
+from instrument.windows import window_finalizer as module
+from instrument.windows.finalizer_process import FEATURE, FinalizerProcess
 
 from ..support import programs
 from ..support.finalizers import LOOKS_OFTEN, eventually, finalizer, processes
