@@ -62,7 +62,7 @@ MANIFEST = (
     "instrument.windows.profile:Profile._finish",
     "instrument.windows.outcomes:Outcomes.note",
     "instrument.windows.outcomes:Outcomes._reports",
-    "instrument.windows.profile:Profile._unreached",
+    "instrument.windows.window_recorder:WindowRecorder._unreached",
     "instrument.windows.manifest:",
     "instrument.windows.schedule:Schedule.window",
 )

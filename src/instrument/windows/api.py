@@ -13,9 +13,10 @@ from ..exporters.capture import Exporter
 from ..exporters.choose import ExporterName, choose
 from ..guard import guard
 from .outcomes import Outcomes
-from .profile import FEATURE, Profile
+from .profile import Profile
 from .schedule import NEVER, Schedule, schedule
 from .torch_schedule import TorchSchedule
+from .window_recorder import FEATURE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

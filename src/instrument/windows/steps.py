@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from .. import log
 from ..guard import guard
 from .api import Driver, folder_of, new_profile, uncounted_profile
-from .profile import FEATURE, Profile
+from .profile import Profile
 from .schedule import Schedule, span
 from .schedule import schedule as make_schedule
+from .window_recorder import FEATURE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
