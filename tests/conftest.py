@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from instrument.config import settings
 from instrument.exporters.sessions import sessions
 from instrument.regions import annotation, dispatch
-from instrument.windows import process
+from instrument.windows import finalizer_process
 from instrument.windows.profile import Profile
 
 # DeepSpeed, which other packages import, chooses once for the process and takes "cuda" for its default.
@@ -80,7 +80,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for running in list(Profile._running):  # loops of `steps` that may go on until the process ends
         running.abandon("the test is over")
-    finishing = list(process._running)
+    finishing = list(finalizer_process._running)
     unclosed = [left for left in finishing if not left.closed]
     for left in finishing:
         left.end(30)

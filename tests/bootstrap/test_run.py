@@ -1,4 +1,4 @@
-"""A program under `instrument run` keeps its arguments, exit code, signals and processes."""
+"""A program behaves under `instrument run` as without: arguments, exit code, signals and processes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.support.programs import environment
         (["--", "folder", "x"], ["folder", "x"]),
     ],
 )
-def test_environment_of_the_program(tmp_path: Path, program: list[str], plain: list[str]) -> None:
-    """Arguments, ``__main__``, ``sys.path``, interpreter options and standard input are unchanged."""
+def test_unchanged(tmp_path: Path, program: list[str], plain: list[str]) -> None:
+    """Arguments, ``__main__``, ``sys.path``, interpreter options and standard input are the program's own."""
     for name in ("train.py", "package/train.py", "folder/__main__.py"):
         write(tmp_path, SHOW, name)
     expected = run(tmp_path, [sys.executable, *plain], "a line")
@@ -47,7 +47,7 @@ def test_exit_code(tmp_path: Path, code: int) -> None:
 
 
 def test_traceback(tmp_path: Path) -> None:
-    """A traceback looks the same as without `instrument run`."""
+    """A traceback looks as it does without `instrument run`."""
     write(tmp_path, "import torch\n1 / 0")
     assert run(tmp_path, [*RUN, "--", "train.py"]).stderr.startswith(
         run(tmp_path, [sys.executable, "train.py"]).stderr
@@ -56,7 +56,7 @@ def test_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGUSR1])
 def test_signals(tmp_path: Path, number: signal.Signals) -> None:
-    """The started process is the program: a signal reaches it and ends it as usual."""
+    """The started process is the program: a signal reaches it, and ends it as without `instrument run`."""
     write(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
     codes = []
     for command in ([sys.executable, "train.py"], [*RUN, "--", "train.py"]):
@@ -71,7 +71,7 @@ def test_signals(tmp_path: Path, number: signal.Signals) -> None:
 
 
 def test_interrupted_training(tmp_path: Path) -> None:
-    """Steps recorded before Ctrl-C are kept, and the program ends as usual."""
+    """Steps recorded before Ctrl-C are kept, and the program ends as it would without."""
     write(
         tmp_path,
         TRAIN.replace("range(5)", "iter(int, 1)").replace(
@@ -96,7 +96,7 @@ def test_interrupted_training(tmp_path: Path) -> None:
     assert (tmp_path / "runs/instrument" / entry["files"][0]["path"]).exists()
 
 
-def test_instrument_0(tmp_path: Path) -> None:
+def test_off(tmp_path: Path) -> None:
     """With INSTRUMENT=0 the program runs without this library."""
     write(
         tmp_path, TRAIN + "\nimport sys, os\nprint(sorted(n for n in sys.modules if n.startswith('instrument')))"
@@ -106,7 +106,7 @@ def test_instrument_0(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
-def test_sitecustomize_of_the_user(tmp_path: Path) -> None:
+def test_own_sitecustomize(tmp_path: Path) -> None:
     """A user's own ``sitecustomize`` still runs, and is the module of that name."""
     write(tmp_path, "import os\nos.environ['OWN'] = 'yes'\nvalue = 3", "own/sitecustomize.py")
     write(tmp_path, "import os, sitecustomize\nprint(os.environ['OWN'], sitecustomize.value)")
@@ -116,7 +116,7 @@ def test_sitecustomize_of_the_user(tmp_path: Path) -> None:
 
 
 def test_failing_sitecustomize(tmp_path: Path) -> None:
-    """A failing ``sitecustomize`` is reported as usual, and the program runs."""
+    """Python reports a failing ``sitecustomize``, as without, and the program runs."""
     write(tmp_path, "1 / 0", "own/sitecustomize.py")
     write(tmp_path, "print('ran')")
     paths = os.pathsep.join([str(tmp_path / "own"), environment()["PYTHONPATH"]])
@@ -125,8 +125,8 @@ def test_failing_sitecustomize(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
-def test_child_processes(tmp_path: Path) -> None:
-    """Processes that the program spawns or forks work, and only processes that train record."""
+def test_processes_of_the_program(tmp_path: Path) -> None:
+    """Processes that the program spawns or forks work, and only those that train record."""
     write(
         tmp_path,
         """
@@ -143,7 +143,7 @@ if __name__ == "__main__":
     assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 4, 6]\n[2, 4, 6]\n", "")
 
 
-def test_dataloader_workers(tmp_path: Path) -> None:
+def test_workers_of_a_loader(tmp_path: Path) -> None:
     """A DataLoader with workers gives its batches, and one window is recorded."""
     write(
         tmp_path,
@@ -166,7 +166,7 @@ if __name__ == "__main__":
 
 
 def test_nothing_to_record(tmp_path: Path) -> None:
-    """A program without steps gets a warning with a hint; one without torch gets none."""
+    """A program without steps gets a warning with a hint at its end; one without torch gets none."""
     write(tmp_path, "import torch")
     assert "--step-on" in run(tmp_path, [*RUN, "--", "train.py"]).stderr
     write(tmp_path, TRAIN.replace("    optimizer.step()", "    pass"))
@@ -176,7 +176,7 @@ def test_nothing_to_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "said"),
     [
         (["--steps", "12-10", "--", "train.py"], "--steps must have the lower step of a range first: '12-10'"),
         (
@@ -195,7 +195,7 @@ def test_nothing_to_record(tmp_path: Path) -> None:
             ["--every", "2", "--warmup", "1", "--active", "3", "--", "train.py"],
             "--every must be an integer >= 4 (--warmup 1 + --active 3): 2",
         ),
-        (["--steps", "3,4", "--active", "2", "--", "train.py"], "'3,4' with --active 2 has 3-4 and 4-5"),
+        (["--steps", "3,4", "--active", "2", "--", "train.py"], "in '3,4' with --active 2"),
         (["--modules", "x", "--", "train.py"], "--modules must be"),
         (["--ranks", "a", "--", "train.py"], "--ranks must be"),
         (["--budget", "x", "--", "train.py"], "--budget must be REGION=N"),
@@ -203,17 +203,17 @@ def test_nothing_to_record(tmp_path: Path) -> None:
         (["--", "no-such-program"], "program not found: no-such-program"),
     ],
 )
-def test_wrong_arguments(tmp_path: Path, options: list[str], message: str) -> None:
+def test_wrong_arguments(tmp_path: Path, options: list[str], said: str) -> None:
     """Wrong arguments are reported at once, in one line, and nothing runs."""
     write(tmp_path, "print('ran')")
     done = run(tmp_path, [*RUN, *options])
     assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+    assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_print_command(tmp_path: Path) -> None:
-    """The printed command line works the same in a shell."""
+    """The printed command line does the same in a shell."""
     write(tmp_path, TRAIN)
     printed = run(tmp_path, [*RUN, "--steps", "2", "--print-command", "--", "train.py"])
     assert not (tmp_path / "runs").exists()
@@ -221,7 +221,7 @@ def test_print_command(tmp_path: Path) -> None:
     assert "Where the step went" in done.stderr
 
 
-def test_syncs_without_a_gpu(tmp_path: Path) -> None:
+def test_syncs(tmp_path: Path) -> None:
     """Without a GPU, a message says that synchronizations are not detected; windows are recorded."""
     write(tmp_path, TRAIN)
     done = run(tmp_path, [*RUN, "--steps", "2", "--syncs", "--budget", "x=1", "--", "train.py"])
@@ -237,17 +237,17 @@ def test_profiler_none(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
-def test_unwritable_folder(tmp_path: Path) -> None:
-    """An unwritable folder is reported before the program and for each window; the program is unaffected."""
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """A message before the program and one for each window report the folder; the program is unaffected."""
     write(tmp_path, 'import sys; print("begun", file=sys.stderr)\n' + TRAIN)
     (tmp_path / "taken").write_text("")
     done = run(
         tmp_path, [*RUN, "--repeat", "2", "--wait", "0", "--active", "1", "-o", "taken/x", "--", "train.py"]
     )
-    first, started, *rest = done.stderr.splitlines()
+    first, begun, *rest = done.stderr.splitlines()
     windows = [line for line in rest if line.startswith("instrument")]
     assert first.startswith(f"instrument: cannot write to {tmp_path / 'taken' / 'x'}: nothing can be created in ")
-    assert started == "begun"
+    assert begun == "begun"
     assert [line.partition(",")[0] for line in windows] == [
         f"instrument: window not recorded (window={window}" for window in (1, 2)
     ]
@@ -255,7 +255,7 @@ def test_unwritable_folder(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-def test_empty_entry_of_pythonpath(tmp_path: Path) -> None:
+def test_empty_entries_of_the_path(tmp_path: Path) -> None:
     """An empty entry of PYTHONPATH, which is the current folder, keeps its place."""
     write(tmp_path, "value = 5", "here.py")
     write(tmp_path, "import here; print(here.value)", "scripts/train.py")
@@ -263,8 +263,8 @@ def test_empty_entry_of_pythonpath(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("5\n", "")
 
 
-def test_module_named_instrument(tmp_path: Path) -> None:
-    """A program with its own module ``instrument`` imports that one, and a message reports it."""
+def test_another_module_of_the_same_name(tmp_path: Path) -> None:
+    """A program with its own module ``instrument`` imports that one, and a message says so."""
     write(tmp_path, "name = 'violin'", "own/instrument.py")
     write(tmp_path, "import instrument; print(instrument.name)", "own/train.py")
     done = run(tmp_path, [*RUN, "--", "own/train.py"])
@@ -289,23 +289,23 @@ def test_module_named_instrument(tmp_path: Path) -> None:
         ("torchrun -E train.py", ""),
     ],
 )
-def test_python_options_that_exclude_startup(line: str, options: str) -> None:
-    """Options of Python are distinguished from their values and from options of other commands."""
+def test_options_that_exclude_it(line: str, options: str) -> None:
+    """Options of Python are distinguished from values and from options of the program and other commands."""
     assert options == " ".join(excluding_options(line.split()))
 
 
 @pytest.mark.parametrize("options", [["-E"], ["-IB"], ["-S"]])
-def test_startup_code_not_loaded(tmp_path: Path, options: list[str]) -> None:
+def test_nothing_is_recorded(tmp_path: Path, options: list[str]) -> None:
     """If Python does not load the start-up code, one message says so, and the program runs."""
     done = run(tmp_path, [*RUN, "--out", "nope", "--", sys.executable, *options, "-c", "print(1)"])
     flag = options[0][:2]
-    reason = "nothing is recorded: Python does not load instrument's start-up code"
-    message = f"instrument: {reason} with {flag}; remove {flag}\n"
-    assert (0, "1\n", message) == (done.returncode, done.stdout, done.stderr)
+    lost = "nothing is recorded: Python does not load instrument's start-up code"
+    said = f"instrument: {lost} with {flag}; remove {flag}\n"
+    assert (0, "1\n", said) == (done.returncode, done.stdout, done.stderr)
 
 
-def test_python_without_the_library(tmp_path: Path) -> None:
-    """A Python without the library prints a message if it is the program, but not as a child process."""
+def test_another_python(tmp_path: Path) -> None:
+    """A Python without the library prints a message as the program, but not as one of its processes."""
     venv.create(tmp_path / "other", symlinks=True)
     python = tmp_path / "other" / "bin" / "python"
     code = "import subprocess, sys; print(subprocess.run([sys.executable, '-c', '2'], stderr=-1).stderr)"
@@ -323,7 +323,7 @@ def test_no_window_warning(tmp_path: Path) -> None:
 
 
 def test_all_steps(tmp_path: Path) -> None:
-    """Both summaries cover the steps that ran; work after them has its own row."""
+    """The summaries, at the end and of the file, cover the steps that ran; what follows has a row of its own."""
     write(tmp_path, TRAIN + "\nmodel.eval()\nfor _ in range(50):\n    model(torch.ones(4096, 2))\n")
     at_the_end = run(tmp_path, [*RUN, "--steps", "all", "--", "train.py"]).stderr
     of_the_file = run(tmp_path, [*RUN[:-1], "summarize", *map(str, tmp_path.glob("runs/*/*/*.gz"))]).stdout
@@ -340,14 +340,14 @@ def test_all_steps(tmp_path: Path) -> None:
     assert at_the_end.split("\nFiles")[0].endswith(of_the_file.split("\nFiles")[0])
 
 
-def test_print_command_with_instrument_0(tmp_path: Path) -> None:
+def test_off_prints_the_command(tmp_path: Path) -> None:
     """With INSTRUMENT=0 the program's own command is printed, and does not run."""
     write(tmp_path, "print('ran')")
     done = run(tmp_path, [*RUN, "--print-command", "--", "train.py"], INSTRUMENT="0")
     assert done.stdout == f"{sys.executable} train.py\n"
 
 
-def test_closed_standard_output(tmp_path: Path) -> None:
+def test_closed_output(tmp_path: Path) -> None:
     """The program runs without a standard output."""
     write(tmp_path, "open('ran', 'w')")
     done = run(tmp_path, ["bash", "-c", f"{sys.executable} -m instrument run -- train.py >&-"])
@@ -356,7 +356,7 @@ def test_closed_standard_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.nsys
-def test_unwritable_folder_for_a_report(tmp_path: Path) -> None:
+def test_no_folder_for_a_report(tmp_path: Path) -> None:
     """A folder that cannot be created is reported in one line, and nothing runs."""
     write(tmp_path, "print('ran')")
     (tmp_path / "taken").touch()
@@ -377,7 +377,7 @@ FAILING = [
 
 
 def test_tracebacks_in_a_window(tmp_path: Path) -> None:
-    """Tracebacks of the program have no frame of the library, for any torch function that raises."""
+    """Tracebacks of the program contain no frame of the library, whichever torch function raises."""
     caught = "".join(f"        try: {line}\n        except Exception: traceback.print_exc()\n" for line in FAILING)
     write(tmp_path, f"import traceback\n{TRAIN}    if _ == 3:\n{caught}        model(torch.ones(1, 3))\n")
     plain = run(tmp_path, [sys.executable, "train.py"]).stderr
@@ -401,7 +401,7 @@ print(captured.getvalue(), end="")
 
 
 def test_captured_standard_error(tmp_path: Path) -> None:
-    """Output that the program captures has only its own text; log lines and the summary go to the terminal."""
+    """Output that the program captures is its own; log lines and the summary go to the terminal."""
     write(tmp_path, CAPTURED)
     done = run(tmp_path, [*RUN, "--", "train.py"])
     assert done.stdout == "the program's own"

@@ -56,13 +56,13 @@ OUTERMOST = {
 MANIFEST = (
     "instrument.integrations.server:Server._on_signal",
     "instrument.integrations.server:OnDemandSchedule.",
-    "instrument.windows.finalizer:WindowFinalizer._",
-    "instrument.windows.finalizer:WindowFinalizer.finish",
+    "instrument.windows.window_finalizer:WindowFinalizer._",
+    "instrument.windows.window_finalizer:WindowFinalizer.finish",
     "instrument.windows.outcomes:Outcomes.entry",
     "instrument.windows.profile:Profile._finish",
     "instrument.windows.outcomes:Outcomes.note",
     "instrument.windows.outcomes:Outcomes._reports",
-    "instrument.windows.profile:Profile._unreached",
+    "instrument.windows.window_recorder:WindowRecorder._unreached",
     "instrument.windows.manifest:",
     "instrument.windows.schedule:Schedule.window",
 )

@@ -377,7 +377,7 @@ def test_copying_and_pickling(tmp_path: Path) -> None:
 def test_wrong_arguments(tmp_path: Path) -> None:
     """Wrong arguments fail at once."""
     for kind in (InstrumentCallback, InstrumentProfiler):
-        with pytest.raises(ValueError, match='"active" must be an integer >= 1'):
+        with pytest.raises(ValueError, match='"active" must be an integer >= 1: 0'):
             kind(tmp_path, active=0)
         with pytest.raises(TypeError, match='unknown option "waits"'):
             kind(tmp_path, waits=3)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 # Makes the finalizer notice the end of a program sooner than after 5 s.
 LOOKS_OFTEN = """
-from instrument.windows import process
+from instrument.windows import finalizer_process
 line = "exec_module(package)\\n"
-more = "import instrument.windows.finalize as at; at._LOOK_S = 0.2\\n"
-process._CODE = process._CODE.replace(line, line + more)
+more = "import instrument.windows.finalizer_main as at; at._LOOK_S = 0.2\\n"
+finalizer_process._CODE = finalizer_process._CODE.replace(line, line + more)
 """
 
 
@@ -23,7 +23,7 @@ def processes(training: int) -> dict[int, list[str]]:
     for entry in Path("/proc").iterdir():
         with suppress(ValueError, OSError):  # not a process, or it has ended
             line = Path(f"/proc/{int(entry.name)}/cmdline").read_text(errors="replace").split("\0")
-            if any(f"instrument.windows.finalize import main\nmain({training})\n" in part for part in line):
+            if any(f"instrument.windows.finalizer_main import main\nmain({training})\n" in part for part in line):
                 found[int(entry.name)] = line
     return found
 

@@ -18,7 +18,7 @@ from instrument.config import settings
 from instrument.syncs.events import SyncEvent
 from instrument.syncs.recorder import Recorder as SyncRecorder
 from instrument.syncs.recorder import Tally
-from instrument.windows import finalizer, process
+from instrument.windows import finalizer_process, window_finalizer
 from instrument.windows import manifest as manifests
 
 from .training import Recorder, manifest, statuses, train
@@ -55,10 +55,10 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (process.FinalizerProcess, "_write"),
-        (process.FinalizerProcess, "send"),
-        (process.FinalizerProcess, "_start_thread"),
-        (finalizer.WindowFinalizer, "_submit"),
+        (finalizer_process.FinalizerProcess, "_write"),
+        (finalizer_process.FinalizerProcess, "send"),
+        (finalizer_process.FinalizerProcess, "_start_thread"),
+        (window_finalizer.WindowFinalizer, "_submit"),
         (manifests, "append"),
         (subprocess, "Popen"),
     ],
@@ -74,7 +74,7 @@ def test_a_handler_that_stops_the_profile(
             sys.exit("by the handler")
 
     monkeypatch.setattr(settings, "summary", True)
-    monkeypatch.setattr(finalizer, "_WAIT_S", 20)
+    monkeypatch.setattr(window_finalizer, "_WAIT_S", 20)
     signal.signal(signal.SIGUSR1, handle)
     recorder = Recorder()
     exporter = {"exporter": recorder} if name == "append" else {}

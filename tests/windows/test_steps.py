@@ -380,7 +380,7 @@ def test_an_empty_iterable_is_an_empty_loop(out: Path) -> None:
             {"schedule": instrument.schedule(at=1), "wait": 1},
             '"schedule" was given, so these cannot be: wait',
         ),
-        (ValueError, {"wait": 1}, '"active" must be an integer >= 1, the steps to record in each cycle: None'),
+        (ValueError, {"wait": 1}, '"active" must be an integer >= 1 unless "at" or "every" is given: None'),
         (TypeError, {"recrod_shapes": True, "at": 1}, 'unknown option "recrod_shapes" (value True)'),
         (TypeError, {"out": 5, "at": 1}, '"out" must be the path of a folder: 5'),
     ],

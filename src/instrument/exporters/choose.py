@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from .. import log, tools
 from .capture import Exporter
@@ -15,6 +15,7 @@ _UNDER: Mapping[str, Callable[[], bool]] = {
     "vtune": tools.vtune,
 }
 EXPORTERS = ("torch_profiler", *_UNDER)
+ExporterName = Literal["auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune"]
 
 
 def under() -> str | None:

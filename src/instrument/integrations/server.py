@@ -37,7 +37,7 @@ CHECK_INTERVAL_S = 0.2  # between checks of the file, which may be on a slow fil
 class OnDemandSchedule(Schedule):
     """A schedule of windows that are requested while the loop runs; `request` may be called on any thread."""
 
-    foreseen = False
+    plans_ahead = False
 
     def __init__(self, warmup: int, active: int) -> None:
         # The base is frozen, and a `SimpleQueue` may be filled by a signal that interrupts its own `put`.

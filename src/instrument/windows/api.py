@@ -6,16 +6,22 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import LAUNCHED
 from ..exporters.capture import Exporter
-from ..exporters.choose import choose
+from ..exporters.choose import ExporterName, choose
 from ..guard import guard
 from .outcomes import Outcomes
-from .profile import FEATURE, Profile
+from .profile import Profile
 from .schedule import NEVER, Schedule, schedule
-from .torch_schedule import FromTorch
+from .torch_schedule import TorchSchedule
+from .window_recorder import FEATURE
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import TorchProfilerOptions
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,10 @@ def profile(
     schedule: Schedule | str | Callable[[int], Any] | None = None,
     on_trace_ready: Callable[[Profile], Any] | None = None,
     on_summary: Callable[[str], None] | None = None,
-    exporter: str | Exporter = "auto",
+    exporter: ExporterName | Exporter = "auto",
     ranks: Iterable[int] | None = None,
     first_step: int = 0,
-    **options: Any,
+    **options: Unpack[TorchProfilerOptions],
 ) -> Profile:
     """Record chosen steps of a training loop; call ``.step()`` on what this returns after each step.
 
@@ -160,7 +166,7 @@ def _hint(out: object) -> str:
     return '; the schedule goes into "schedule": profile("runs/x", schedule=...)' if callable(out) else ""
 
 
-def _plan(given: Schedule | str | Callable[[int], Any] | None, first_step: int) -> Schedule | FromTorch:
+def _plan(given: Schedule | str | Callable[[int], Any] | None, first_step: int) -> Schedule | TorchSchedule:
     if given is None:
         return schedule(at=first_step, active=NEVER)
     if isinstance(given, str):
@@ -168,5 +174,5 @@ def _plan(given: Schedule | str | Callable[[int], Any] | None, first_step: int) 
     if isinstance(given, Schedule):
         return given.starting(first_step)
     if callable(given):
-        return FromTorch(given, first_step)
+        return TorchSchedule(given, first_step)
     raise TypeError(f'"schedule" must be an instrument.schedule(...) or a function of a step\'s number: {given!r}')

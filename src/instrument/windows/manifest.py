@@ -207,14 +207,14 @@ def append(folder: Path, lines: list[bytes]) -> None:
                 lines.remove(line)
 
 
-def not_compressed(entry: Mapping[str, Any], kept: bool, why: str) -> dict[str, Any]:
+def uncompressed_entry(entry: Mapping[str, Any], kept: bool, why: str) -> dict[str, Any]:
     """Return the line of a window whose trace was not compressed; ``kept`` tells whether it is there as it was."""
     reason = f"not compressed: {why}" if kept else f"not saved: {why}"
     reasons = [entry["reason"], reason] if entry["reason"] else [reason]
     return {**entry, "status": entry["status"] if kept else "failed", "reason": "; ".join(reasons)}
 
 
-def described(files: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
+def describe_files(files: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
     """Return ``files`` as a line names them: the path relative to ``folder``, and the size in bytes."""
     return [{"path": str(path.relative_to(folder)), "bytes": size_of(path)} for path in files]
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import log
 from ..guard import guard
 from ..regions import dispatch
-from .finalizer import WindowFinalizer
 from .manifest import Manifest
 from .recording import Recording
 from .schedule import NEVER, Window, span
+from .window_finalizer import WindowFinalizer
 
 _ELSEWHERE = "steps ended on another thread than the one that opened the window"
 _NOT_SEEN = "step() was not called for each of the last steps"
@@ -90,7 +90,7 @@ class Outcomes:
             "hidden_regions": sorted(dispatch.compiled_away),
         }
 
-    def recorded(
+    def add_recorded(
         self,
         recording: Recording,
         files: Sequence[Path],
@@ -108,11 +108,11 @@ class Outcomes:
             failures: what failed after it was saved.
 
         Returns:
-            The number of the window for `WindowFinalizer.timed`.
+            The number of the window for `WindowFinalizer.add_timing`.
         """
         reason = "; ".join([*missing, *failures]) or None
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
-        return self.finalizer.recorded(
+        return self.finalizer.add_recorded(
             recording.capture, files, read=self._reports and self.holds_steps(recording), **line
         )
 
@@ -122,9 +122,9 @@ class Outcomes:
 
     def note(self, window: Window, status: str, reason: str, recording: Recording | None = None) -> None:
         """Write the line of a window without files."""
-        self.finalizer.unrecorded(**self.entry(window, recording) | {"status": status, "reason": reason})
+        self.finalizer.add_unrecorded(**self.entry(window, recording) | {"status": status, "reason": reason})
 
-    def missing(self, recording: Recording, next_step: int, end_reason: str, postponed: str) -> list[str]:
+    def missing_reasons(self, recording: Recording, next_step: int, end_reason: str, postponed: str) -> list[str]:
         """Return why steps of the window are missing; an empty list if none are.
 
         Args:
@@ -139,16 +139,10 @@ class Outcomes:
         if next_step < stop < NEVER or not self.holds_steps(recording):
             return [end_reason]
         if steps is not None and steps[1] + 1 < stop < NEVER:
-            return [_ELSEWHERE if recording.elsewhere else postponed or _NOT_SEEN]
+            return [_ELSEWHERE if recording.other_thread_stepped else postponed or _NOT_SEEN]
         if steps is not None and steps[0] > recording.window.active and postponed:
             return [postponed]
         return []
-
-    def account_for_earlier(self, accounted: int, windows: Iterable[Window | None], reason: str) -> None:
-        """Note those of ``windows`` that come after number ``accounted`` as not reached, for ``reason``."""
-        for window in windows:
-            if window is not None and window.index > accounted:
-                self.note(window, "not reached", reason)
 
     @guard.contained("the summary")
     def report(self) -> None:

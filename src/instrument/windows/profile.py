@@ -1,4 +1,4 @@
-"""`Profile`: the object that a training loop steps, which opens and closes windows as the schedule says."""
+"""`Profile`: the object that a training loop steps; it starts, follows the schedule, pauses and stops."""
 
 from __future__ import annotations
 
@@ -6,53 +6,45 @@ import atexit
 import functools
 import os
 import sys
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-from .. import compat, log, stderr
+from .. import compat, stderr
 from ..config import settings
 from ..cuda_graphs import GraphFollower, cuda_graphs
 from ..errors import CaptureError
 from ..exporters.capture import Exporter
 from ..guard import exiting, guard
 from ..interrupts import is_interrupt
-from ..regions import dispatch, region
 from ..stepping.program_steps import program_steps
-from .changes import Changes
 from .outcomes import Outcomes
-from .rank import process_suffix, rank
-from .recording import Recording, Saved
-from .schedule import NEVER, Phase, Schedule, Window
-from .timing import StepTimes
+from .rank import rank
+from .schedule import NEVER, Schedule, Window
 from .torch_api import TorchProfilerApi
-from .torch_schedule import FromTorch
+from .torch_schedule import TorchSchedule
+from .window_recorder import FEATURE, WindowRecorder
 
-FEATURE = "recording windows"
-_OWN_WORK = region.make(region.OWN_WORK, None, None, None, None)
-_IN_BACKWARD = "step() was called in the backward pass, where torch.profiler cannot start or stop"
-_IN_CAPTURE = "step() was called while a CUDA graph was captured, where nothing can start or stop"
 _USER_NAMES = frozenset({"out", "start", "step", "step_num", "stop", "windows"})
 
 
-class Profile(TorchProfilerApi):
+class Profile(WindowRecorder):
     """The profiler of a training loop, as `profile` returns it.
 
-    It is a context manager. All of `torch.profiler.profile` that a loop uses is there as well: ``step``,
-    ``start``, ``stop``, ``export_chrome_trace``, ``key_averages``, ...
+    It is a context manager, and has the methods of `torch.profiler.profile` that loops call: ``step``, ``start``,
+    ``stop``, ``export_chrome_trace``, ``key_averages``, ...
 
     Args:
+        out: the folder that everything is written to.
         plan: the steps to record.
-        exporter: what records them.
-        outcomes: where the outcome of each window goes.
+        exporter: makes the captures.
+        outcomes: gets the outcome of each window.
         on_trace_ready: called at the end of each window, with this object.
         first_step: the number of the first step.
         plans_steps: whether there is a schedule. Without one only the steps that `step` announces are marked.
-        preemptible: it stops when another profile starts, and does not start while another one runs.
+        preemptible: the profile stops when another one starts, and does not start while another one runs.
         keeps_events: whether the events of the last window stay in memory for calls after the loop.
 
     Attributes:
@@ -64,20 +56,12 @@ class Profile(TorchProfilerApi):
     started: ClassVar[list[Callable[[], None]]] = []  # called when a profile starts
     idle: ClassVar[list[Callable[[], None]]] = []  # called when no profile has a window open or to come
     _made = False  # a profile with wrong arguments only counts steps
-    _changes = Changes()
-    _started = False
-    _due = NEVER
-    _last: Any = None
-    _recording: Recording | None = None
-    _metadata: dict[str, str] = {}  # noqa: RUF012  # each profile that is made has its own
-    out = Path()
-    step_num = 0
 
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
     def __init__(
         self,
         out: Path,
-        plan: Schedule | FromTorch,
+        plan: Schedule | TorchSchedule,
         exporter: Exporter,
         outcomes: Outcomes,
         *,
@@ -87,37 +71,24 @@ class Profile(TorchProfilerApi):
         preemptible: bool,
         keeps_events: bool,
     ) -> None:
-        super().__init__()
-        self.step_num = first_step
-        self.out = out
-        self._due = NEVER  # the next step at which there is something to do
-        self._changes = Changes()
-        self._plan = plan
-        self._exporter = exporter
-        self._outcomes = outcomes
-        self._finalizer = outcomes.finalizer
-        self._on_trace_ready = on_trace_ready
-        self._plans_steps = plans_steps
+        super().__init__(
+            out,
+            plan,
+            exporter,
+            outcomes,
+            on_trace_ready=on_trace_ready,
+            first_step=first_step,
+            plans_steps=plans_steps,
+            keeps_events=keeps_events,
+        )
         self._preemptible = preemptible
-        self._keeps_events = keeps_events
-        self._left_on: Recording | None = None  # by another thread's `stop` or an interrupt, until the next step
-        self._last_over = 0  # the number of the last window that is over
-        self._continued = 0  # the number of the window that the end of a loop cut and the next loop continues
-        self._times = StepTimes()
-        self._untimed: int | None = None  # the window that is over while the steps after it are timed
         self._all_begun = False  # no window is to come
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
-        self._first = first_step
-        self._started = False
-        self._end_unfinished = False  # it ended, but an interrupt cut off a part of that
-        self._unaccounted: list[Window] | None = None  # the windows that were not reached, once it ended
+        self._end_unfinished = False  # an interrupt cut off a part of the end
+        self._unaccounted: list[Window] | None = None  # after the end, the windows that were not reached
         self._paused = False
-        self._closing = False  # on_trace_ready is being called
-        self._postponed = ""  # why a change that was due could not be made; for the current or the next window
-        self._put_off: list[Window] = []  # the windows that were to open then
-        self._graphs: GraphFollower | None = None  # so that captures are seen while it runs
-        self._end_reason = "the plan changed"  # how the loop ended, in words
+        self._graphs: GraphFollower | None = None  # detects captures of CUDA graphs while the profile runs
         self._process = 0
         self._made = True
 
@@ -151,39 +122,6 @@ class Profile(TorchProfilerApi):
             except Exception as raised:
                 if raised is error:
                     raise
-
-    @guard.contained(FEATURE)
-    def between_steps(self) -> bool:
-        """End the recorded step early, so that work done before `step` belongs to no step.
-
-        Returns:
-            Whether the window goes on after that step. Where it ends, work that can wait should wait.
-        """
-        recording = self._recording
-        if recording is None or recording.steps is None or not recording.here():
-            return True
-        self._times.end()
-        self._changes.make(functools.partial(self._end_recorded_step, recording))
-        window = self._plan.at(self.step_num + 1)[1]
-        return window is not None and window.index == recording.window.index
-
-    def _end_recorded_step(self, recording: Recording) -> None:
-        with suppress(CaptureError):  # the step that closes the window finds out as well
-            recording.end_step()
-
-    @contextmanager
-    def own_work(self) -> Iterator[None]:
-        """Record the body as the library's own work and leave its time out of the step's."""
-        recording = self._recording
-        if recording is None or recording.steps is None:
-            yield
-            return
-        began_ns, token = time.perf_counter_ns(), dispatch.enter(_OWN_WORK)
-        try:
-            yield
-        finally:
-            dispatch.leave(token)
-            self._times.leave_out(time.perf_counter_ns() - began_ns)
 
     def _step_for_daemon(self) -> None:
         """Count a step in Kineto as well: its daemon can be asked to record a number of iterations."""
@@ -282,15 +220,15 @@ class Profile(TorchProfilerApi):
 
     def _end_windows(self, begun: bool, complete: bool) -> bool:
         """Close an open window and account for those not reached; return False if that was done before."""
-        if not self._leave(begun, complete):
+        if not self._leave_running(begun, complete):
             return False
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return False
         self._abandon_left()
         recording = self._recording
         if recording is not None and not self._closing:
-            self._close(recording, begun=begun, complete=complete, cut=not (begun or complete))
-        self._hand_over(self.step_num + complete)
+            self._close_window(recording, begun=begun, complete=complete, cut=not (begun or complete))
+        self._complete_last_window(self.step_num + complete)
         with guard.contained("ending"):
             if self._unaccounted is None:
                 self._unaccounted = [] if self._outcomes.excluded else list(islice(self._unreached(), 1000))
@@ -338,17 +276,17 @@ class Profile(TorchProfilerApi):
         empty = recording is not None and (
             recording.steps is None or (begun and recording.steps[0] == self.step_num)
         )
-        if recording is not None and empty and recording.here():
+        if recording is not None and empty and recording.on_own_thread():
             self._abandon(recording)
         elif recording is not None:
             self._continued = recording.window.index
             try:
-                self._close(recording, begun=begun, cut=cut)
+                self._close_window(recording, begun=begun, cut=cut)
             finally:
                 if self._end_unfinished:  # on_trace_ready called `stop`
                     self._end(begun)
         self._times.cancel()
-        self._hand_over(self.step_num)
+        self._complete_last_window(self.step_num)
         with guard.contained("ending"):
             self._outcomes.report()
             if self._last_over == self._plan.count:
@@ -367,13 +305,13 @@ class Profile(TorchProfilerApi):
 
     @guard.contained(FEATURE)
     def _abandon_for(self, reason: str) -> None:
-        left = self._leave()
+        left = self._leave_running()
         if self._process != os.getpid():  # a forked child: the windows are its parent's
             return
         self._abandon_left()
         if left and self._recording is not None:
             self._give_up(self._recording.window, CaptureError(reason))
-        self._hand_over(self.step_num)
+        self._complete_last_window(self.step_num)
         self._finalizer.finish()
         self._notify_idle()
         self._end_unfinished = False
@@ -396,7 +334,7 @@ class Profile(TorchProfilerApi):
             if window is not None:
                 self._outcomes.note(window, "not reached", reason)
 
-    def _leave(self, begun: bool = False, complete: bool = False) -> bool:
+    def _leave_running(self, begun: bool = False, complete: bool = False) -> bool:
         """Take part in nothing more; return False if that was so before and nothing is left to do."""
         started = self._started
         if started:
@@ -494,12 +432,12 @@ class Profile(TorchProfilerApi):
             return
         self._abandon_left()
         if not self._started:
-            self._due = NEVER if self._left_on is None else step + 1
+            self._due = NEVER if self._unended is None else step + 1
             return
         self._due = step + 1
         with guard.contained("following the schedule"):
-            if recording is not None and not recording.here():
-                recording.stepped_elsewhere()
+            if recording is not None and not recording.on_own_thread():
+                recording.note_foreign_step()
                 return
             phase, window = self._plan.at(step)
             over = recording is not None and (window is None or window.index != recording.window.index)
@@ -507,7 +445,7 @@ class Profile(TorchProfilerApi):
                 return
             if recording is not None and (over or recording.ended_early):
                 try:
-                    self._close(recording)
+                    self._close_window(recording)
                 finally:
                     if self._end_unfinished:  # on_trace_ready called `stop`
                         self._end(begun=True)
@@ -518,8 +456,8 @@ class Profile(TorchProfilerApi):
                 self._all_begun = following is None
                 due = NEVER if following is None else following.warmup
                 self._due = self._times.next(step, due)
-                if (due == step + 1 and self._plan.foreseen) or not self._times.waits(step):
-                    self._hand_over(step)
+                if (due == step + 1 and self._plan.plans_ahead) or not self._times.waits(step):
+                    self._complete_last_window(step)
                 if self._due == step + 1:
                     self._times.begin(step, recording=False)
                 if self._all_begun:
@@ -530,191 +468,7 @@ class Profile(TorchProfilerApi):
                 if self._plan.finite or window.stop < NEVER:
                     self._due = window.stop
             else:
-                self._follow(phase, window)
-
-    def _postpones(self, phase: Phase, window: Window | None, over: bool) -> bool:
-        """Return whether what is due at this step has to wait for the next one.
-
-        At the end of a backward pass, torch undoes a start or stop of its profiler in that pass. The start and the
-        stop synchronize, which invalidates the capture of a CUDA graph; marking a step does not.
-        """
-        recording = self._recording
-        if self._exporter.name == "torch_profiler" and compat.in_backward():
-            self._postponed = _IN_BACKWARD
-        elif cuda_graphs.capturing and self._is_due(phase, window, over):
-            self._postponed = _IN_CAPTURE
-            if over and recording is not None:
-                self._end_recorded_step(recording)
-        else:
-            self._account_for_put_off(window)
-            return False
-        if recording is None and window is not None and window.index > self._last_over:
-            self._put_off = [other for other in self._put_off if other.index != window.index] + [window]
-        return True
-
-    def _is_due(self, phase: Phase, window: Window | None, over: bool) -> bool:
-        """Return whether a recording opens, starts or ends at this step."""
-        if self._recording is None:
-            return window is not None and (window.index > self._last_over or window.index == self._continued)
-        return over or self._recording.ended_early or (phase is Phase.ACTIVE and self._recording.start_ns is None)
-
-    def _account_for_put_off(self, window: Window | None) -> None:
-        """Note the windows that were over before they could open; ``window`` can open now."""
-        put_off, self._put_off = self._put_off, []
-        for missed in put_off:
-            if window is None or missed.index != window.index:
-                self._last_over = missed.index
-                self._outcomes.note(missed, "skipped", self._postponed)
-        if put_off and window is None:
-            self._postponed = ""
-
-    def _follow(self, phase: Phase, window: Window) -> None:
-        capture = None
-        try:
-            if self._recording is None:
-                self._hand_over(self.step_num)
-                dispatch.active.detect()
-                capture = self._exporter.capture()
-                self._recording = Recording(window, capture, self.step_num)
-                self._times.open()
-            self._recording.window = window
-            if phase is Phase.ACTIVE:
-                self._recording.step(
-                    self.step_num, self._metadata, self._plans_steps or self.step_num > self._first
-                )
-                self._times.begin(self.step_num, recording=True)
-            else:
-                self._recording.warm_up()
-                self._due = window.active
-        except BaseException as error:
-            if self._recording is None and capture is not None:  # interrupted in between
-                with guard.contained("leaving a capture"):
-                    capture.discard()
-            if self._started:
-                self._give_up(window, error)
-            if is_interrupt(error):
-                raise
-        finally:
-            if self._recording is not None and not self._started:  # by another thread's `stop`
-                self._due = NEVER
-                self._abandon(self._recording)
-
-    def _close(
-        self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
-    ) -> None:
-        """End the window: on time, or early because the loop ended (see `end` and `pause`)."""
-        window = recording.window
-        if begun or cut:
-            self._times.cancel()
-        else:
-            self._times.end()
-        if (cut and recording.holds(self.step_num)) or (recording.ended_early and not begun):
-            recording.cut_short()
-        try:
-            files, entry, missing = self._save(recording, begun, complete)
-        except BaseException as error:
-            self._give_up(window, error)
-            if is_interrupt(error):
-                raise
-            return
-        self._last_over, self._last = window.index, recording.capture
-        failure, failures = None, list[str]()
-        self._closing = True
-        try:
-            if self._on_trace_ready is not None and not recording.announced:
-                recording.announced = True
-                self._changes.outside(self._on_trace_ready, self)
-        except Exception as error:
-            if is_interrupt(error):
-                raise
-            failure = error
-            failures.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
-        finally:  # also after an interrupt the files are kept
-            self._recording, self._closing, self._postponed = None, False, ""
-            if not self._keeps_events:
-                self._last = None
-            received = self._finalizer.received
-            try:
-                self._untimed = self._outcomes.recorded(recording, files, entry, missing, failures)
-            except BaseException:
-                if self._finalizer.received == received:  # an interrupt came before: `_end` accounts for it
-                    self._recording = recording
-                raise
-            self._times.close(self.step_num)
-        if failure is not None:
-            guard.failed("on_trace_ready", failure)
-
-    def _save(self, recording: Recording, begun: bool, complete: bool) -> Saved:
-        """Stop and save the window; only once, even if it is closed again after an interrupt."""
-        if recording.saved is not None:
-            return recording.saved
-        if recording.end_ns is not None:
-            raise CaptureError("interrupted before it was saved")
-        if recording.start_ns is None:
-            raise CaptureError(f"{self._end_reason}, in warm-up")
-        if begun:
-            recording.leave_out(self.step_num)
-        recording.stop()
-        window = recording.window
-        folder = self.out / f"window-{window.index:04d}"
-        files = recording.capture.save(folder, f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}")
-        missing = self._outcomes.missing(recording, self.step_num + complete, self._end_reason, self._postponed)
-        recording.saved = files, self._outcomes.entry(window, recording), missing + recording.incomplete
-        return recording.saved
-
-    @guard.contained(FEATURE)
-    def _hand_over(self, step: int) -> None:
-        """Complete the window that is over, if any is left, with the times of the steps before ``step``."""
-        number, self._untimed = self._untimed, None
-        if number is None:
-            return
-        self._finalizer.timed(number, self._times.timing(step))
-        if self._plan.count == self._last_over:
-            self._outcomes.report()
-            self._finalizer.close()
-
-    def _give_up(self, window: Window, error: BaseException) -> None:
-        """Leave nothing on, note why a window is not recorded, and go on to the next."""
-        recording = self._recording
-        interrupted = is_interrupt(error)
-        if isinstance(error, CaptureError):
-            status, reason = "skipped", str(error)
-        else:
-            what = f"{type(error).__name__}: {error}".removesuffix(": ")
-            status, reason = "failed", f"{'interrupted by ' * interrupted}{what}"
-        try:
-            if recording is not None:
-                self._abandon(recording)
-        finally:  # also where a signal handler of the program raises
-            if self._recording is not None:  # an interrupt came before `_abandon` took it
-                self._left_on, self._recording = self._recording, None
-            self._last_over, self._continued = window.index, 0
-            self._outcomes.note(window, status, reason, recording)
-        log.warning("window not recorded", window=window.index, reason=reason)
-        refused = isinstance(error, OSError) and error.errno is not None and not settings.strict
-        if status == "failed" and not interrupted and not refused:  # by the system, as the line says
-            guard.failed(f"exporter {self._exporter.name}", cast(Exception, error))
-
-    def _abandon(self, recording: Recording) -> None:
-        """End ``recording`` without a trace: now or, after an interrupt, at the next step of its thread."""
-        due, self._due = self._due, self.step_num
-        self._left_on, self._recording = recording, None
-        if self._abandon_left():
-            self._due = due
-
-    def _abandon_left(self) -> bool:
-        """End a recording that was left on, if this thread can do that now; return whether none is left on."""
-        if self._left_on is not None and self._left_on.here() and not cuda_graphs.capturing:
-            with guard.contained("leaving a window"):
-                self._left_on.abandon()
-            self._left_on = None
-        return self._left_on is None
-
-    def _unreached(self) -> Iterable[Window]:
-        following = self._plan.window(self._last_over + 1)
-        if following is None or not self._plan.finite:
-            return [following] if following is not None else []
-        return filter(None, map(self._plan.window, range(following.index, (self._plan.count or 0) + 1)))
+                self._record_step(phase, window)
 
 
 def _where(begun: bool, complete: bool = False) -> str:

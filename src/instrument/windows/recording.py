@@ -49,18 +49,18 @@ class Recording:
         self.saved: Saved | None = None
         self.announced = False
         self._thread = threading.get_ident()
-        self.elsewhere = False
+        self.other_thread_stepped = False
         self._warming = False
         self._stopped = False
 
-    def here(self) -> bool:
+    def on_own_thread(self) -> bool:
         """Tell whether this is the thread that opened the window."""
         return self._thread == threading.get_ident()
 
-    def stepped_elsewhere(self) -> None:
+    def note_foreign_step(self) -> None:
         """Warn, the first time, that another thread ended a step."""
-        if not self.elsewhere:
-            self.elsewhere = True
+        if not self.other_thread_stepped:
+            self.other_thread_stepped = True
             log.warning(
                 "a step ended on another thread than the one that opened the window; the window stays open",
                 window=self.window.index,
@@ -82,7 +82,7 @@ class Recording:
             self._warming = True
             dispatch.active.expect(1)
 
-    def _warm(self) -> None:
+    def _end_warm_up(self) -> None:
         if self._warming:
             self._warming = False
             dispatch.active.expect(-1)
@@ -95,7 +95,7 @@ class Recording:
         if self.start_ns is None:
             self.capture.start()
             self.start_ns = time.time_ns()
-            self._warm()
+            self._end_warm_up()
             for key, value in metadata.items():
                 self.capture.add_metadata(key, value)
         if mark:
@@ -111,7 +111,7 @@ class Recording:
         if self.steps is not None:
             self.steps = (self.steps[0], number - 1) if self.steps[0] < number else None
 
-    def holds(self, number: int) -> bool:
+    def ends_with(self, number: int) -> bool:
         """Tell whether the step ``number`` is the last one recorded."""
         return self.steps is not None and self.steps[1] == number
 
@@ -127,7 +127,7 @@ class Recording:
         Raises:
             CaptureError: this is the wrong thread.
         """
-        if not self.here():
+        if not self.on_own_thread():
             raise CaptureError("the loop ended on another thread than the one that opened the window")
         self.capture.step(None)
         first, last = self.steps or (1, 0)  # a range without a step
@@ -142,7 +142,7 @@ class Recording:
             return
         self.end_ns = self.end_ns or time.time_ns()
         try:
-            self._warm()
+            self._end_warm_up()
             with suppress(CaptureError):  # the reason is known by now
                 if self.start_ns is None:
                     self.capture.discard()

@@ -1,4 +1,4 @@
-"""Schedules: which steps of a loop are recorded. A pure function of a step's number, so runs can be resumed."""
+"""`schedule`: decides by a step's number alone whether it is recorded, so a resumed run loses nothing."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ if TYPE_CHECKING:
     from torch.profiler import ProfilerAction
 
 NEVER = sys.maxsize  # a step that no loop reaches
+_USER_NAMES = ("at", "count", "finite", "next_window", "window", "windows")
 
 
 class Phase(enum.Enum):
-    """The state of the profiler during one step."""
+    """What the profiler does during one step."""
 
     WAIT = "wait"
-    """The profiler is off."""
+    """Nothing is on."""
     WARMUP = "warmup"
-    """The profiler is on, and its events are discarded."""
+    """The profiler is on, and its data is discarded."""
     ACTIVE = "active"
     """The step is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A range of recorded steps with its warm-up; steps are numbered from 0.
+    """The steps that one recording covers, and its warm-up. Steps are numbered from 0.
 
     Attributes:
-        index: Its number in the schedule, from 1.
-        warmup: The first warm-up step; equal to ``active`` if there is no warm-up.
-        active: The first recorded step.
-        stop: The first step after it.
+        index: the number of the window in the schedule, from 1.
+        warmup: the first warm-up step; equal to ``active`` without warm-up.
+        active: the first recorded step.
+        stop: the first step after the window.
     """
 
     index: int
@@ -48,29 +49,32 @@ class Window:
     def __str__(self) -> str:
         return span(self.active, self.stop)
 
+    def __dir__(self) -> list[str]:
+        return ["active", "index", "stop", "warmup"]
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Schedule(ABC):
-    """The windows of a run, in order, without overlaps. Made by `schedule`; immutable and hashable.
+    """The windows of a run, in order and without overlap. Made by `schedule`; immutable and hashable.
 
-    A call with a step's number returns a `torch.profiler.ProfilerAction`, as torch's own schedules do.
+    Like torch's own schedules, it can be called with a step's number and passed to ``torch.profiler.profile``.
 
     Attributes:
-        count: The number of windows; None if there is no end.
-        foreseen: Whether `next_window` knows the next window before it begins.
+        count: the number of windows; None if the schedule is endless.
+        plans_ahead: whether `next_window` returns a window before the window begins.
     """
 
-    foreseen: ClassVar[bool] = True
+    plans_ahead: ClassVar[bool] = True
 
     count: int | None
 
     @property
     def finite(self) -> bool:
-        """Whether there is a last window."""
+        """Whether the schedule has a last window."""
         return self.count is not None
 
     def window(self, index: int) -> Window | None:
-        """Return the window of that number, counted from 1; None after the last.
+        """Return the window number ``index``, counted from 1; None beyond the last.
 
         Raises:
             ValueError: ``index`` is below 1.
@@ -80,7 +84,7 @@ class Schedule(ABC):
         return self._window(index) if self.count is None or index <= self.count else None
 
     def next_window(self, step: int) -> Window | None:
-        """Return the window that contains ``step`` or, outside any, the next one; None after the last.
+        """Return the window that ``step`` is in, else the next one; None after the last.
 
         Raises:
             ValueError: ``step`` is negative.
@@ -90,7 +94,7 @@ class Schedule(ABC):
         return self.window(self._index(step))
 
     def at(self, step: int) -> tuple[Phase, Window | None]:
-        """Return the phase of ``step``, and its window (None in `Phase.WAIT`).
+        """Return the phase of ``step``, and the window that it belongs to (None in `Phase.WAIT`).
 
         Raises:
             ValueError: ``step`` is negative.
@@ -115,19 +119,22 @@ class Schedule(ABC):
         return ProfilerAction.WARMUP if phase is Phase.WARMUP else ProfilerAction.NONE
 
     def starting(self, step: int) -> Schedule:
-        """Return the schedule for a loop whose first step is ``step``: only cycles count from there."""
+        """Return the schedule of a loop that begins with ``step``: cycles start there, named steps stay."""
         return self
 
     def windows(self) -> Iterator[Window]:
-        """Yield every window in order; without end unless `finite`."""
+        """Yield every window in order; endless unless `finite`."""
         for index in count(1):
             window = self.window(index)
             if window is None:
                 return
             yield window
 
+    def __dir__(self) -> list[str]:
+        return list(_USER_NAMES)
+
     def __repr__(self) -> str:
-        # In the syntax of "at": Schedule('2-4,7-9', warmup=1)
+        # The steps as `schedule` would read them back: Schedule('2-4,7-9', warmup=1)
         head = list(islice(self.windows(), 4))
         shown = [str(window) for window in head]
         if self.count is None or self.count > 4:
@@ -137,7 +144,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def _window(self, index: int) -> Window:
-        """Return the window of a number that exists."""
+        """Return the window number ``index``, which exists."""
 
     @abstractmethod
     def _index(self, step: int) -> int:
@@ -146,7 +153,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Periodic(Schedule):
-    """Equal windows at equal distances: recorded parts start at ``first``, ``first + period``, ..."""
+    """Equal windows at equal distances; recording starts at ``first``, ``first + period``, ..."""
 
     first: int
     period: int
@@ -167,7 +174,7 @@ class _Periodic(Schedule):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Explicit(Schedule):
-    """Windows by name."""
+    """Windows that are listed one by one."""
 
     listed: tuple[Window, ...]
 
@@ -194,29 +201,29 @@ def schedule(
     Cycles, as in `torch.profiler.schedule`: ``schedule(wait=1, warmup=1, active=3, repeat=2)``.
 
     Named steps: ``schedule("10-12,100")``, ``schedule(at=[100, 1100], active=2)``. A number starts a window
-    of ``active`` steps; a range, which only a string can hold, includes both ends and is one window.
+    of ``active`` steps. A range, which only a string can hold, includes both ends and is one window.
 
     A period: ``schedule(every=1000, warmup=1, active=3)`` records 1000-1002, 2000-2002, ...
 
     Args:
-        at: The steps by number, in any order: one, several, or a string such as ``"10-12,100"``.
-        wait: Idle steps at the start of each cycle. Cycles only.
-        warmup: Steps before each window in which the profiler runs and its events are discarded; before named
-            steps, as many as fit after step 0 and the previous window. With 0, only recorded steps are touched;
-            1 keeps the cost of the profiler's own start out of the first recorded step.
-        active: Recorded steps of each window. Required for cycles, else 1 by default. Not with ranges.
-        repeat: The maximum number of windows; 0 means no maximum. Not with named steps.
-        skip_first: The steps before the first cycle or, with a period, the lowest step at which recording may
+        at: the steps by number, in any order: one, several, or a string such as ``"10-12,100"``.
+        wait: idle steps at the start of each cycle. Cycles only.
+        warmup: steps before each window in which the profiler is on and its data is discarded. Before named
+            steps, as many as fit after step 0 and the previous window. 0, the default, leaves other steps
+            untouched; 1 keeps the cost of starting the profiler out of the first recorded step.
+        active: recorded steps of each window: required for cycles, otherwise 1 by default. Not with ranges.
+        repeat: the largest number of windows; 0 means no limit. Not with named steps.
+        skip_first: the steps before the first cycle; with a period, the first step at which recording may
             start. Not with named steps.
-        skip_first_wait: Whether the first cycle has no ``wait``; a number other than 0 is true. Cycles only.
-        every: Steps from the start of one recorded part to the next, at least ``warmup + active``.
+        skip_first_wait: whether the first cycle leaves out ``wait``; any number except 0 is true. Cycles only.
+        every: steps from the start of one recorded part to the next, at least ``warmup + active``.
 
     Raises:
-        TypeError: A number is not an integer; True and False are not numbers here.
-        ValueError: An argument is out of range or cannot be combined with the others, or windows overlap.
+        TypeError: a number is not an integer, or is True or False.
+        ValueError: an argument is out of range, cannot be combined with another one, or windows overlap.
     """
     if at is not None and every is not None:
-        raise ValueError(f'"at" must be left out if "every" is given: {at!r}')
+        raise ValueError(f'"every" must be left out with "at": {every!r}')
     wait, warmup, repeat = _integer("wait", wait), _integer("warmup", warmup), _integer("repeat", repeat)
     skip_first = _integer("skip_first", skip_first)
     if not isinstance(skip_first_wait, bool):
@@ -225,22 +232,19 @@ def schedule(
         active = _integer("active", active, least=1)
 
     if at is not None:
-        _reject("at", wait=wait, repeat=repeat, skip_first=skip_first, skip_first_wait=skip_first_wait)
+        _refuse("at", wait=wait, repeat=repeat, skip_first=skip_first, skip_first_wait=skip_first_wait)
         return _explicit(at, warmup, active)
     if every is not None:
-        _reject("every", wait=wait, skip_first_wait=skip_first_wait)
+        _refuse("every", wait=wait, skip_first_wait=skip_first_wait)
         return _every(every, warmup, active or 1, repeat, skip_first)
     if active is None:
-        raise ValueError(
-            '"active" must be an integer >= 1, the steps to record in each cycle: None. Or name steps with "at", '
-            'or a period with "every"'
-        )
+        raise ValueError('"active" must be an integer >= 1 unless "at" or "every" is given: None')
     first = skip_first + (0 if skip_first_wait else wait) + warmup
     return _Periodic(repeat or None, first, wait + warmup + active, warmup, active, relative=True)
 
 
 def _every(every: int, warmup: int, active: int, repeat: int, skip_first: int) -> Schedule:
-    period = _integer("every", every, least=warmup + active, because=f" ({warmup=} + {active=})")
+    period = _integer("every", every, least=warmup + active, why=f" ({warmup=} + {active=})")
     first = max(-(-skip_first // period), 1) * period
     return _Periodic(repeat or None, first, period, warmup, active, relative=False)
 
@@ -251,11 +255,11 @@ def _explicit(at: str | int | Iterable[int], warmup: int, active: int | None) ->
         raise ValueError(f'"at" must name at least one step: {at!r}')
     for before, after in pairwise(spans):
         if before == after:
-            raise ValueError(f'"at" must name each window once: {at!r} has {span(*after)} twice')
+            raise ValueError(f'"at" must name each window once: {span(*after)} twice in {at!r}')
         if before[1] > after[0]:
-            given = f"{at!r}{f' with {active=}' if active else ''}"
             raise ValueError(
-                f'"at" must name windows that do not overlap: {given} has {span(*before)} and {span(*after)}'
+                f'"at" must name windows that do not overlap: {span(*before)} and {span(*after)} '
+                f"in {at!r}{f' with {active=}' if active else ''}"
             )
     stops = [0, *(stop for _, stop in spans)]
     windows = (
@@ -268,9 +272,11 @@ def _explicit(at: str | int | Iterable[int], warmup: int, active: int | None) ->
 def _parse(at: str | int | Iterable[int], active: int | None) -> Iterator[tuple[int, int]]:
     """Yield the recorded part of each window, as (first step, first step after)."""
     if isinstance(at, (bytes, bytearray, Mapping)):
-        raise TypeError(f'"at" must be steps by number, or a string such as "10-12,100": {at!r}')
+        raise TypeError(f'"at" must be steps by number or a string such as "10-12,100": {at!r}')
     if not isinstance(at, str):
-        for start in (_integer("at", number) for number in (at if isinstance(at, Iterable) else [at])):
+        several = isinstance(at, Iterable)
+        for number in at if isinstance(at, Iterable) else [at]:
+            start = _integer("at", number, several=several)
             yield start, start + (active or 1)
         return
     for part in at.split(","):
@@ -281,30 +287,43 @@ def _parse(at: str | int | Iterable[int], active: int | None) -> Iterator[tuple[
         if dash and int(high) < int(low):
             raise ValueError(f'"at" must have the lower step of a range first: {where}')
         if dash and active is not None:
-            raise ValueError(f'"active" must be left out if "at" has a range, which has a length: {active!r}')
+            raise ValueError(f'"active" must be left out with ranges in "at", {at!r}: {active!r}')
         yield int(low), (int(high) + 1 if dash else int(low) + (active or 1))
 
 
-def _integer(name: str, value: object, least: int = 0, because: str = "") -> int:
-    """Return the value as an int, or raise an error that names it."""
-    wrong = f'"{name}" must be an integer >= {least}{because}: {value!r}'
+def _integer(name: str, value: object, least: int = 0, why: str = "", *, several: bool = False) -> int:
+    """Return ``value`` as an int.
+
+    Args:
+        name: the argument, for the error.
+        value: what was given for it or, with ``several``, one of its items.
+        least: the smallest accepted integer, ...
+        why: ... and the reason for it, for the error.
+        several: whether the argument holds several integers.
+
+    Raises:
+        TypeError, ValueError: ``value`` is not an integer, or too small.
+    """
+    accepted = f"hold integers >= {least}" if several else f"be an integer >= {least}"
+    message = f'"{name}" must {accepted}{why}: {value!r}'
     if isinstance(value, bool):
-        raise TypeError(wrong)
+        raise TypeError(message)
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(wrong) from None
+        raise TypeError(message) from None
     if number < least:
-        raise ValueError(wrong)
+        raise ValueError(message)
     return number
 
 
-def _reject(kind: str, **others: int) -> None:
+def _refuse(kind: str, **others: int) -> None:
+    """Raise for the first of ``others`` that was given, as ``kind`` excludes it."""
     for name, value in others.items():
         if value:
-            raise ValueError(f'"{name}" must be left out if "{kind}" is given: {value!r}')
+            raise ValueError(f'"{name}" must be left out with "{kind}": {value!r}')
 
 
 def span(start: int, stop: int) -> str:
-    """Return the steps from ``start`` to before ``stop``, in the syntax of "at"."""
+    """Return the steps from ``start`` to before ``stop`` in the form that `schedule` reads: "7" or "2-4"."""
     return f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"

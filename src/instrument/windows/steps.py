@@ -9,14 +9,20 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .. import log
 from ..guard import guard
 from .api import Driver, folder_of, new_profile, uncounted_profile
-from .profile import FEATURE, Profile
+from .profile import Profile
 from .schedule import Schedule, span
 from .schedule import schedule as make_schedule
+from .window_recorder import FEATURE
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import ProfileOptions
 
 T = TypeVar("T")
 PLAN = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
@@ -169,7 +175,10 @@ class Steps(Generic[T]):
             count.leave()  # once more, in case it failed
 
     def __bool__(self) -> bool:
-        return True  # not by the length, which a generator has not
+        return True  # a generator has no length to decide by
+
+    def __dir__(self) -> list[str]:
+        return ["profile"]
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
@@ -204,7 +213,7 @@ def steps(
     skip_first_wait: bool | int | None = None,
     at: str | int | Iterable[int] | None = None,
     every: int | None = None,
-    **arguments: Any,
+    **arguments: Unpack[ProfileOptions],
 ) -> Steps[T]:
     """Iterate over ``iterable``, one step an item, and record the steps that are asked for.
 

@@ -12,7 +12,7 @@ from .schedule import Phase, Window
 _NONE, _WARMUP, _RECORD_AND_SAVE = 0, 1, 3  # the values of torch.profiler.ProfilerAction
 
 
-class FromTorch:
+class TorchSchedule:
     """A function from a step's number to a `torch.profiler.ProfilerAction`; asked once a step, in order.
 
     What it will say of a later step is not known, so a window has no end until the function names it.
@@ -20,7 +20,7 @@ class FromTorch:
 
     count = None
     finite = False
-    foreseen = False
+    plans_ahead = False
 
     def __init__(self, decide: Callable[[int], Any], first_step: int = 0) -> None:
         self._decide = decide
@@ -28,9 +28,9 @@ class FromTorch:
         self._index = 0
         self._window: Window | None = None
 
-    def starting(self, step: int) -> FromTorch:
+    def starting(self, step: int) -> TorchSchedule:
         """Return the plan of a loop whose first step is ``step``: torch counts from 0 there."""
-        return FromTorch(self._decide, step)
+        return TorchSchedule(self._decide, step)
 
     def at(self, step: int) -> tuple[Phase, Window | None]:
         """Return the phase of ``step`` and the window it belongs to."""

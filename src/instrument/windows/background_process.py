@@ -1,4 +1,4 @@
-"""`BackgroundProcess`: a process that the program does not see among its children."""
+"""`BackgroundProcess`: starts a process that is not a child of the program, where the system allows it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class BackgroundProcess:
     """Runs a command in a session of its own, with a socket as its standard input and output.
 
     On Linux the command is not a child of this process: `os.wait` does not return it, and its end raises no
-    SIGCHLD. A shell starts it and exits, for which the constructor waits: about a millisecond. The line
-    ``{"exit_code": N}`` follows the command's own output, and is to be kept in `exit_code`. The session gets what
-    the program leaves of the CPU.
+    SIGCHLD. A shell starts it and exits; the constructor waits for that, about a millisecond. The line
+    ``{"exit_code": N}`` follows the command's own output, and the caller stores it in `exit_code`. The session
+    gets the CPU time that the program leaves.
 
-    Elsewhere the command is a child. So it is where orphans become children of this process, as for process 1
-    of a container, and where the system has no shell or Python no `ctypes`.
+    Elsewhere the command is a child; also where orphans become children of this process, as for process 1 of a
+    container, and without a shell or without `ctypes`.
 
     Args:
         command: the absolute path of the program, and its arguments.
@@ -41,7 +41,7 @@ class BackgroundProcess:
         environment: the environment variables.
 
     Attributes:
-        exit_code: of the command, 128 + N after signal N; None while it is not known.
+        exit_code: the exit code of the command, 128 + N after signal N; None until it is known.
 
     Raises:
         OSError: the command cannot be started.
@@ -49,7 +49,7 @@ class BackgroundProcess:
 
     def __init__(self, command: Sequence[str], connection: socket.socket, environment: Mapping[str, str]) -> None:
         self.exit_code: int | None = None
-        Path(command[0]).stat()  # the shell's error would be lost
+        Path(command[0]).stat()  # raises now: the shell's error would be lost
         self._libc = _libc()
         options: dict[str, Any] = {
             "stdin": connection.fileno(),
@@ -65,27 +65,27 @@ class BackgroundProcess:
             with held_back(self._libc):
                 self._started = subprocess.Popen([_SHELL, "-c", _ORPHAN, "sh", *command], **options)
                 code = self._started.wait()
-            if code:  # it cannot fork
+            if code:  # the shell cannot fork
                 raise OSError(f"{_SHELL} ended with exit code {code}")
 
     @property
     def session(self) -> int:
-        """The number of its session and process group."""
+        """The number of the command's session and process group."""
         return self._started.pid
 
     def kill(self) -> None:
-        """Kill it; to be called while the other end of the socket is open, so that the number is still its own."""
+        """Kill the command; call this only while the socket is open, as the number may be reused afterwards."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.session, signal.SIGKILL)
 
     def wait(self) -> str:
-        """Wait for the end, after that of the socket, and return it in words."""
+        """Wait until the command, which has closed the socket, exits; return how, in words."""
         if self._libc is None:
-            return _ending(self._started.wait())
-        return _ending(self.exit_code) if self.exit_code is not None else "ended without an exit code"
+            return _describe_exit(self._started.wait())
+        return _describe_exit(self.exit_code) if self.exit_code is not None else "ended without an exit code"
 
-    def forked(self) -> None:
-        """Let go of it in a fork of this process, which can neither wait for it nor warn that it still runs."""
+    def detach(self) -> None:
+        """Forget the command in a forked child, which cannot wait for it and must not warn that it runs."""
         self._started.returncode = 0
 
 
@@ -107,8 +107,8 @@ def _libc() -> Any:
     return None if subreaper.value else libc
 
 
-def _ending(code: int) -> str:
-    number = -code if code < 0 else code - 128  # of a child, of a shell's
+def _describe_exit(code: int) -> str:
+    number = -code if code < 0 else code - 128  # as a child, as reported by the shell
     if number <= 0 or 0 <= code <= 128:
         return f"ended with exit code {code}"
     with suppress(ValueError):

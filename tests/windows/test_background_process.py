@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from instrument.windows import background
-from instrument.windows.background import BackgroundProcess
-from instrument.windows.process import FinalizerProcess
+from instrument.windows import background_process
+from instrument.windows.background_process import BackgroundProcess
+from instrument.windows.finalizer_process import FinalizerProcess
 
 from ..support import programs
 from ..support.finalizers import LOOKS_OFTEN, eventually, processes
@@ -38,7 +38,7 @@ def run(code: str, folder: Path, **options: Any) -> str:
 # Windows are finished by a process like this one; a program that trains takes longer to start.
 BEGIN = """
 import os, signal, sys, threading, time
-from instrument.windows.process import FinalizerProcess
+from instrument.windows.finalizer_process import FinalizerProcess
 
 def begin():
     ended = threading.Event()
@@ -76,7 +76,7 @@ except ChildProcessError:
 def test_it_takes_no_cpu_from_training(monkeypatch: pytest.MonkeyPatch, child: bool) -> None:
     """Its session gets the smallest share where the kernel has such shares; `nice` stays inside a session."""
     if child:  # as of process 1
-        monkeypatch.setattr(background, "_libc", lambda: None)
+        monkeypatch.setattr(background_process, "_libc", lambda: None)
     mine, theirs = socket.socketpair()
     with mine, theirs:
         command = ["/bin/sh", "-c", "cat /proc/self/autogroup; echo; echo done"]
@@ -254,12 +254,12 @@ except ChildProcessError:
 
 
 @pytest.mark.parametrize(
-    "missing", ["instrument.windows.background._SHELL = '/nowhere'", "sys.modules['ctypes'] = None"]
+    "missing", ["instrument.windows.background_process._SHELL = '/nowhere'", "sys.modules['ctypes'] = None"]
 )
 def test_a_system_without_a_shell_or_ctypes(tmp_path: Path, missing: str) -> None:
     """It is a child there."""
     code = f"""{BEGIN}
-import instrument.windows.background
+import instrument.windows.background_process
 {missing}
 process, ended = begin()
 process._process.kill()
@@ -271,7 +271,7 @@ print(process.ended)
 
 def test_a_shell_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no more processes may be started: it is known at once."""
-    monkeypatch.setattr(background, "_SHELL", "/bin/false")
+    monkeypatch.setattr(background_process, "_SHELL", "/bin/false")
     with pytest.raises(OSError, match="/bin/false ended with exit code 1"):
         FinalizerProcess(lambda answer: None, lambda process: None)
 
@@ -321,9 +321,9 @@ def test_what_it_cannot_read_ends_it(tmp_path: Path, gone: bool) -> None:
     training = subprocess.Popen(["/bin/true"])
     training.wait()
     code = f"""
-        from instrument.windows import finalize
-        finalize._LOOK_S = 0.1
-        finalize.main({training.pid if gone else os.getpid()})
+        from instrument.windows import finalizer_main
+        finalizer_main._LOOK_S = 0.1
+        finalizer_main.main({training.pid if gone else os.getpid()})
     """
     options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     command = [sys.executable, programs.program(code, tmp_path)]

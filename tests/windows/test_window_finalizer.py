@@ -24,8 +24,8 @@ import instrument
 from instrument.config import settings
 from instrument.descriptors import OwnSocket
 from instrument.guard import guard
-from instrument.windows import finalizer as module
-from instrument.windows.process import FEATURE, FinalizerProcess
+from instrument.windows import window_finalizer as module
+from instrument.windows.finalizer_process import FEATURE, FinalizerProcess
 
 from ..support import programs
 from ..support.finalizers import LOOKS_OFTEN, eventually, finalizer, processes
@@ -411,8 +411,8 @@ def test_nobody_reads_the_summary(tmp_path: Path) -> None:
     """With a standard error that is full the program ends all the same, and as it should."""
     code = """
         import os, sys, torch, instrument
-        from instrument.windows import finalizer
-        finalizer._STDERR_S = 0.2
+        from instrument.windows import window_finalizer
+        window_finalizer._STDERR_S = 0.2
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         try:

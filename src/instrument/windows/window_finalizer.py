@@ -1,4 +1,4 @@
-"""What follows a window leaves the training process: compression, the manifest line, the summary."""
+"""`WindowFinalizer`: in the training process, sends each recorded window to the process that finishes it."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ from ..exporters.capture import Capture
 from ..exporters.raw_trace import packed, part
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
-from .manifest import Manifest, described, not_compressed, size_of
-from .process import FEATURE, FinalizerProcess
+from .finalizer_process import FEATURE, FinalizerProcess
+from .manifest import Manifest, describe_files, size_of, uncompressed_entry
 
 _WAIT_S = 60.0  # how long the end of a run waits for its windows, ...
 _WAIT_S_PER_BYTE = 0.5e-6  # ... and a second more for each 2 MB of trace
-_STDERR_S = 5.0  # how long the summary waits for whoever reads standard error
+_STDERR_S = 5.0  # how long the summary waits for room in standard error, such as a pipe
 _CHUNK = 1024  # characters, which a pipe that is ready for any takes at once
-
-Tell = Callable[[str], None]
 
 
 class WindowFinalizer:
-    """Finishes the windows of one run in order, in one process of their own.
+    """Has the windows of one run finished in order by a `FinalizerProcess`.
 
-    The process is started for the first window that needs it, and ends with `close` or `finish`. Where it cannot
-    be started or dies, traces stay as torch wrote them and the manifest gives the reason.
+    The process starts with the first window that needs it, and ends with `close` or `finish`. If the process
+    cannot be started or dies, traces stay as torch wrote them and the manifest gives the reason.
 
     Args:
-        manifest: where each window gets its line.
-        hint: what to say to the user where the exporter writes no files.
+        manifest: gets the line of each window.
+        hint: the message for users if the exporter writes no files.
 
     Attributes:
-        received: how many windows `recorded` was called for.
-        stderr: the stream for the summary; None is what ``sys.stderr`` is then.
+        received: the number of calls of `add_recorded`.
+        stderr: the stream for the summary; None means ``sys.stderr`` at that time.
     """
 
     def __init__(self, manifest: Manifest, hint: str) -> None:
@@ -47,35 +45,35 @@ class WindowFinalizer:
         self.received = 0
         self.stderr: Any = None
         self._process: FinalizerProcess | None = None
-        self._state: str | None = None  # of the summary, from one process to the next
-        self._jobs: dict[int, dict[str, Any]] = {}  # that are not done yet
+        self._state: str | None = None  # of the summary, passed from one process to the next
+        self._jobs: dict[int, dict[str, Any]] = {}  # by number, until they are done
         self._last = 0  # the number of the last job
         self._unreported = 0  # recorded windows without a trace to read, since the last summary
-        self._unread = 0  # those whose trace is read, since the last summary
-        self._tell: Tell | None = None
-        self._failure: Exception | None = None  # to be raised by `finish`: strict settings
+        self._unread = 0  # recorded windows whose trace is read, since the last summary
+        self._on_summary: Callable[[str], None] | None = None
+        self._failure: Exception | None = None  # raised by `finish`, with strict settings
 
-    def recorded(self, capture: Capture, files: Sequence[Path], *, read: bool, **entry: Any) -> int:
-        """Begin to finish a window whose ``files`` were saved; `timed` completes it.
+    def add_recorded(self, capture: Capture, files: Sequence[Path], *, read: bool, **entry: Any) -> int:
+        """Begin to finish a window whose ``files`` were saved; `add_timing` completes it.
 
         Args:
-            capture: what recorded it.
-            files: what was saved.
-            read: whether its trace is for the summary.
-            entry: what `Manifest.entry` takes.
+            capture: the window's capture.
+            files: the files that it saved.
+            read: whether the summary includes its trace.
+            entry: the arguments of `Manifest.entry`.
 
         Returns:
-            The number of the window for `timed`.
+            The number of the window for `add_timing`.
         """
         self.received += 1
         number = 0
         try:
-            self._leave_ended()
+            self._drop_ended_process()
             folder, raw = self._manifest.folder, capture.raw
             line = self._manifest.entry(**entry)
             if raw is None:
                 self._unreported += 1
-                number = self._register(entry={**line, "files": described(files, folder)})
+                number = self._register(entry={**line, "files": describe_files(files, folder)})
             else:
                 read = read and settings.summary
                 self._unread += read
@@ -83,8 +81,8 @@ class WindowFinalizer:
                 self._submit(number)
         except BaseException as error:
             with guard.contained(FEATURE):
-                if not number:  # else `finish` writes its line, or a signal handler that called it did
-                    self._keep(capture, files, entry, error)
+                if not number:  # else `finish` writes the line, perhaps called by a signal handler
+                    self._keep_unsent(capture, files, entry, error)
             if not isinstance(error, Exception):
                 raise
             try:
@@ -94,17 +92,19 @@ class WindowFinalizer:
                     raise
         return number
 
-    def _keep(self, capture: Capture, files: Sequence[Path], entry: dict[str, Any], error: BaseException) -> None:
-        """Write the line of a window that cannot be handed to the process, and keep its trace as it is."""
-        line = {**self._manifest.entry(**entry), "files": described(files, self._manifest.folder)}
+    def _keep_unsent(
+        self, capture: Capture, files: Sequence[Path], entry: dict[str, Any], error: BaseException
+    ) -> None:
+        """Write the line of a window that cannot be sent to the process, and keep its raw trace."""
+        line = {**self._manifest.entry(**entry), "files": describe_files(files, self._manifest.folder)}
         job = {"entry": line} if capture.raw is None else {"entry": line, "raw": str(capture.raw)}
-        self._abandoned(job, f"{type(error).__name__}: {error}")
+        self._finish_without_process(job, f"{type(error).__name__}: {error}")
 
     @guard.contained(FEATURE)
-    def timed(self, number: int, timing: dict[str, Any]) -> None:
-        """Write the line of a window, which `recorded` numbered, with the times of the steps around it."""
+    def add_timing(self, number: int, timing: dict[str, Any]) -> None:
+        """Write the line of a window, which `add_recorded` numbered, with the times of the steps around it."""
         job = self._jobs.get(number)
-        if job is None:  # the line was written
+        if job is None:  # the line is written already
             return
         job["entry"]["timing"] = timing
         if "raw" in job:
@@ -113,51 +113,51 @@ class WindowFinalizer:
             self._line(job["entry"])
 
     @guard.contained(FEATURE)
-    def unrecorded(self, **entry: Any) -> None:
+    def add_unrecorded(self, **entry: Any) -> None:
         """Write the line of a window without files."""
         self._line(self._manifest.entry(**entry))
 
     def _line(self, entry: dict[str, Any]) -> None:
-        self._leave_ended()
-        if self._jobs:  # after the lines of the windows before it
+        self._drop_ended_process()
+        if self._jobs:  # the lines of earlier windows come first
             self._send("line", entry=entry, folder=str(self._manifest.folder))
         else:
             self._manifest.add(entry)
 
-    def report(self, hidden: Sequence[str], tell: Tell | None = None) -> None:
-        """Print the summary of the windows so far, unless that was done.
+    def report(self, hidden: Sequence[str], on_summary: Callable[[str], None] | None = None) -> None:
+        """Print the summary of the windows so far, unless it was printed.
 
         Args:
             hidden: regions inside compiled code.
-            tell: called with the text, on another thread; None writes it to `stderr`.
+            on_summary: called with the text, on another thread; None writes it to `stderr`.
         """
         with guard.contained("the summary"):
             unreported, unread = self._unreported, self._unread
             self._unreported = self._unread = 0
             if unread and settings.summary:
-                self._tell = tell
+                self._on_summary = on_summary
                 places = {"folder": str(self._manifest.folder), "cwd": _cwd()}
                 self._send("report", **places, hidden=list(hidden), terminal=_terminal(self.stderr or sys.stderr))
             if unreported and self._hint and settings.summary:
                 windows = "1 window" if unreported == 1 else f"{unreported} windows"
-                (tell or self._print)(f"instrument: {windows} {self._hint}\n")
+                (on_summary or self._print)(f"instrument: {windows} {self._hint}\n")
 
     @guard.contained(FEATURE)
     def close(self) -> None:
-        """Let the process end when its work is done, as no window follows."""
+        """Let the process end when its work is done; no window follows."""
         if self._process is not None:
             self._process.close()
 
     def finish(self) -> None:
         """Wait until everything is written: for a minute, and a second more for each 2 MB of trace."""
-        self._leave()
-        self._abandon("was not given all of them")  # where a call failed; nothing is left otherwise
+        self._end_process()
+        self._abandon_jobs("was not given all of them")  # only after a failed call are jobs left
         self._manifest.flush()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
-    def _leave(self) -> None:
+    def _end_process(self) -> None:
         process = self._process
         if process is None:
             return
@@ -175,20 +175,20 @@ class WindowFinalizer:
             process.give_up(error)
             process.end(wait_s)
         self._process = None
-        self._abandon(process.ended or "does not answer")  # what was sent when it was gone, if anything
+        self._abandon_jobs(process.ended or "does not answer")  # jobs sent after it ended
         if failure is not None:
             guard.failed(FEATURE, failure)
 
-    def _leave_ended(self) -> None:
+    def _drop_ended_process(self) -> None:
         if self._process is not None and (self._process.closed or self._process.ended):
-            self._leave()
+            self._end_process()
 
     def _send(self, kind: str, **job: Any) -> None:
-        self._leave_ended()
+        self._drop_ended_process()
         self._submit(self._register(kind=kind, **job))
 
     def _register(self, **job: Any) -> int:
-        """Return the number of a job that `finish` completes where nothing else does."""
+        """Store a job, which `finish` completes if nothing else does, and return its number."""
         number = self._last = self._last + 1
         self._jobs[number] = job | {"job": number}
         return number
@@ -197,22 +197,22 @@ class WindowFinalizer:
         job, process = self._jobs.get(number), self._process
         if process is None:
             try:
-                process = self._process = FinalizerProcess(self._answered, self._gone)
+                process = self._process = FinalizerProcess(self._handle_answer, self._handle_exit)
             except Exception as error:  # no memory, files, threads or interpreter
                 if is_interrupt(error):
                     raise
-                self._abandon(f"could not be started: {error}")
+                self._abandon_jobs(f"could not be started: {error}")
                 return
             if self._state is not None:
                 process.send({"kind": "resume", "job": 0, "state": self._state})
         if job is not None and number in self._jobs:
             process.send(job)
-        else:  # a signal handler called `finish` meanwhile
+        else:  # a signal handler has called `finish`
             process.close()
 
-    # What follows is called on the thread that waits for the answers or, where it cannot be started, by `_leave`.
+    # The methods below run on the thread that receives answers or, if there is none, in `_end_process`.
 
-    def _answered(self, answer: Mapping[str, Any]) -> None:
+    def _handle_answer(self, answer: Mapping[str, Any]) -> None:
         try:
             self._state = answer.get("state", self._state)
             job = {} if answer.get("held") else self._jobs.pop(answer["job"], {})
@@ -220,36 +220,36 @@ class WindowFinalizer:
                 self._jobs.pop(answer.get("window", 0), None)
                 self._manifest.add(answer["entry"], written=answer["written"])
             elif "entry" in job:
-                self._abandoned(job, "; ".join(error for _, error in answer["errors"]))
+                self._finish_without_process(job, "; ".join(error for _, error in answer["errors"]))
             if answer.get("text"):
                 with guard.contained("the summary"):
-                    (self._tell or self._print)(answer["text"])
+                    (self._on_summary or self._print)(answer["text"])
             for feature, error in answer["errors"]:
                 guard.failed(feature, CaptureError(error))
-        except BaseException as error:  # also a SystemExit of the user's function: the thread has to go on
+        except BaseException as error:  # even SystemExit, which `on_summary` may raise: the thread must continue
             self._failure = self._failure or (error if isinstance(error, Exception) else None)
-            if answer.get("written"):  # its line is there
+            if answer.get("written"):  # its line is in the manifest
                 self._jobs.pop(answer["job"], None)
                 self._jobs.pop(answer.get("window", 0), None)
 
     def _print(self, text: str) -> None:
-        """Write to `stderr`, and where that is closed or broken to ``sys.stderr``."""
-        if self.stderr is None or not _written(text, self.stderr):
-            _written(text, sys.stderr)
+        """Write to `stderr` or, if it is closed or broken, to ``sys.stderr``."""
+        if self.stderr is None or not _write_while_read(text, self.stderr):
+            _write_while_read(text, sys.stderr)
 
-    def _gone(self, process: FinalizerProcess) -> None:
+    def _handle_exit(self, process: FinalizerProcess) -> None:
         if process is self._process and process.ended:
-            self._abandon(process.ended)
+            self._abandon_jobs(process.ended)
 
-    def _abandon(self, how: str) -> None:
-        """Do without the process what it left undone: keep the traces, write the lines, and say why."""
+    def _abandon_jobs(self, how: str) -> None:
+        """Finish the jobs that the process left: keep raw traces, write the lines with the reason, and log it."""
         reason = f"the process that finishes windows {how}"
         abandoned = False
         for number in sorted(self._jobs):
-            job = self._jobs.pop(number, {})  # another thread or a signal handler may be at this too
+            job = self._jobs.pop(number, {})  # another thread or a signal handler may have taken it
             abandoned = abandoned or bool(job)
             if "entry" in job:
-                self._abandoned(job, reason)
+                self._finish_without_process(job, reason)
         if not abandoned:
             return
         try:
@@ -257,29 +257,29 @@ class WindowFinalizer:
         except Exception as error:
             self._failure = self._failure or error
 
-    def _abandoned(self, job: Mapping[str, Any], reason: str) -> None:
-        self._manifest.add(self._kept(job, reason) if "raw" in job else job["entry"])
+    def _finish_without_process(self, job: Mapping[str, Any], reason: str) -> None:
+        self._manifest.add(self._entry_with_raw_trace(job, reason) if "raw" in job else job["entry"])
 
-    def _kept(self, job: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    def _entry_with_raw_trace(self, job: Mapping[str, Any], reason: str) -> dict[str, Any]:
         raw, entry = Path(job["raw"]), job["entry"]
         path = packed(raw)
         with Suppressed(OSError):
             part(raw).unlink(missing_ok=True)
-        if path.exists():  # it was not read for the summary
+        if path.exists():  # compressed, but not read for the summary
             with Suppressed(OSError):
                 raw.unlink(missing_ok=True)
             reasons = [entry["reason"]] if entry["reason"] else []
             entry = {**entry, "reason": "; ".join([*reasons, f"not in the summary: {reason}"])}
         else:
-            path, entry = raw, not_compressed(entry, raw.exists(), reason)
-        return {**entry, "files": described([path] if path.exists() else [], self._manifest.folder)}
+            path, entry = raw, uncompressed_entry(entry, raw.exists(), reason)
+        return {**entry, "files": describe_files([path] if path.exists() else [], self._manifest.folder)}
 
 
-def _written(text: str, file: Any) -> bool:
-    """Write to ``file``, as far as somebody reads it; return False where it is closed, broken or missing."""
+def _write_while_read(text: str, file: Any) -> bool:
+    """Write to ``file`` while its reader keeps up; return False if it is closed, broken or missing."""
     with Suppressed(OSError, ValueError, AttributeError):
         for start in range(0, len(text), _CHUNK):
-            if not _ready(file):
+            if not _wait_until_writable(file):
                 break
             file.write(text[start : start + _CHUNK])
             file.flush()
@@ -287,15 +287,15 @@ def _written(text: str, file: Any) -> bool:
     return False
 
 
-def _ready(file: Any) -> bool:
-    """Wait until ``file`` takes more: a thread that hangs in writing to it aborts the program's end."""
-    with Suppressed(OSError, ValueError):  # no file of the system's, as in a notebook
+def _wait_until_writable(file: Any) -> bool:
+    """Return whether ``file`` takes more within a time limit: a thread that hangs in a write aborts the exit."""
+    with Suppressed(OSError, ValueError):  # without a file descriptor, as in a notebook
         return bool(select.select([], [file.fileno()], [], _STDERR_S)[1])
     return True
 
 
 def _terminal(stderr: Any) -> dict[str, Any]:
-    """Return what rich would find out about standard error in this process."""
+    """Return the properties of standard error that rich would detect in this process."""
     columns = None
     if "COLUMNS" not in os.environ:
         for file in (0, 1, 2):
@@ -303,13 +303,13 @@ def _terminal(stderr: Any) -> dict[str, Any]:
                 columns = os.get_terminal_size(file).columns
                 break
     colours = None
-    with Suppressed(Exception):  # it may be anything
+    with Suppressed(Exception):  # the program may have replaced it by any object
         colours = stderr.isatty() or None
     encoding = getattr(stderr, "encoding", None)
     return {"columns": columns, "colours": colours, "encoding": encoding if isinstance(encoding, str) else "utf-8"}
 
 
 def _cwd() -> str | None:
-    with Suppressed(OSError):  # it is gone
+    with Suppressed(OSError):  # the folder was deleted
         return str(Path.cwd())
     return None

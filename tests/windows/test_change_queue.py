@@ -1,4 +1,4 @@
-"""`Changes`: one change at a time, also after an interrupt in the middle of one."""
+"""`ChangeQueue`: one change at a time, also after an interrupt in the middle of one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from instrument.windows.changes import Changes
+from instrument.windows.change_queue import ChangeQueue
 
 
 def interrupted(call: Callable[[], None], at: int) -> bool:
-    """Call it with a KeyboardInterrupt before its ``at``-th line in `Changes`; return whether that came."""
+    """Call it with a KeyboardInterrupt before its ``at``-th line in `ChangeQueue`; return whether that came."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal lines
-        if "changes.py" not in frame.f_code.co_filename or "test_" in frame.f_code.co_filename:
+        if "change_queue.py" not in frame.f_code.co_filename or "test_" in frame.f_code.co_filename:
             return None
         if event == "line":
             lines += 1
@@ -43,9 +43,9 @@ def test_a_change_after_an_interrupt() -> None:
     """It is made at once, after what the interrupted one kept waiting; each is made once at most."""
     lost, came, at = list[int](), True, 0
     while came:
-        changes, made = Changes(), list[str]()
+        changes, made = ChangeQueue(), list[str]()
 
-        def first(changes: Changes = changes, made: list[str] = made) -> None:
+        def first(changes: ChangeQueue = changes, made: list[str] = made) -> None:
             made.append("first")
             changes.make(lambda: made.append("waiting"))
 
@@ -62,7 +62,7 @@ def test_a_change_after_an_interrupt() -> None:
 
 def test_a_change_within_another() -> None:
     """It is made after that one, be it over by an error."""
-    changes, made = Changes(), list[str]()
+    changes, made = ChangeQueue(), list[str]()
 
     def fail() -> None:
         changes.make(lambda: made.append("waiting"))

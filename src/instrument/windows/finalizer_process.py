@@ -1,4 +1,4 @@
-"""`FinalizerProcess`: a Python process that finishes recorded windows, so that training does not."""
+"""`FinalizerProcess`: in the training process, starts `finalizer_main` as a process, sends jobs, gets answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from ..descriptors import OwnSocket
 from ..guard import guard
 from ..interrupts import Suppressed, is_interrupt
-from .background import BackgroundProcess
+from .background_process import BackgroundProcess
 
 FEATURE = "finishing a window"
 _CODE = """\
@@ -29,20 +29,19 @@ sys.path += [folder for folder in {path!r} if folder not in sys.path]
 spec = spec_from_file_location("instrument", {init!r}, submodule_search_locations=[{package!r}])
 sys.modules["instrument"] = package = module_from_spec(spec)
 spec.loader.exec_module(package)
-from instrument.windows.finalize import main
+from instrument.windows.finalizer_main import main
 main({parent})
 """
-# Training comes first, also before the imports, which are half a second of work. Isolated, Python finds the
-# standard library and installed packages first, whatever lies in the current folder; the package is the one that
-# runs here.
+# `nice` comes before the imports, which take half a second of CPU time. Isolated mode ignores the current folder,
+# and the package is loaded from the folder of this file.
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_ROOM = 1 << 15  # bytes that the connection takes without being read
-_KILL_S = 5  # how long its end may take once it is killed
+_ROOM = 1 << 15  # bytes that the connection buffers
+_KILL_S = 5  # time limit for the exit of the killed process
 _TOO_LONG = "was killed as it took too long"
-_FLUSH_S = 0.1  # how often `end` looks for jobs that have room now
+_FLUSH_S = 0.1  # how often `end` tries to send waiting jobs
 _WAKE = b'{"kind": "wake", "job": 0}\n'
-_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a process that is gone must not end this one with SIGPIPE
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a dead process must not end this one with SIGPIPE
 _ENVIRONMENT = {
     "INSTRUMENT": "0",
     "CUDA_VISIBLE_DEVICES": "",
@@ -52,50 +51,50 @@ _ENVIRONMENT = {
 
 
 class FinalizerProcess:
-    """Sends jobs to a process of its own, and hands over the answers on a thread.
+    """Sends jobs to a process that it starts, and passes on the answers, on a thread.
 
-    Where no thread can be started, as at exit from Python 3.12 on, `end` hands over all answers.
+    Without a thread, as at exit from Python 3.12 on, `end` passes on all answers.
 
-    The process is in a session of its own, so that Ctrl-C at the terminal does not reach it, and no child of this
-    one where that is possible (`BackgroundProcess`). Once its work is done it ends after `close` or `give_up`, or
-    when this process is gone. It holds none of this process's files open.
+    The process has its own session, so that Ctrl-C at the terminal does not reach it, and is not a child of this
+    process where possible (`BackgroundProcess`). It exits when its work is done after `close` or `give_up`, or
+    when this process has exited. It holds none of this process's files open.
 
     Args:
-        answered: called with each answer, a mapping with the number of its ``job``.
-        gone: called after the last answer.
+        on_answer: called with each answer, a mapping with the number of its ``job``.
+        on_exit: called after the last answer.
 
     Attributes:
-        closed: whether it takes no more jobs.
+        closed: whether no more jobs are accepted.
         ended: how the process ended, in words.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(
-        self, answered: Callable[[dict[str, Any]], None], gone: Callable[[FinalizerProcess], None]
+        self, on_answer: Callable[[dict[str, Any]], None], on_exit: Callable[[FinalizerProcess], None]
     ) -> None:
-        self._answered = answered
-        self._gone = gone
-        self._lock = threading.RLock()  # held by who sends; nobody waits for it
+        self._on_answer = on_answer
+        self._on_exit = on_exit
+        self._lock = threading.RLock()  # held while sending; never waited for
         self._unsent: deque[bytes] = deque()
         self._unanswered: deque[int] = deque()  # the sizes of jobs that were sent
-        self._rest = b""  # of an answer that is not whole so far
+        self._rest = b""  # of an incomplete answer
         self._failed: str | None = None  # in words
-        self._deadline: float | None = None  # by which `end`, where it receives the answers itself, returns
+        self._deadline: float | None = None  # for `end`, where it receives the answers itself
         self.closed = False
         self.ended: str | None = None
-        mine, theirs = socket.socketpair()
+        mine, other = socket.socketpair()
         self._socket = OwnSocket(mine)
         try:
             python = [sys.executable or "", *(["-B"] if sys.dont_write_bytecode else []), "-I"]
-            self._process = BackgroundProcess([*python, "-c", _code()], theirs, _environment())
+            self._process = BackgroundProcess([*python, "-c", _code()], other, _environment())
             self._thread = self._start_thread()
         except BaseException:
-            self._socket.close()  # which ends the process
+            self._socket.close()  # the process then exits
             raise
         finally:
-            theirs.close()
+            other.close()
         _running.add(self)
 
     def _start_thread(self) -> threading.Thread | None:
@@ -108,10 +107,10 @@ class FinalizerProcess:
         return thread
 
     def send(self, job: Mapping[str, Any]) -> None:
-        """Send a job without blocking; what the connection has no room for is sent when there is some.
+        """Send a job without blocking; it waits in a queue while the connection is full.
 
         Raises:
-            Exception: what failed here; the process was given up.
+            Exception: sending failed, and the process was given up.
         """
         try:
             self._unsent.append(json.dumps(job).encode() + b"\n")
@@ -128,12 +127,12 @@ class FinalizerProcess:
             self.closed = True
 
     def end(self, timeout: float) -> None:
-        """Wait until its work is done and all answers are handed over; after ``timeout`` seconds kill it."""
+        """Wait until the work is done and all answers are passed on; kill the process after ``timeout`` s."""
         self.close()
         deadline = time.monotonic() + timeout
         if self._thread is not None:
             while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
-                self._flush()  # in a signal handler that interrupted this thread in `_flush` no other can
+                self._flush()  # a signal handler that interrupted `_flush` on this thread has to do it
                 self._thread.join(min(left, _FLUSH_S))
             if self._thread.is_alive():
                 self._kill(_TOO_LONG)
@@ -144,7 +143,7 @@ class FinalizerProcess:
             self._receive()
 
     def give_up(self, error: Exception) -> None:
-        """Send nothing more because of ``error``: the process ends once it has done what it was sent."""
+        """Send no more jobs because of ``error``; the process exits after those that it has."""
         self.closed = True
         self._failed = self._failed or f"was given up: {error!r}"
         with Suppressed(OSError):  # the process is gone
@@ -157,36 +156,36 @@ class FinalizerProcess:
             self._failed = self._failed or why
             self._process.kill()
 
-    def _flush(self, *, waits: bool = False) -> None:
-        """Send what there is room for; with ``waits`` also a job that is larger than the room.
+    def _flush(self, *, blocking: bool = False) -> None:
+        """Send the jobs that the connection has room for; with ``blocking``, also one that exceeds its buffer.
 
-        It waits for no other thread: the one that sends looks again afterwards. A signal handler may call this on
-        the thread that it interrupted here, and sends what is left.
+        Never waits for another thread: the sending thread checks for new jobs afterwards. A signal handler may
+        call this on the thread that it interrupted here, and sends the rest.
         """
         while self._fits() and self._lock.acquire(blocking=False):
             try:
-                with Suppressed(IndexError):  # such a handler sent it
-                    self._send_next(waits)
+                with Suppressed(IndexError):  # a signal handler sent it
+                    self._send_next(blocking)
             finally:
                 self._lock.release()
 
     def _fits(self) -> bool:
-        with Suppressed(IndexError):  # there is none, or another thread sent it
+        with Suppressed(IndexError):  # no job is left
             size = len(self._unsent[0])
             return not self._unanswered or sum(self._unanswered.copy()) + size <= _ROOM
         return False
 
-    def _send_next(self, waits: bool) -> None:
+    def _send_next(self, blocking: bool) -> None:
         if not self._fits():
             return
         large = len(self._unsent[0]) > _ROOM
-        data = self._unsent.popleft() if waits or not large else _WAKE  # whose answer the other thread waits for
+        data = self._unsent.popleft() if blocking or not large else _WAKE  # to be answered
         self._unanswered.append(len(data))
         self._write(data)
 
     def _write(self, data: bytes) -> None:
-        with Suppressed(ConnectionError):  # the process is gone, which is noticed where answers are received
-            self._limit()
+        with Suppressed(ConnectionError):  # the process has exited; `_receive` handles it
+            self._set_timeout()
             if self._connected():
                 self._socket.sendall(data, _NO_SIGNAL)
 
@@ -210,40 +209,40 @@ class FinalizerProcess:
         self.ended = self._failed or ended  # before the connection closes: a job may come now
         self._socket.close()
         _running.discard(self)
-        self._gone(self)
+        self._on_exit(self)
 
     def _read(self) -> None:
-        """Hand over the answers that come, until the connection ends."""
+        """Pass on answers until the connection ends."""
         while True:
             while b"\n" in self._rest:
                 line, _, rest = self._rest.partition(b"\n")
-                answer = _parsed(line)
+                answer = _parse_answer(line)
                 asked = "job" in answer
                 if asked:
-                    self._answered(answer)
+                    self._on_answer(answer)
                 else:
                     self._process.exit_code = answer.get("exit_code", self._process.exit_code)
-                self._rest = rest  # not before: an answer that could not be parsed or handed over is tried again
+                self._rest = rest  # only now: an answer that failed is tried again
                 if asked:
-                    self._went_on()
-            data = self._received()
+                    self._continue_sending()
+            data = self._receive_bytes()
             if not data:
                 return
             self._rest += data
 
-    def _went_on(self) -> None:
-        """A job was answered: send what there is room for, also a large one."""
-        with Suppressed(IndexError):  # it is the line of a window, for which nobody asked
+    def _continue_sending(self) -> None:
+        """Send waiting jobs, also a large one, after an answer."""
+        with Suppressed(IndexError):  # the answer of a job that this process did not send
             self._unanswered.popleft()
-        self._flush(waits=True)
+        self._flush(blocking=True)
 
-    def _limit(self) -> None:
+    def _set_timeout(self) -> None:
         if self._deadline is not None:
             self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
 
-    def _received(self) -> bytes:
+    def _receive_bytes(self) -> bytes:
         with Suppressed(ConnectionError):  # the process is gone
-            self._limit()
+            self._set_timeout()
             if self._connected():
                 return self._socket.recv(1 << 12)
         return b""
@@ -254,14 +253,14 @@ class FinalizerProcess:
         self._kill("cannot be reached, as the program closed the connection")
         return False
 
-    def forked(self) -> None:
-        """Let go of the process in a fork of this one."""
+    def detach(self) -> None:
+        """Close the connection in a forked child."""
         self._socket.close()
-        self._process.forked()
+        self._process.detach()
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
-    """Return an answer, empty for half a line of a process that was killed and for what is not Python prints."""
+def _parse_answer(line: bytes) -> dict[str, Any]:
+    """Return an answer; empty for an incomplete line of a killed process, and for other output."""
     with Suppressed(ValueError):
         answer = json.loads(line)
         if isinstance(answer, dict):
@@ -284,11 +283,11 @@ _running: weakref.WeakSet[FinalizerProcess] = weakref.WeakSet()
 
 
 @guard.contained(FEATURE)
-def _forked() -> None:
+def _detach_all() -> None:
     for process in list(_running):
-        process.forked()
+        process.detach()
     _running.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_detach_all)

@@ -1,6 +1,6 @@
-"""Finishes recorded windows, in a process that `FinalizerProcess` starts: files, manifest lines, the summary.
+"""The process that `FinalizerProcess` starts: compresses traces, writes manifest lines, renders the summary.
 
-Nothing here is imported by the training process. Each job is a line of JSON on standard input, and is answered by
+The training process does not import this module. Each job is a line of JSON on standard input, and its answer
 one on standard output.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..exporters.raw_trace import compress
-from .manifest import append, described, not_compressed
+from .manifest import append, describe_files, uncompressed_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from ..traces.summary import Summary
 
 Job = Mapping[str, Any]
-_ORPHAN_S = 600  # how long work may go on after the training process is gone, ...
-_LOOK_S = 5  # ... and how often it is looked for
+_ORPHAN_S = 600  # time limit for the work after the training process has exited, ...
+_LOOK_S = 5  # ... which is checked this often
 
 
-class Finalize:
-    """Answers jobs; the windows that it read so far make one summary."""
+class FinalizerJobs:
+    """Does the jobs; all windows that were read make one summary."""
 
     def __init__(self) -> None:
         self._summary: Summary | None = None
         self._files: list[str] = []
-        self._held: dict[int, tuple[dict[str, Any], str, Summary | None]] = {}  # windows whose timing is to come
-        self._errors: list[tuple[str, str]] = []  # what failed, and how
+        self._held: dict[int, tuple[dict[str, Any], str, Summary | None]] = {}  # windows without timing so far
+        self._errors: list[tuple[str, str]] = []  # of the current job: what failed, and how
         self._kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
             "window": self._window,
             "timed": self._timed,
@@ -54,61 +54,64 @@ class Finalize:
         }
 
     def answer(self, job: Job) -> dict[str, Any]:
-        """Do one job; what fails is named in the answer."""
+        """Do one job, and return the answer, which names failures."""
         self._errors = []
         answer: dict[str, Any] = {}
-        with self._noted(f"job {job['kind']!r}"):
+        with self._collect_error(f"job {job['kind']!r}"):
             answer = self._kinds[job["kind"]](job)
         return {**answer, "errors": self._errors}
 
     def rest(self) -> list[Job]:
-        """Return jobs that write the lines of windows whose timing does not come any more."""
+        """Return jobs that write the lines of windows whose timing never came."""
         return [{"kind": "timed", "job": 0, "window": number, "timing": None} for number in self._held]
 
     def _window(self, job: Job) -> dict[str, Any]:
-        """Compress the trace of a window, and read it for the summary."""
+        """Compress the trace of a window, and read the trace for the summary."""
         entry, raw, folder = job["entry"], Path(job["raw"]), Path(job["folder"])
         try:
             path = compress(raw)
         except Exception as error:
             path = raw
-            self._failed("saving a window", error)
-            entry = not_compressed(entry, raw.exists(), f"{type(error).__name__}: {error}")
+            self._add_error("saving a window", error)
+            entry = uncompressed_entry(entry, raw.exists(), f"{type(error).__name__}: {error}")
         if path.exists():
-            entry["files"] = described([path], folder)
+            entry["files"] = describe_files([path], folder)
             if job["read"]:
                 self._files.append(str(path))
         summary = None
         if job["read"] and raw.exists():
-            with self._noted("the summary"):
+            with self._collect_error("the summary"):
                 summary = _read(raw)
         self._held[job["job"]] = entry, job["folder"], summary
         if path != raw:
-            with self._noted("saving a window"):
+            with self._collect_error("saving a window"):
                 raw.unlink(missing_ok=True)
         return {"held": True}
 
     def _timed(self, job: Job) -> dict[str, Any]:
         """Write the line of a window, and add the window to the summary."""
-        if job["window"] not in self._held:  # another process had it
+        if job["window"] not in self._held:  # it was lost with an earlier process
             return {}
         entry, folder, summary = self._held.pop(job["window"])
         entry["timing"] = job["timing"]
         answer = self._line({"entry": entry, "folder": folder})
-        with self._noted("the summary"):
+        with self._collect_error("the summary"):
             self._add(summary, entry)
         return {**answer, "window": job["window"]}
 
     def _line(self, job: Job) -> dict[str, Any]:
         """Write the line of a window."""
         written = False
-        with self._noted("writing the manifest"), suppress(OSError):  # the training process tries again, and warns
+        with (
+            self._collect_error("writing the manifest"),
+            suppress(OSError),
+        ):  # the training process tries again, and warns
             append(Path(job["folder"]), [json.dumps(job["entry"]).encode() + b"\n"])
             written = True
         return {"entry": job["entry"], "written": written}
 
     def _add(self, summary: Summary | None, entry: Mapping[str, Any]) -> None:
-        """Add a window to the summary; of one that was not read, as it has no steps, only what is around it."""
+        """Add a window to the summary; if it was not read, as it has no steps, only its timing."""
         before = self._summary
         if summary is None and before is None:
             return
@@ -131,12 +134,12 @@ class Finalize:
         from ..report.summary import print_summary
 
         terminal = job["terminal"]
-        encoding = _known(terminal["encoding"])
+        encoding = _supported_encoding(terminal["encoding"])
         file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
         console = Console(file=file, force_terminal=terminal["colours"], width=terminal["columns"])
-        files = [_short(path, job["cwd"]) for path in self._files]
+        files = [_relative_path(path, job["cwd"]) for path in self._files]
         print_summary(
-            self._summary, files=files, folder=_short(job["folder"], job["cwd"]), hidden=job["hidden"],
+            self._summary, files=files, folder=_relative_path(job["folder"], job["cwd"]), hidden=job["hidden"],
             console=console,
         )  # fmt: skip
         file.flush()
@@ -144,7 +147,7 @@ class Finalize:
         return {"text": file.read()}
 
     def _resume(self, job: Job) -> dict[str, Any]:
-        """Go on from the state of another process."""
+        """Continue from the state of an earlier process."""
         self._summary, self._files = pickle.loads(base64.b64decode(job["state"]))
         return {}
 
@@ -153,15 +156,15 @@ class Finalize:
         state = pickle.dumps((self._summary, self._files))
         return {"state": base64.b64encode(state).decode()}
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def _add_error(self, what: str, error: Exception) -> None:
         self._errors.append((what, f"{type(error).__name__}: {error}"))
 
     @contextmanager
-    def _noted(self, what: str) -> Iterator[None]:
+    def _collect_error(self, what: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self._failed(what, error)
+            self._add_error(what, error)
 
 
 def _read(raw: Path) -> Summary:
@@ -171,32 +174,32 @@ def _read(raw: Path) -> Summary:
     return summarize(read_kineto(raw))
 
 
-def _known(encoding: str) -> str:
+def _supported_encoding(encoding: str) -> str:
     with suppress(LookupError):
         return codecs.lookup(encoding).name
     return "utf-8"
 
 
-def _short(path: str, cwd: str | None) -> Path:
-    """Return ``path`` as seen from the current folder of the training process, if it lies below."""
+def _relative_path(path: str, cwd: str | None) -> Path:
+    """Return ``path`` relative to the current folder of the training process, if it lies below."""
     with suppress(ValueError):
         return Path(path).relative_to(cwd) if cwd else Path(path)
     return Path(path)
 
 
 def main(parent: int) -> None:
-    """Answer the jobs on standard input until it ends or says so, or the process ``parent`` is gone."""
+    """Do the jobs on standard input until it ends, an "end" job comes, or the process ``parent`` has exited."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):  # what training blocks or ignores is inherited
+    if hasattr(signal, "pthread_sigmask"):  # inherited from the training process
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # training comes first where memory runs out
+        Path("/proc/self/oom_score_adj").write_text("1000")  # short of memory, the kernel ends this process first
     answers = os.dup(1)
-    os.dup2(2, 1)  # whatever is printed must not get among them
+    os.dup2(2, 1)  # printed text must not mix with answers
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(jobs, parent), daemon=True).start()
-    finalize = Finalize()
+    finalize = FinalizerJobs()
     while (job := jobs.get()) is not None:
         _reply(answers, job, finalize.answer(job))
         if job["kind"] == "end":
@@ -206,19 +209,19 @@ def main(parent: int) -> None:
 
 
 def _reply(answers: int, job: Job, answer: Mapping[str, Any]) -> None:
-    with suppress(OSError):  # nobody is there to read it
+    with suppress(OSError):  # the training process has exited
         data = json.dumps({"job": job["job"], **answer}).encode() + b"\n"
         while data:
             data = data[os.write(answers, data) :]
 
 
 def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
-    """Read jobs as they come, so that the training process never waits for room in the connection."""
+    """Read jobs at once, so that the training process never waits for room in the connection."""
     rest = b""
     started = _start_time(parent)
     try:
         while True:
-            # A process that training forked may hold the connection open when training itself is gone.
+            # A fork of the training process may hold the connection open after training has exited.
             if not select.select([0], [], [], _LOOK_S)[0]:
                 if started is None or _start_time(parent) != started:
                     break
@@ -232,13 +235,13 @@ def _receive(jobs: queue.SimpleQueue[Job | None], parent: int) -> None:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 jobs.put(json.loads(line))
-    finally:  # a malformed line raises; the process must end all the same
+    finally:  # also after a malformed line, which raises
         signal.alarm(_ORPHAN_S)
         jobs.put(None)
 
 
 def _start_time(process: int) -> str | None:
-    """Return what tells a process from a later one with the same number; None if it is gone, also as a zombie."""
+    """Return a value that only this process of that number has; None if it has exited, even as a zombie."""
     if not Path("/proc/self/stat").exists():  # not Linux
         return "parent" if os.getppid() == process else None
     with suppress(OSError):

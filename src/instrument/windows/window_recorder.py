@@ -1,0 +1,314 @@
+"""`WindowRecorder`: opens, ends and abandons the windows of a loop, and reports the outcome of each."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+from .. import compat, log
+from ..config import settings
+from ..cuda_graphs import cuda_graphs
+from ..errors import CaptureError
+from ..exporters.capture import Exporter
+from ..guard import guard
+from ..interrupts import is_interrupt
+from ..regions import dispatch, region
+from .change_queue import ChangeQueue
+from .outcomes import Outcomes
+from .rank import process_suffix
+from .recording import Recording, Saved
+from .schedule import NEVER, Phase, Schedule, Window
+from .timing import StepTimes
+from .torch_api import TorchProfilerApi
+from .torch_schedule import TorchSchedule
+
+FEATURE = "recording windows"
+_OWN_WORK = region.make(region.OWN_WORK, None, None, None, None)
+_IN_BACKWARD = "step() was called in the backward pass, where torch.profiler cannot start or stop"
+_IN_CAPTURE = "step() was called while a CUDA graph was captured, where nothing can start or stop"
+
+
+class WindowRecorder(TorchProfilerApi):
+    """The part of a profile that records: what happens when a window opens, ends or fails.
+
+    `Profile` decides when; nothing here follows the schedule or the loop.
+
+    Args:
+        out: the folder that everything is written to.
+        plan: the steps to record.
+        exporter: makes the captures.
+        outcomes: gets the outcome of each window.
+        on_trace_ready: called at the end of each window, with this object.
+        first_step: the number of the first step.
+        plans_steps: whether there is a schedule. Without one only the steps that `step` announces are marked.
+        keeps_events: whether the events of the last window stay in memory for calls after the loop.
+    """
+
+    # A profile that could not be made has these alone.
+    _changes = ChangeQueue()
+    _started = False
+    _due = NEVER
+    _last: Any = None
+    _recording: Recording | None = None
+    _metadata: dict[str, str] = {}  # noqa: RUF012  # each profile that is made has its own
+    out = Path()
+    step_num = 0
+
+    def __init__(
+        self,
+        out: Path,
+        plan: Schedule | TorchSchedule,
+        exporter: Exporter,
+        outcomes: Outcomes,
+        *,
+        on_trace_ready: Callable[[Any], Any] | None,
+        first_step: int,
+        plans_steps: bool,
+        keeps_events: bool,
+    ) -> None:
+        super().__init__()
+        self.step_num = first_step
+        self.out = out
+        self._due = NEVER  # the next step at which something is due
+        self._changes = ChangeQueue()
+        self._plan = plan
+        self._exporter = exporter
+        self._outcomes = outcomes
+        self._finalizer = outcomes.finalizer
+        self._on_trace_ready = on_trace_ready
+        self._plans_steps = plans_steps
+        self._keeps_events = keeps_events
+        self._times = StepTimes()
+        self._first = first_step
+        self._started = False
+        self._unended: Recording | None = None  # until the next step, as its end was interrupted
+        self._last_over = 0  # the number of the last window that is over
+        self._continued = 0  # the number of the window that the end of a loop cut and the next loop continues
+        self._untimed: int | None = None  # the window that is over while the steps after it are timed
+        self._closing = False  # on_trace_ready is being called
+        self._postponed = ""  # why a change that was due could not be made; for the current or the next window
+        self._missed: list[Window] = []  # the windows that were to open then
+        self._end_reason = "the plan changed"  # how the loop ended, in words
+
+    @guard.contained(FEATURE)
+    def between_steps(self) -> bool:
+        """End the recorded step early, so that work done before `step` belongs to no step.
+
+        Returns:
+            Whether the window goes on after that step. Where it ends, work that can wait should wait.
+        """
+        recording = self._recording
+        if recording is None or recording.steps is None or not recording.on_own_thread():
+            return True
+        self._times.end()
+        self._changes.make(functools.partial(self._end_recorded_step, recording))
+        window = self._plan.at(self.step_num + 1)[1]
+        return window is not None and window.index == recording.window.index
+
+    def _end_recorded_step(self, recording: Recording) -> None:
+        with suppress(CaptureError):  # the step that closes the window finds out as well
+            recording.end_step()
+
+    @contextmanager
+    def own_work(self) -> Iterator[None]:
+        """Record the body as the library's own work and leave its time out of the step's."""
+        recording = self._recording
+        if recording is None or recording.steps is None:
+            yield
+            return
+        began_ns, token = time.perf_counter_ns(), dispatch.enter(_OWN_WORK)
+        try:
+            yield
+        finally:
+            dispatch.leave(token)
+            self._times.leave_out(time.perf_counter_ns() - began_ns)
+
+    def _postpones(self, phase: Phase, window: Window | None, over: bool) -> bool:
+        """Return whether what is due at this step has to wait for the next one.
+
+        At the end of a backward pass, torch undoes a start or stop of its profiler in that pass. The start and the
+        stop synchronize, which invalidates the capture of a CUDA graph; marking a step does not.
+        """
+        recording = self._recording
+        if self._exporter.name == "torch_profiler" and compat.in_backward():
+            self._postponed = _IN_BACKWARD
+        elif cuda_graphs.capturing and self._is_due(phase, window, over):
+            self._postponed = _IN_CAPTURE
+            if over and recording is not None:
+                self._end_recorded_step(recording)
+        else:
+            self._note_missed(window)
+            return False
+        if recording is None and window is not None and window.index > self._last_over:
+            self._missed = [other for other in self._missed if other.index != window.index] + [window]
+        return True
+
+    def _is_due(self, phase: Phase, window: Window | None, over: bool) -> bool:
+        """Return whether a recording opens, starts or ends at this step."""
+        if self._recording is None:
+            return window is not None and (window.index > self._last_over or window.index == self._continued)
+        return over or self._recording.ended_early or (phase is Phase.ACTIVE and self._recording.start_ns is None)
+
+    def _note_missed(self, window: Window | None) -> None:
+        """Note the windows that were over before they could open; ``window`` can open now."""
+        put_off, self._missed = self._missed, []
+        for missed in put_off:
+            if window is None or missed.index != window.index:
+                self._last_over = missed.index
+                self._outcomes.note(missed, "skipped", self._postponed)
+        if put_off and window is None:
+            self._postponed = ""
+
+    def _record_step(self, phase: Phase, window: Window) -> None:
+        capture = None
+        try:
+            if self._recording is None:
+                self._complete_last_window(self.step_num)
+                dispatch.active.detect()
+                capture = self._exporter.capture()
+                self._recording = Recording(window, capture, self.step_num)
+                self._times.open()
+            self._recording.window = window
+            if phase is Phase.ACTIVE:
+                self._recording.step(
+                    self.step_num, self._metadata, self._plans_steps or self.step_num > self._first
+                )
+                self._times.begin(self.step_num, recording=True)
+            else:
+                self._recording.warm_up()
+                self._due = window.active
+        except BaseException as error:
+            if self._recording is None and capture is not None:  # interrupted in between
+                with guard.contained("leaving a capture"):
+                    capture.discard()
+            if self._started:
+                self._give_up(window, error)
+            if is_interrupt(error):
+                raise
+        finally:
+            if self._recording is not None and not self._started:  # by another thread's `stop`
+                self._due = NEVER
+                self._abandon(self._recording)
+
+    def _close_window(
+        self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
+    ) -> None:
+        """End the window: on time, or early because the loop ended (see `end` and `pause`)."""
+        window = recording.window
+        if begun or cut:
+            self._times.cancel()
+        else:
+            self._times.end()
+        if (cut and recording.ends_with(self.step_num)) or (recording.ended_early and not begun):
+            recording.cut_short()
+        try:
+            files, entry, missing = self._save_window(recording, begun, complete)
+        except BaseException as error:
+            self._give_up(window, error)
+            if is_interrupt(error):
+                raise
+            return
+        self._last_over, self._last = window.index, recording.capture
+        failure, failures = None, list[str]()
+        self._closing = True
+        try:
+            if self._on_trace_ready is not None and not recording.announced:
+                recording.announced = True
+                self._changes.call_outside(self._on_trace_ready, self)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            failure = error
+            failures.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
+        finally:  # also after an interrupt the files are kept
+            self._recording, self._closing, self._postponed = None, False, ""
+            if not self._keeps_events:
+                self._last = None
+            received = self._finalizer.received
+            try:
+                self._untimed = self._outcomes.add_recorded(recording, files, entry, missing, failures)
+            except BaseException:
+                if self._finalizer.received == received:  # an interrupt came before: `_end` accounts for it
+                    self._recording = recording
+                raise
+            self._times.close(self.step_num)
+        if failure is not None:
+            guard.failed("on_trace_ready", failure)
+
+    def _save_window(self, recording: Recording, begun: bool, complete: bool) -> Saved:
+        """Stop and save the window; only once, even if it is closed again after an interrupt."""
+        if recording.saved is not None:
+            return recording.saved
+        if recording.end_ns is not None:
+            raise CaptureError("interrupted before it was saved")
+        if recording.start_ns is None:
+            raise CaptureError(f"{self._end_reason}, in warm-up")
+        if begun:
+            recording.leave_out(self.step_num)
+        recording.stop()
+        window = recording.window
+        folder = self.out / f"window-{window.index:04d}"
+        files = recording.capture.save(folder, f"rank{self._outcomes.rank}{process_suffix()}.{recording.end_ns}")
+        missing = self._outcomes.missing_reasons(
+            recording, self.step_num + complete, self._end_reason, self._postponed
+        )
+        recording.saved = files, self._outcomes.entry(window, recording), missing + recording.incomplete
+        return recording.saved
+
+    @guard.contained(FEATURE)
+    def _complete_last_window(self, step: int) -> None:
+        """Complete the window that is over, if any is left, with the times of the steps before ``step``."""
+        number, self._untimed = self._untimed, None
+        if number is None:
+            return
+        self._finalizer.add_timing(number, self._times.timing(step))
+        if self._plan.count == self._last_over:
+            self._outcomes.report()
+            self._finalizer.close()
+
+    def _give_up(self, window: Window, error: BaseException) -> None:
+        """Leave nothing on, note why a window is not recorded, and go on to the next."""
+        recording = self._recording
+        interrupted = is_interrupt(error)
+        if isinstance(error, CaptureError):
+            status, reason = "skipped", str(error)
+        else:
+            what = f"{type(error).__name__}: {error}".removesuffix(": ")
+            status, reason = "failed", f"{'interrupted by ' * interrupted}{what}"
+        try:
+            if recording is not None:
+                self._abandon(recording)
+        finally:  # also where a signal handler of the program raises
+            if self._recording is not None:  # an interrupt came before `_abandon` took it
+                self._unended, self._recording = self._recording, None
+            self._last_over, self._continued = window.index, 0
+            self._outcomes.note(window, status, reason, recording)
+        log.warning("window not recorded", window=window.index, reason=reason)
+        refused = isinstance(error, OSError) and error.errno is not None and not settings.strict
+        if status == "failed" and not interrupted and not refused:  # by the system, as the line says
+            guard.failed(f"exporter {self._exporter.name}", cast(Exception, error))
+
+    def _abandon(self, recording: Recording) -> None:
+        """End ``recording`` without a trace: now or, after an interrupt, at the next step of its thread."""
+        due, self._due = self._due, self.step_num
+        self._unended, self._recording = recording, None
+        if self._abandon_left():
+            self._due = due
+
+    def _abandon_left(self) -> bool:
+        """End a recording that was left on, if this thread can do that now; return whether none is left on."""
+        if self._unended is not None and self._unended.on_own_thread() and not cuda_graphs.capturing:
+            with guard.contained("leaving a window"):
+                self._unended.abandon()
+            self._unended = None
+        return self._unended is None
+
+    def _unreached(self) -> Iterable[Window]:
+        following = self._plan.window(self._last_over + 1)
+        if following is None or not self._plan.finite:
+            return [following] if following is not None else []
+        return filter(None, map(self._plan.window, range(following.index, (self._plan.count or 0) + 1)))
