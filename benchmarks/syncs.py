@@ -145,7 +145,7 @@ def child() -> None:
 def scores() -> None:
     """Count synchronizing idioms that are found, and clean idioms that are reported."""
     sys.path.insert(0, str(ROOT))
-    from tests.dryrun import unseen_idioms, unseen_idioms_2
+    from tests.dryrun import long_idioms, unseen_idioms
     from tests.dryrun.test_idioms import waited
 
     def right(idiom: unseen_idioms.Idiom, waits: bool, fake: bool) -> bool:
@@ -155,7 +155,7 @@ def scores() -> None:
             return False
 
     print("\nIdioms in tests/dryrun, told right")
-    for name, corpus in {"first": unseen_idioms, "second": unseen_idioms_2}.items():
+    for name, corpus in {"first": unseen_idioms, "second": long_idioms}.items():
         for fake in (False, True):
             found = [right(idiom, True, fake) for idiom in corpus.SYNCHRONISING.values()]
             passed = [right(idiom, False, fake) for idiom in corpus.CLEAN.values()]

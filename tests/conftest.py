@@ -51,7 +51,8 @@ SLOW = {
     "vendor": ("launch", "exporters/test_vendors.py", "test_install_nsys.py", "test_gpu_check.py"),
     "corpus": (
         "faults", "test_public_scripts.py", "modules/test_survives.py", "dryrun/test_idioms.py",
-        "dryrun/test_cases.py", "dryrun/test_models.py", "diagnosis/test_reference.py",
+        "dryrun/test_training_cases.py", "dryrun/test_autograd_cases.py", "dryrun/test_operator_cases.py",
+        "dryrun/test_device_cases.py", "dryrun/test_models.py", "diagnosis/test_reference.py",
     ),
 }  # fmt: skip
 

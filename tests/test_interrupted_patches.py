@@ -142,7 +142,7 @@ def sources() -> Owner:
 
 
 def pretended() -> Owner:
-    gpu = PretendedCuda(SimpleNamespace(note_sync=print, note_uncovered=print))
+    gpu = PretendedCuda(SimpleNamespace(record_sync=print, record_not_covered=print))
     return Owner(gpu.install, gpu.undo)
 
 

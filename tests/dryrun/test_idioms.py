@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from instrument.dryrun.run import dry_run
 from instrument.findings import Finding
 from instrument.syncs.report import SyncReport
-from tests.dryrun import short_idioms, unseen_idioms, unseen_idioms_2
+from tests.dryrun import long_idioms, short_idioms, unseen_idioms
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one"),
     pytest.mark.filterwarnings("ignore"),  # torch's own, of the idioms
 ]
 FILE = "/nowhere/idiom.py"
-SETS: list[tuple[str, ModuleType]] = [("first", unseen_idioms), ("second", unseen_idioms_2)]
+SETS: list[tuple[str, ModuleType]] = [("first", unseen_idioms), ("second", long_idioms)]
 CASES = [
     pytest.param(idiom.source, waits, id=f"{which}-{name}")
     for which, module in SETS

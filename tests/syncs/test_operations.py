@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from instrument.dryrun import operator_rules
+from instrument.dryrun import rules
 from instrument.syncs import instruction, operations
 from instrument.syncs.operations import KERNELS, OPERATIONS, operation, public_name
 from instrument.syncs.wrappers import patches
@@ -43,11 +43,9 @@ def test_kernels_have_rows(kernel: str) -> None:
 
 def test_checked_operators_have_rows() -> None:
     """Operators that the dry run checks have a row, except those that only other operators call."""
-    assert INNER == {
-        name for name in operator_rules.CHECKS if operation(operations.name_of_operator(name)) is None
-    }
-    assert not set(KERNELS) & set(operator_rules.CHECKS)
-    assert operator_rules.KERNELS is KERNELS
+    assert INNER == {name for name in rules.CHECKS if operation(operations.name_of_operator(name)) is None}
+    assert not set(KERNELS) & set(rules.CHECKS)
+    assert rules.KERNELS is KERNELS
 
 
 def test_wrapped_calls_have_rows() -> None:

@@ -1,4 +1,4 @@
-"""Patches for code that runs without the modes: on other threads, in hooks, in compiled functions."""
+"""Code that runs where the modes are off: on other threads, in hooks, in what was compiled or traced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORKER_LOOP = worker._worker_loop
 
 
 def changes(state: State) -> Iterator[Made]:
-    """Yield the patches by which such code is watched, or noted as not covered."""
+    """Yield the replacements that watch such code, or report that a dry run does not cover it."""
     yield from _threads(state)
     yield from _processes(state)
     yield from _collectives(state)
@@ -37,7 +37,7 @@ def changes(state: State) -> Iterator[Made]:
 
 
 def _threads(state: State) -> Iterator[Made]:
-    """Yield the patches that watch threads which start during the run."""
+    """Threads that start during the run are watched too."""
 
     def starting(original: Any) -> Any:
         @wraps(original)
@@ -67,18 +67,18 @@ def _threads(state: State) -> Iterator[Made]:
 
 
 def worker_loop(*args: Any) -> Any:
-    """Run the loop of a DataLoader's worker, which works on the CPU, without the modes."""
+    """Run the loop of a DataLoader worker, which stays on the CPU, without the pretended GPU."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         return _WORKER_LOOP(*args)
 
 
 def _processes(state: State) -> Iterator[Made]:
-    """Yield the patches that note other processes as not covered, except workers of a DataLoader."""
+    """Say that other processes are not watched; but for the workers of a DataLoader."""
 
     def starting(original: Any) -> Any:
         def start(process: Any) -> None:
             if process._target is not worker_loop:
-                state.note_uncovered("what another process does was not checked")
+                state.record_not_covered("what another process does was not checked")
             original(process)
 
         return start
@@ -88,7 +88,7 @@ def _processes(state: State) -> Iterator[Made]:
 
 
 def _collectives(state: State) -> Iterator[Made]:
-    """Yield the patches that run collectives of NCCL, which needs GPUs, on gloo."""
+    """Run the collectives of NCCL, which needs GPUs, on gloo."""
 
     def substituted(original: Any) -> Any:
         signature = inspect.signature(original)
@@ -97,7 +97,7 @@ def _collectives(state: State) -> Iterator[Made]:
         def make(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs)
             if "nccl" in str(given.arguments.get("backend") or "").lower():
-                state.note_uncovered("collectives ran on gloo instead of nccl")
+                state.record_not_covered("collectives ran on gloo instead of nccl")
                 given.arguments["backend"] = "gloo"
             return original(*given.args, **given.kwargs)
 
@@ -111,7 +111,7 @@ def _collectives(state: State) -> Iterator[Made]:
 
 
 def _hooks(state: State) -> Iterator[Made]:
-    """Yield the patch for hooks of saved tensors, which run inside C++ calls, where the function mode is off."""
+    """Hooks of saved tensors run inside of C++ calls, where the function mode is off."""
 
     def watched(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run(value: Any) -> Any:
@@ -132,7 +132,7 @@ def _hooks(state: State) -> Iterator[Made]:
 
 
 def _traced(state: State) -> Iterator[Made]:
-    """Yield the patches for the program's FakeTensorMode and TorchScript, which read real devices from C++."""
+    """Show real devices to the program's FakeTensorMode and TorchScript, which read them in C++."""
 
     def is_ours(mode: Any) -> bool:
         return state.fake is not None and mode is state.fake.mode
@@ -142,9 +142,11 @@ def _traced(state: State) -> Iterator[Made]:
             if not is_ours(mode):
                 shapes = _for_shapes(sys._getframe(1))
                 if not shapes:
-                    state.note_uncovered("what runs under FakeTensorMode, as torch.export does, was not checked")
+                    state.record_not_covered(
+                        "what runs under FakeTensorMode, as torch.export does, was not checked"
+                    )
                 if not shapes and state.fake is not None:  # C++ would end the process
-                    raise RuntimeError("a program's FakeTensorMode cannot run in a dry run without data")
+                    raise RuntimeError("no FakeTensorMode of the program's can run where tensors have no data")
                 state.thread.foreign += 1
             return original(mode)
 
@@ -169,7 +171,7 @@ def _traced(state: State) -> Iterator[Made]:
 
     def scripted(original: Any) -> Any:
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            state.note_uncovered("what a scripted function does with devices was not checked")
+            state.record_not_covered("what a scripted function does with devices was not checked")
             return original(function, *args, **kwargs)
 
         return call
@@ -182,7 +184,7 @@ def _traced(state: State) -> Iterator[Made]:
 
 
 def _for_shapes(frame: FrameType | None) -> bool:
-    """Return whether DTensor is the caller, which only computes the shape of a result."""
+    """Return whether DTensor is the caller, which computes the shape of a result only."""
     for _ in range(30):
         if frame is None:
             break
@@ -193,13 +195,13 @@ def _for_shapes(frame: FrameType | None) -> bool:
 
 
 def _compiled(state: State) -> Iterator[Made]:
-    """Yield the patch that notes that compiled functions run eagerly."""
+    """Say that compiled functions run eagerly."""
     from torch._dynamo import eval_frame
 
     def eager(original: Any) -> Any:
         def callback_from_stance(callback: Any) -> Any:
             if callback not in (None, False):
-                state.note_uncovered(
+                state.record_not_covered(
                     "a compiled function ran eagerly: what its compiled code does was not checked"
                 )
             return original(callback)

@@ -1,8 +1,8 @@
 """The pretended GPU: `torch.cuda` and `torch.accelerator` answer as if there were one.
 
-Functions of ``torch._C`` are replaced instead of those of `torch.cuda`, so that functions that were imported by
-name before answer too, and each version of torch keeps its own behaviour. Functions that CPU builds lack are
-added.
+The functions of ``torch._C`` below torch's own are replaced, and not those: what was imported by name beforehand
+is answered as well, and each version of torch keeps its own behaviour. Where a build for the CPU lacks them,
+they are added.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from ..patch import Patch, apply, undo
-from . import caches, libraries, tensor_types
+from . import availability_caches, legacy_types, libraries, wall
 from .devices import Devices, Properties
 from .generators import DefaultGenerator, Generator
 from .graphs import Graph, make_graphed_callables
 from .memory import Memory, Pool
-from .state import Observer
+from .state import SyncLog
 from .streams import Event, Stream, Streams
 
 CUDA_VERSION = "12.8"
 _Make = Callable[[Any], Any]
 _Change = tuple[Any, str, _Make]
-# These modules imported functions of ``torch._C`` by name.
+# They took functions of ``torch._C`` by name when they were imported
 _TAKERS = (
     "torch.cuda", "torch.cuda.graphs", "torch.cuda.memory", "torch._dynamo.device_interface",
     "torch._inductor.cudagraph_trees",
@@ -33,23 +33,23 @@ _TAKERS = (
 
 
 class PretendedCuda:
-    """Installs the pretended GPU in the whole process, and removes it.
+    """Installs the pretended GPU, in the whole process, and takes it away again.
 
     Args:
-        observer: notes synchronizations, and what cannot be carried out.
+        log: where synchronizations, and calls that cannot be carried out, are recorded.
         devices: the number of pretended GPUs.
     """
 
-    def __init__(self, observer: Observer, devices: int = 1) -> None:
-        self._observer = observer
+    def __init__(self, log: SyncLog, devices: int = 1) -> None:
+        self._log = log
         self._devices = Devices(devices)
-        self._streams = Streams(observer, self._devices)
+        self._streams = Streams(log, self._devices)
         self._memory = Memory(self._streams)
         self._cudart = libraries.Cudart(self._memory)
         self._patches: list[Patch] = []
 
     def install(self) -> None:
-        """Install the GPU, or nothing if that fails. Calls while it is installed do nothing."""
+        """Install all of it, or nothing where something fails; once is enough."""
         if self._patches:
             return
         try:
@@ -57,38 +57,41 @@ class PretendedCuda:
         except BaseException:
             self.undo()
             raise
-        caches.forget()
+        availability_caches.clear()
 
     def undo(self) -> None:
-        """Restore what was there. Calls while nothing is installed do nothing."""
+        """Restore what was replaced; further calls do nothing."""
         if not self._patches:
             return
         undo(self._patches)
-        caches.forget()
+        availability_caches.clear()
 
     def _changes(self) -> Iterator[_Change]:
         answers = {
             **self._devices.answers(), **self._streams.answers(), **self._memory.answers(),
-            **libraries.answers(self._observer), "_has_cuda": True, "_cudart": self._cudart,
+            **libraries.answers(), **wall.private_functions(self._log), "_has_cuda": True, "_cudart": self._cudart,
         }  # fmt: skip
         for name, answer in answers.items():
             yield torch._C, name, _constant(answer)
         for taker in (sys.modules[name] for name in _TAKERS if name in sys.modules):
             yield from ((taker, name, _constant(answers[name])) for name in answers if name in vars(taker))
-        for owner, functions in libraries.public(self._observer).items():
-            yield from ((owner, name, _constant(functions[name])) for name in functions if hasattr(owner, name))
+        for replaced in (libraries.public(), wall.public_functions(self._log)):
+            for owner, functions in replaced.items():
+                yield from (
+                    (owner, name, _constant(made)) for name, made in functions.items() if hasattr(owner, name)
+                )
         yield from self._state()
         yield from self._classes()
 
     def _state(self) -> Iterator[_Change]:
-        """Yield changes of the variables of `torch.cuda` and similar modules."""
+        """What `torch.cuda` and its like keep in variables."""
         count = self._devices.count
         values = {
             "_initialized": True, "_cached_device_count": count, "_cudart": self._cudart,
             "_exchange_device": self._devices.exchange, "_maybe_exchange_device": self._devices.exchange,
             "_CudaDeviceProperties": Properties, "_get_device_properties": Properties,
             "default_generators": tuple(DefaultGenerator(index) for index in range(count)),
-            **tensor_types.types(),
+            **legacy_types.types(),
         }  # fmt: skip
         for name, value in values.items():
             yield torch.cuda, name, _constant(value)
@@ -98,12 +101,12 @@ class PretendedCuda:
             yield torch.version, "cuda", _constant(CUDA_VERSION)
         if hasattr(torch.accelerator, "get_device_capability"):
             yield torch.accelerator, "get_device_capability", _constant(self._devices.capability)
-        graphed = make_graphed_callables(self._observer)
+        graphed = make_graphed_callables(self._log)
         yield torch.cuda, "make_graphed_callables", _constant(graphed)
         yield torch.cuda.graphs, "make_graphed_callables", _constant(graphed)
 
     def _classes(self) -> Iterator[_Change]:
-        """Yield changes by which classes of `torch.cuda` and ``torch`` create pretended objects."""
+        """Make classes of `torch.cuda` return pretended objects; others stand in for those of ``torch``."""
         cuda, streams = torch.cuda, self._streams
         yield cuda.Stream, "__new__", _static(streams.new)
         yield cuda.Event, "__new__", _static(streams.event)
@@ -123,9 +126,9 @@ class PretendedCuda:
         yield torch, "Generator", lambda real: self._stand_in(real, _generator(self._devices), Generator)
 
     def _stand_in(self, real: Any, pretended: Callable[..., Any], kind: type) -> Any:
-        """Return a class that passes for ``real`` but creates what ``pretended`` returns, unless that is None."""
+        """Return a class that passes for ``real``, and makes what ``pretended`` returns unless that is None."""
         meta: Any = type(real)
-        patches = self._patches  # empty once undone: a class that the program kept then creates real objects
+        patches = self._patches  # empty once undone: the class, if a program kept it, then makes real objects
 
         class Kind(meta):  # type: ignore[misc]
             def __call__(self, *args: Any, **options: Any) -> Any:
@@ -165,6 +168,6 @@ def _record_stream(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def _generator(devices: Devices) -> Callable[..., Generator | None]:
     def generator(device: Any = "cpu") -> Generator | None:
-        return Generator(devices.index(device)) if devices.meant(device) else None
+        return Generator(devices.index(device)) if devices.is_gpu(device) else None
 
     return generator

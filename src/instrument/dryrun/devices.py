@@ -1,4 +1,4 @@
-"""The pretended devices: their properties, and which one is current."""
+"""The pretended GPUs: their name and properties, and which one is current."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 GIB = 2**30
-# An A100: every table of peak figures has it, and no code expects of it what a CPU cannot imitate (FP8).
+# Of an A100: known to every table of peak figures, and old enough that nobody expects what a CPU cannot imitate.
 NAME = "NVIDIA A100-SXM4-80GB"
 CAPABILITY = (8, 0)
 TOTAL_MEMORY = 81154 * 2**20
@@ -51,7 +51,7 @@ class Properties:
 
 
 class Devices:
-    """The devices, and the current one of each thread.
+    """The devices, of which each thread has a current one.
 
     Args:
         count: the number of devices.
@@ -59,23 +59,23 @@ class Devices:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._process = os.getpid()  # CUDA does not work in a forked child
-        self._local = threading.local()
+        self._process = os.getpid()  # a GPU does not outlive a fork
+        self._thread = threading.local()
 
     @property
     def current(self) -> int:
         """The index of the current device of this thread."""
-        index: int = getattr(self._local, "index", 0)
+        index: int = getattr(self._thread, "index", 0)
         return index
 
     def select(self, index: int) -> None:
-        """Make the device at ``index`` the current one of this thread."""
+        """Make a device the current one of this thread."""
         if not 0 <= index < self.count:
             raise RuntimeError("CUDA error: invalid device ordinal")
-        self._local.index = index
+        self._thread.index = index
 
     def exchange(self, index: int) -> int:
-        """Make a device the current one, unless ``index`` is negative; return the previous one, or -1."""
+        """Make a device the current one, unless its index is negative; return the one before, or -1."""
         if index < 0:
             return -1
         before = self.current
@@ -91,8 +91,8 @@ class Devices:
         index = torch.device(device).index
         return self.current if index is None else index
 
-    def meant(self, device: Any) -> bool:
-        """Return whether ``device``, as functions of ``torch`` take it, means a GPU; None does."""
+    def is_gpu(self, device: Any) -> bool:
+        """Return whether ``device``, as functions of ``torch`` take it, is a GPU; None is one."""
         return device is None or isinstance(device, int) or torch.device(device).type == "cuda"
 
     def answers(self) -> dict[str, Any]:
@@ -125,6 +125,6 @@ class Devices:
         }
 
     def capability(self, device: Any = None, /) -> dict[str, Any]:
-        """Replace `torch.accelerator.get_device_capability`, which caches its result without end."""
+        """Return what `torch.accelerator.get_device_capability` does; torch caches its own answers."""
         names = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
         return {"supported_dtypes": {getattr(torch, name) for name in names.split()}}

@@ -1,4 +1,4 @@
-"""The dispatch mode, below autograd: passes tags on to results, and notes operators that synchronize."""
+"""The mode below autograd: carries tags from operands to results, and records operators that synchronize."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ..syncs.events import CHOSEN
-from .operator_rules import Rule, rule_of
+from .rules import Rule, rule_of
 from .state import State
 from .tags import tensors
 
@@ -41,7 +41,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
     ) -> Any:
         """Run one operator."""
         if types and not _OWN.issuperset(types):
-            return NotImplemented  # a tensor subclass goes first; its operators arrive here later
+            return NotImplemented  # a subclass of tensors goes first, and what it does comes back here
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._whole(func, args, kwargs)
@@ -68,27 +68,27 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         finally:
             thread.depth -= 1
         if fake is not None and isinstance(out, torch.Tensor) and out.layout is not torch.strided:
-            state.note_uncovered(
-                "tensors without data are never sparse inside, so their synchronizations were not found"
+            state.record_not_covered(
+                "tensors without data are never sparse inside: what waits for them was not checked"
             )
         if device is not None:
             if not rule.writes:
                 self._tag(rule, out, device)
             if func.namespace not in _KNOWN:
-                state.note_uncovered(f"what the operator {func._schema.name} does inside was not checked")
+                state.record_not_covered(f"what the operator {func._schema.name} does inside was not checked")
         return out
 
     def _whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an operator made of others, as flex_attention, whose parts do not come back thread."""
+        """Run an operator made of others, as flex_attention, whose parts do not come back here."""
         device = self._first(args)
         out = func(*args, **kwargs)
         if device is not None:
             self._state.tags.put(out, device)
-            self._state.note_uncovered(f"what the operator {func.name()} does inside was not checked")
+            self._state.record_not_covered(f"what the operator {func.name()} does inside was not checked")
         return out
 
     def _refused(self, name: str) -> None:
-        """Note an operator that would raise on a GPU; once per run if an early choice of device may be why."""
+        """Record an operator that would raise on a GPU, once in a run where an early choice may be the cause."""
         state = self._state
         why = f"{name} takes tensors of the CPU and of the GPU, which raises an error on a GPU"
         if state.code_before:
@@ -101,10 +101,10 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
                 f"{CHOSEN}, without a GPU, so {state.cpu_by_name} uses the CPU. Choose the device inside the "
                 "step, or run the file: instrument syncs FILE.py::FUNCTION"
             )
-        state.note_uncovered(why, fails=True)
+        state.record_not_covered(why, fails=True)
 
     def _apart(self, values: Sequence[Any]) -> bool:
-        """Return whether a tensor with dimensions is not on a GPU."""
+        """Return whether a tensor with a dimension is not on a GPU."""
         device = self._state.tags.device
         for value in values:
             if isinstance(value, torch.Tensor):
@@ -120,17 +120,17 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         self._state.tags.put(out, device)
 
     def _inherited(self) -> torch.device | None:
-        """Return where C++ code creates a tensor: where the arguments of its caller are."""
+        """Return where C++ code creates a tensor: where the arguments are of what it was called for."""
         inputs = self._thread.inputs
         if inputs is not None:
             found: torch.device | None = self._first(inputs)
             return found
-        # A formula of the backward pass creates it for the gradient of the previous operator.
+        # A formula of the backward pass creates it for the gradient that the operator before had.
         return self._thread.last if torch._C._current_autograd_node() is not None else None
 
 
 def attempt(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run an operator; with double if only CUDA implements it for the type of its arguments."""
+    """Run an operator; of a type that only CUDA has it for, as double."""
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:

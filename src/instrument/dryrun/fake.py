@@ -1,8 +1,9 @@
-"""Tensors without data: run models too large for this machine, with plausible answers where code reads values.
+"""Tensors without data: runs models too large for this machine, and answers reads of their values.
 
-Answers are the same in each run. Small tensors that are made of known numbers keep them, and a tensor that was
-filled with a number reads as that number. Checks for NaN and infinity find none, an unknown floating-point number
-equals no other, unknown integers are 1, and a check that would raise passes. Other data is random.
+Reads of values are answered plausibly, and the same way in each run. Small tensors that are made of known numbers
+keep them, and what was filled with a number reads as that number. Checks for NaN and infinity find none, a
+floating-point number that is not known equals no other, whole numbers that are not known are 1, and a check that
+would raise passes. Other data is random.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map_only
 
 from .known_values import LEAVES, kind_of, known_of, note, notes_of
-from .passing_checks import passing
+from .script_checks import passing
 from .shadow import follow, shadow_of
 from .tags import tensors
 
@@ -35,16 +36,16 @@ def _modes_off() -> Iterator[None]:
 
 
 def _checked(found: bool) -> bool:
-    """Return the value with which a check around the caller passes; ``found`` if there is no check."""
+    """Return the answer that lets a check around the caller pass; ``found`` without such a check."""
     wanted = passing(sys._getframe(1))
     return found if wanted is None else wanted
 
 
 class Fake:
-    """FakeTensorMode, with answers where values are read.
+    """FakeTensorMode, with answers.
 
     Attributes:
-        mode: the FakeTensorMode, to be entered below the other modes.
+        mode: what to enter below the other modes.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class Fake:
         return out
 
     def attempt(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call ``func``; if it reads data in C++, call it with tensors with data."""
+        """Call ``func``; where it is C++ that reads the data itself, give it some."""
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -95,19 +96,19 @@ class Fake:
         return _checked(found) if known is None and isinstance(found, bool) else found
 
     def shadow(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return a tensor with the data of ``tensor``; None if it is unknown."""
+        """Return a tensor with the data of ``tensor``; None where that is not known."""
         with _modes_off():
             return shadow_of(tensor)
 
     def answer(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of ``func`` for tensors with data."""
+        """Return what ``func`` returns for tensors with data."""
         with _modes_off():
             return func(
                 *tree_map_only(torch.Tensor, self._real, args), **tree_map_only(torch.Tensor, self._real, kwargs)
             )
 
     def _real(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with data, of the shape and type of ``tensor``; equal data each time."""
+        """Return a tensor with data, of the shape and type of ``tensor``; the same one each time."""
         if not isinstance(tensor, FakeTensor):
             return tensor
         known = shadow_of(tensor)
@@ -123,14 +124,14 @@ class Fake:
             return data > 0.5
         if tensor.is_floating_point() or tensor.is_complex():
             return data.to(tensor.dtype)
-        return torch.ones(tuple(tensor.shape), dtype=tensor.dtype)  # a valid length, class or index
+        return torch.ones(tuple(tensor.shape), dtype=tensor.dtype)  # valid as a length, a class or an index
 
     def know(self, tensor: Any, value: Any) -> None:
-        """Set the value that all elements of ``tensor`` have."""
+        """Have all elements of ``tensor`` read as ``value``."""
         note(tensor, value)
 
     def copied(self, tensor: Any, memo: dict[int, Any]) -> Any:
-        """Replace `copy.deepcopy`, where torch would copy memory that a tensor without data does not have."""
+        """Return what `copy.deepcopy` does; torch's own would copy memory that a tensor without data has not."""
         if id(tensor) in memo:
             return memo[id(tensor)]
         if not tensor.is_leaf:
@@ -147,6 +148,6 @@ class Fake:
         return out
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with data, of the shape of ``tensor``, that has one element in memory."""
+        """Return a tensor with data of the shape of ``tensor`` that has one element in memory."""
         with _modes_off():
             return torch.zeros((), dtype=tensor.dtype).expand(tuple(tensor.shape))

@@ -1,4 +1,4 @@
-"""Further patches for tensors without data."""
+"""What else has to be replaced for tensors without data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tags import Tags
 
 
 def changes(fake: Fake, state: State) -> Iterator[Made]:
-    """Yield the patches by which functions that are not operators work on tensors without data."""
+    """Return what makes tensors without data answer as if they had some, outside of operators."""
     mode, tags = fake.mode, state.tags
 
     def device(original: Any) -> property:
@@ -44,19 +44,19 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
 
         return check
 
-    chosen = threading.local()  # the map_location of the running load
+    chosen = threading.local()  # the map_location of the load that runs
 
     def rebuilt(_: Any) -> Any:
         def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) -> Any:
             data = getattr(storage, "_untyped_storage", storage)
-            saved = getattr(data, "_fake_device", None)  # where torch.load would put it
+            saved = getattr(data, "_fake_device", None)  # where torch.load would have put it
             where = getattr(chosen, "location", None)
             where = where.get(str(saved), saved) if isinstance(where, dict) else where
             put = where(data, str(saved)) if callable(where) else None  # torch.load does not call it without data
             where = None if callable(where) else where
             device = as_cuda(saved if where is None else where) if put is None else tags.of_storage(put)
             if device is not None and put is None:
-                state.note_sync("load", FROM_PAGEABLE, "H2D", data.nbytes())
+                state.record_sync("load", FROM_PAGEABLE, "H2D", data.nbytes())
             out = torch.empty_strided(size, stride, dtype=storage.dtype)
             tags.put(out, device if where is not None else device or tags.of_storage(data))
             return out
@@ -75,15 +75,15 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
         return load
 
     def unpickled(original: Any) -> Any:
-        @wraps(original)  # pickles refer to it by name
+        @wraps(original)  # pickles name it
         def load_from_bytes(data: bytes) -> Any:
-            with _disable_current_modes():  # under FakeTensorMode, torch loses the device
+            with _disable_current_modes():  # under FakeTensorMode, torch forgets where it was
                 return original(data)
 
         return load_from_bytes
 
     yield FakeTensor, "device", device
-    yield FakeTensor, "tolist", lambda _: torch.Tensor.tolist  # FakeTensor's own reads each element
+    yield FakeTensor, "tolist", lambda _: torch.Tensor.tolist  # its own reads each element
     yield torch.nn.Module, "_apply", applied
     yield torch._utils, "_rebuild_tensor", rebuilt
     yield torch, "load", loaded
@@ -94,7 +94,7 @@ def changes(fake: Fake, state: State) -> Iterator[Made]:
 
 
 def _apply(module: Any, fn: Callable[[Any], Any], recurse: bool, tags: Tags) -> Any:
-    """Replace `Module._apply`, which exchanges tensors in a way that fails for fake tensors."""
+    """Do what `Module._apply` does, which exchanges tensors; that fails for those of FakeTensorMode."""
     if recurse:
         for child in module.children():
             _apply(child, fn, recurse, tags)

@@ -1,4 +1,4 @@
-"""The function mode, above autograd: returns pretended devices, and carries out transfers."""
+"""The mode above autograd: answers for devices, carries out moves, and names the outermost public call."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .state import State, as_cuda
 from .tags import PINNED
 
 CPU = torch.device("cpu")
-_METHODS = dict(vars(torch.Tensor))  # including those that torch itself defines in Python
+_METHODS = dict(vars(torch.Tensor))  # those that torch itself wrote in Python, among others
 Handler = Callable[["Functions", Any, Sequence[Any], dict[str, Any]], Any]
 
 
 @lru_cache(maxsize=1024)
 def _original(func: Any) -> Any:
-    """Return the method of torch that ``func`` replaced; ``func`` if it replaced none."""
+    """Return torch's method that ``func`` replaces; ``func`` itself if it replaces none."""
     name = next((name for name, held in vars(torch.Tensor).items() if held is func), None)
     return func if name is None or name in _METHODS else getattr(torch._C.TensorBase, name, func)
 
@@ -33,8 +33,8 @@ class Functions(TorchFunctionMode):
 
     Args:
         state: the dry run.
-        answers: handlers of functions that return where a tensor is, by function.
-        calls: handlers of functions that behave differently on a GPU, by function.
+        answers: by function, what answers for tensors.
+        calls: by function, what carries out calls that are different on a GPU.
     """
 
     def __init__(self, state: State, answers: Mapping[Any, Handler], calls: Mapping[Any, Handler]) -> None:
@@ -59,7 +59,7 @@ class Functions(TorchFunctionMode):
         thread = self.thread
         outer, inputs = thread.call, thread.inputs
         if not outer:
-            thread.call, thread.synchronized = getattr(func, "__name__", "?"), False
+            thread.call, thread.waited = getattr(func, "__name__", "?"), False
         thread.inputs = args
         thread.depth += 1
         try:
@@ -70,9 +70,9 @@ class Functions(TorchFunctionMode):
 
     @contextmanager
     def reentered(self) -> Iterator[None]:
-        """Watch the user's code inside a call, where the mode is off: hooks, recomputed layers."""
+        """Watch user code inside a call, where the mode is off: hooks, recomputed layers."""
         thread = self.thread
-        before = thread.call, thread.synchronized, thread.inputs, thread.depth
+        before = thread.call, thread.waited, thread.inputs, thread.depth
         thread.call, thread.inputs, thread.depth = "", None, 0
         try:
             if any(mode is self for mode in compat.function_modes()):
@@ -81,10 +81,10 @@ class Functions(TorchFunctionMode):
                 with self:
                     yield
         finally:
-            thread.call, thread.synchronized, thread.inputs, thread.depth = before
+            thread.call, thread.waited, thread.inputs, thread.depth = before
 
     def placed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run ``func``, and tag the tensors that it creates with the device of its arguments."""
+        """Run ``func``, and tag what it creates with the requested device."""
         fake = self.state.fake
         run = func if fake is None else partial(fake.attempt, func)
         device = kwargs.get("device") if kwargs else None
@@ -97,7 +97,7 @@ class Functions(TorchFunctionMode):
         pinned = kwargs.pop("pin_memory", False)
         if device is not None:
             if target is None and device is not _device.CURRENT_DEVICE:
-                self.state.note_cpu_choice()
+                self.state.asked_for_cpu()
             kwargs["device"] = device if target is None else CPU
             self.thread.inputs = ()
         out = run(*args, **kwargs)
@@ -106,12 +106,12 @@ class Functions(TorchFunctionMode):
         return out
 
     def read(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``func``, which reads a whole tensor; in a run without data, on a tensor with data."""
+        """Run ``func``, which reads a tensor as a whole: without data, one that has some."""
         fake = self.state.fake
         return self.unwatched(func, *args, **kwargs) if fake is None else fake.answer(func, *args, **kwargs)
 
     def unwatched(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``func`` without noting synchronizations: what it reads is on the CPU."""
+        """Run ``func``; what it reads on the CPU does not count as a synchronization."""
         self.thread.quiet += 1
         try:
             return func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Random number generators of the pretended GPU: those of the CPU under another name."""
+"""Generators of random numbers of the pretended GPU: the CPU's, under another name."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _PHILOX = 16  # bytes in the state of a real GPU's generator: seed and offset
 
 
 class Generator(torch._C.Generator):
-    """A generator whose device is a GPU, and which functions of torch accept for CPU tensors."""
+    """A CPU generator that reports a GPU as its device."""
 
-    # `__new__` is torch's own, which takes the real device
+    # `__new__` is C's, which takes the device that it is really on
     def __init__(self, index: int = 0) -> None:
         self._index = index
         self._offset = 0
 
     def __new__(cls, index: int = 0) -> Generator:
-        """Create a generator on the CPU."""
+        """Make one on the CPU."""
         made: Generator = super().__new__(cls)
         return made
 
@@ -28,18 +28,18 @@ class Generator(torch._C.Generator):
         return torch.device("cuda", self._index)
 
     def set_state(self, new_state: Any) -> Any:
-        """Set a state of `get_state`; of a state of a real GPU, only the seed."""
+        """Take a state of `get_state`; of that of a real GPU, the seed."""
         if new_state.numel() == _PHILOX:
             return self.manual_seed(int.from_bytes(bytes(new_state.numpy()[:8]), "little"))
         super().set_state(new_state)
         return self
 
     def get_offset(self) -> int:
-        """Return the offset, which has no effect."""
+        """Return what `set_offset` set; it changes nothing."""
         return self._offset
 
     def set_offset(self, offset: int) -> Any:
-        """Set the offset, which has no effect: generators of a CPU have none."""
+        """Keep ``offset``, which generators of a CPU do not have."""
         self._offset = offset
         return self
 
@@ -49,11 +49,11 @@ class Generator(torch._C.Generator):
         return other.set_state(self.get_state())
 
     def graphsafe_get_state(self) -> Any:
-        """Return a state for `graphsafe_set_state`."""
+        """Return what `graphsafe_set_state` takes."""
         return self.clone_state()
 
     def graphsafe_set_state(self, state: Any) -> Any:
-        """Set the state of another generator."""
+        """Take the state of another generator."""
         return self.set_state(state.get_state())
 
     def __reduce__(self) -> Any:
@@ -61,31 +61,31 @@ class Generator(torch._C.Generator):
 
 
 class DefaultGenerator(Generator):
-    """The default generator of a device: that of the CPU, from which a dry run draws all numbers."""
+    """The default one of a device: the CPU's, which all that runs here draws from."""
 
     def get_state(self) -> Any:
-        """Return the state of the generator of the CPU."""
+        """Return the state of the CPU's."""
         return torch.default_generator.get_state()
 
     def set_state(self, new_state: Any) -> Any:
-        """Set the state of the generator of the CPU."""
+        """Set the state of the CPU's."""
         if new_state.numel() == _PHILOX:
             return super().set_state(new_state)
         torch.default_generator.set_state(new_state)
         return self
 
     def manual_seed(self, seed: int) -> Any:
-        """Seed the generator of the CPU."""
+        """Seed the CPU's."""
         torch.default_generator.manual_seed(seed)
         return self
 
     def seed(self) -> int:
-        """Seed the generator of the CPU at random; return the seed."""
+        """Seed the CPU's at random; return the seed."""
         seed: int = torch.default_generator.seed()
         return seed
 
     def initial_seed(self) -> int:
-        """Return the seed of the generator of the CPU."""
+        """Return the seed of the CPU's."""
         seed: int = torch.default_generator.initial_seed()
         return seed
 

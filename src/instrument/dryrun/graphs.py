@@ -1,4 +1,4 @@
-"""CUDA graphs of the pretended GPU: captured code runs once, and a replay does nothing."""
+"""CUDA graphs of the pretended GPU: what is captured runs once; a replay does nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ..syncs.operations import cause_of
-from .state import Observer
+from .state import SyncLog
 from .streams import Streams
 
 REPLAY = "a replay of a CUDA graph does not repeat what was captured"
@@ -17,12 +16,12 @@ _handles = itertools.count(1)
 
 
 def pool_handle() -> tuple[int, int]:
-    """Return the handle of a new memory pool."""
+    """Return a handle of a new pool of memory."""
     return 0, next(_handles)
 
 
 class Graph:
-    """A graph whose class is `torch.cuda.CUDAGraph` or `torch.accelerator.Graph`."""
+    """A `torch.cuda.CUDAGraph` or `torch.accelerator.Graph` to checks of its class."""
 
     def __init__(self, streams: Streams, kind: Any, pool: Any = None) -> None:
         self._streams = streams
@@ -43,26 +42,26 @@ class Graph:
         self.capture_end()
 
     def capture_begin(self, pool: Any = None, *_: Any, **options: Any) -> None:
-        """Begin a capture on this thread."""
+        """From here on a graph is being captured on this thread."""
         self._pool = pool or self._pool
         self._streams.capturing = True
 
     def capture_end(self) -> None:
-        """End the capture."""
+        """End the capture, which does not synchronize."""
         self._streams.capturing = False
 
     def instantiate(self) -> None:
         """Do nothing."""
 
     def replay(self) -> None:
-        """Note that nothing is replayed."""
-        self._streams.observer.note_uncovered(REPLAY)
+        """Record that a replay is not covered."""
+        self._streams.log.record_not_covered(REPLAY)
 
     def reset(self) -> None:
         """Do nothing."""
 
     def pool(self) -> Any:
-        """Return the handle of the memory pool."""
+        """Return the handle of the pool of memory."""
         return self._pool
 
     def register_generator_state(self, generator: Any) -> None:
@@ -72,27 +71,27 @@ class Graph:
         """Do nothing."""
 
     def debug_dump(self, debug_path: str) -> None:
-        """Note that nothing is written."""
-        self._streams.observer.note_uncovered("a CUDA graph cannot be dumped: nothing was captured")
+        """Record that a dump is not covered."""
+        self._streams.log.record_not_covered("a CUDA graph cannot be dumped: nothing was captured")
 
     def raw_cuda_graph(self) -> int:
-        """Return an address without a graph."""
+        """Return a made-up address."""
         return id(self)
 
     raw_cuda_graph_exec = raw_cuda_graph
 
     def get_graph_data(self) -> dict[str, Any]:
-        """Return the data of a graph without nodes, and note that."""
-        self._streams.observer.note_uncovered("a CUDA graph has no nodes: nothing was captured")
+        """Return what a graph without nodes has."""
+        self._streams.log.record_not_covered("a CUDA graph has no nodes: nothing was captured")
         return {"exec_graph_id": 0, "nodes": []}
 
 
-def make_graphed_callables(observer: Observer) -> Any:
-    """Return a replacement of `torch.cuda.make_graphed_callables`, which synchronizes before each capture."""
+def make_graphed_callables(log: SyncLog) -> Any:
+    """Return the replacement of `torch.cuda.make_graphed_callables`, which synchronizes before each capture."""
 
     def make(callables: Any, sample_args: Any, *options: Any, **more: Any) -> Any:
-        observer.note_sync("make_graphed_callables", cause_of("make_graphed_callables"))
-        observer.note_uncovered(GRAPHED)
+        log.record_sync("make_graphed_callables")
+        log.record_not_covered(GRAPHED)
         return callables
 
     return make

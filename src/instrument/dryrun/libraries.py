@@ -1,24 +1,22 @@
-"""The libraries around the pretended GPU: CUDA's runtime, cuDNN, NCCL, NVML and NVTX."""
+"""The libraries around the pretended GPU: CUDA's runtime, cuDNN, NCCL, NVML, NVTX."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .memory import Memory
-from .state import Observer
 
 CUDNN_VERSION = 90100
 NCCL_VERSION = 2 << 32 | 21 << 16 | 5
-# What nvidia-smi shows for a busy GPU: %, degrees Celsius, mW, MHz. Megatron's straggler detector logs these four.
-READINGS = {"utilization": 90, "temperature": 60, "power_draw": 300_000, "clock_rate": 1410}
-NOT_EMULATED = "{} is not emulated, see docs/dry-run.md"
-_JITERATOR = "kernels of torch.cuda.jiterator cannot run"
-_POOL_STATE = "the state of a pool of GPU memory cannot be kept"
+# Readings that frameworks log, of a busy GPU; `clock_rate` in MHz, `power_draw` in mW, `temperature` in degrees
+READINGS = {
+    "utilization": 90, "temperature": 60, "power_draw": 300_000, "clock_rate": 1410,
+}  # fmt: skip
 
 
 class Code(int):
@@ -31,7 +29,7 @@ Code.success = Code(0)
 
 
 class Cudart:
-    """The CUDA runtime that `torch.cuda.cudart` returns; every function succeeds."""
+    """What `torch.cuda.cudart` returns; every function succeeds."""
 
     cudaError = Code  # noqa: N815
 
@@ -51,22 +49,22 @@ class Cudart:
 
 
 class Nvtx:
-    """NVTX ranges without effect, for CPU builds of torch, which lack the functions."""
+    """Ranges that nobody sees: takes the place of the functions that a build for the CPU lacks."""
 
     def __init__(self) -> None:
-        self._local = threading.local()
+        self._thread = threading.local()
         self._numbers = itertools.count(1)
 
     def rangePushA(self, message: str) -> int:  # noqa: N802
-        """Open a range; return how many were open before."""
-        depth: int = getattr(self._local, "depth", 0)
-        self._local.depth = depth + 1
+        """Open a range; return how many were open."""
+        depth: int = getattr(self._thread, "depth", 0)
+        self._thread.depth = depth + 1
         return depth
 
     def rangePop(self) -> int:  # noqa: N802
-        """Close a range; return how many are still open."""
-        self._local.depth = max(getattr(self._local, "depth", 0) - 1, 0)
-        return int(self._local.depth)
+        """Close a range; return how many are open still."""
+        self._thread.depth = max(getattr(self._thread, "depth", 0) - 1, 0)
+        return int(self._thread.depth)
 
     def rangeStartA(self, message: str) -> int:  # noqa: N802
         """Return the number of a new range."""
@@ -99,8 +97,8 @@ def _into(targets: Sequence[Any], parts: Sequence[Any]) -> Sequence[Any]:
     return targets
 
 
-class _State:
-    """Settings by name, each with a setter and a getter."""
+class _Settings:
+    """Settings by name, each with its setter and its getter."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -114,7 +112,7 @@ class _State:
 
 
 def _settings() -> dict[str, Any]:
-    state, private = _State(), torch._C
+    state, private = _Settings(), torch._C
     return {
         **state.pair(
             "_set_linalg_preferred_backend", "_get_linalg_preferred_backend", private._LinalgBackend.Default
@@ -128,18 +126,8 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _uncovered(observer: Observer, why: str, fatal: bool = False) -> Callable[..., None]:
-    def answer(*_: Any, **__: Any) -> None:
-        observer.note_uncovered(why)
-        if fatal:  # there is no result to return
-            raise RuntimeError(f"not covered by a dry run: {why}")
-
-    return answer
-
-
-def answers(observer: Observer) -> dict[str, Any]:
+def answers() -> dict[str, Any]:
     """Return the functions of ``torch._C`` that call other libraries."""
-    collectives = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "init_rank")
     return {
         **_settings(),
         "_cuda_getCurrentBlasHandle": lambda: 0x560001000000,
@@ -151,7 +139,6 @@ def answers(observer: Observer) -> dict[str, Any]:
         "_nccl_version": lambda: NCCL_VERSION,
         "_nccl_version_suffix": lambda: b"",
         "_nccl_unique_id": lambda: bytes(128),
-        **{f"_nccl_{name}": _uncovered(observer, f"torch.cuda.nccl.{name} does nothing") for name in collectives},
         "_broadcast": lambda tensor, devices: [_to(tensor, index) for index in devices],
         "_broadcast_coalesced": lambda tensors, devices, size: [[_to(t, i) for t in tensors] for i in devices],
         "_broadcast_out": lambda tensor, targets: _into(targets, [tensor] * len(targets)),
@@ -161,54 +148,6 @@ def answers(observer: Observer) -> dict[str, Any]:
         ),
         "_gather": lambda tensors, dim, index: _to(torch.cat([*tensors], dim), 0 if index is None else index),
         "_gather_out": lambda tensors, target, dim: target.copy_(torch.cat([*tensors], dim)),
-        "_cuda_jiterator_compile_and_launch_kernel": _uncovered(observer, _JITERATOR, fatal=True),
-        "_cuda_getCheckpointState": _uncovered(observer, _POOL_STATE, fatal=True),
-        "_cuda_setCheckpointPoolState": _uncovered(observer, _POOL_STATE, fatal=True),
-    }
-
-
-def compiler(observer: Observer) -> Callable[..., Callable[..., None]]:
-    """Return a replacement of `torch.cuda._compile_kernel` whose kernels only note that they did not run."""
-    return lambda source, name, *_, **__: _uncovered(observer, f"the CUDA kernel {name} cannot run")
-
-
-class _NotEmulated:
-    """Takes the place of an object whose attributes and items are not emulated.
-
-    Args:
-        observer: notes each use.
-        name: the public name of the object.
-    """
-
-    def __init__(self, observer: Observer, name: str) -> None:
-        use = _uncovered(observer, NOT_EMULATED.format(name), fatal=True)
-        self.__dict__["_use"] = use
-
-    def __getattr__(self, name: str) -> Any:
-        self._use()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._use()
-
-    def __getitem__(self, index: Any) -> Any:
-        self._use()
-
-
-def _not_emulated(observer: Observer) -> dict[Any, dict[str, Any]]:
-    """Return, by module, what raises when it is used: no known training script needs it."""
-
-    def functions(module: str, names: Sequence[str]) -> dict[str, Any]:
-        return {name: _uncovered(observer, NOT_EMULATED.format(f"{module}.{name}"), fatal=True) for name in names}
-
-    cuda, tunable = torch.cuda, torch.cuda.tunable
-    readings = functions("torch.cuda", ("memory_usage", "device_memory_used", "list_gpu_processes"))
-    host = functions("torch.cuda", ("host_memory_stats", "host_memory_stats_as_nested_dict"))
-    resets = functions("torch.cuda", ("reset_accumulated_host_memory_stats", "reset_peak_host_memory_stats"))
-    return {
-        cuda: readings | host | resets,
-        cuda.memory: readings | host | resets,
-        tunable: functions("torch.cuda.tunable", tunable.__all__),
-        torch.backends.cuda: {"cufft_plan_cache": _NotEmulated(observer, "torch.backends.cuda.cufft_plan_cache")},
     }
 
 
@@ -218,7 +157,7 @@ def _activities() -> set[Any]:
 
 
 def _emitting() -> dict[str, Any]:
-    """Make `emit_nvtx` emit nothing instead of raising an error, where torch was built without CUDA."""
+    """Let `emit_nvtx` emit nothing where torch is built without CUDA, which raises otherwise."""
     profiler: Any = torch.autograd.profiler
     enable, disable = profiler._enable_profiler, profiler._disable_profiler
     refused: list[Any] = []
@@ -237,16 +176,14 @@ def _emitting() -> dict[str, Any]:
     return {"_enable_profiler": enable_profiler, "_disable_profiler": disable_profiler}
 
 
-def public(observer: Observer) -> dict[Any, dict[str, Any]]:
-    """Return, by module, replacements of functions that would search for a library themselves."""
+def public() -> dict[Any, dict[str, Any]]:
+    """Return, by module, the functions that would load a library themselves."""
     readings = {name: (lambda device=None, value=value: value) for name, value in READINGS.items()}
     profiling = {"_supported_activities": _activities}
     backends: Any = torch.backends
-    cudnn = backends.cudnn.m  # the module behind the object that torch puts in its place
-    refused = _not_emulated(observer)
+    cudnn = backends.cudnn.m  # the module behind the object that takes assignments
     return {
-        **refused,
-        torch.cuda: {**readings, "_compile_kernel": compiler(observer), **refused[torch.cuda]},
+        torch.cuda: readings,
         cudnn: {
             "version": lambda: CUDNN_VERSION,
             "is_available": lambda: True,

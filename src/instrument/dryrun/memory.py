@@ -1,17 +1,16 @@
-"""The memory of the pretended GPU: constant figures of a model that fits."""
+"""Memory of the pretended GPU: constant figures of a model that fits."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-from ..syncs.operations import FREES
 from .devices import GIB, TOTAL_MEMORY
 from .graphs import pool_handle
 from .streams import Streams
 
 ALLOCATED, PEAK, RESERVED = 1 * GIB, 2 * GIB, 4 * GIB
-_FREE = TOTAL_MEMORY - RESERVED - GIB // 2  # half a GiB belongs to the driver
+_FREE = TOTAL_MEMORY - RESERVED - GIB // 2  # what the driver keeps for itself
 _COUNTS = ("allocation", "segment", "active", "inactive_split")
 _BYTES = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes")
 _EVENTS = (
@@ -31,7 +30,7 @@ def _pools(current: int, peak: int) -> dict[str, dict[str, int]]:
 
 
 def stats() -> dict[str, Any]:
-    """Return the statistics of the caching allocator, nested as in torch."""
+    """Return what the caching allocator counts, nested as torch does."""
     figures: dict[str, Any] = {name: _pools(256, 512) for name in _COUNTS}
     figures.update({name: _pools(ALLOCATED, PEAK) for name in _BYTES})
     figures["reserved_bytes"] = _pools(RESERVED, RESERVED)
@@ -40,7 +39,7 @@ def stats() -> dict[str, Any]:
 
 
 class Pool:
-    """A memory pool whose class is `torch.cuda.MemPool`."""
+    """A `torch.cuda.MemPool` to checks of its class."""
 
     def __init__(self, kind: Any, allocator: Any = None) -> None:
         self._kind = kind
@@ -52,16 +51,16 @@ class Pool:
         return self._kind
 
     def use_count(self) -> int:
-        """Return the number of users: always 1."""
+        """Return how many use it."""
         return 1
 
     def snapshot(self, include_traces: bool = True) -> list[Any]:
-        """Return no segments."""
+        """Return the segments in it: none."""
         return []
 
 
 class Memory:
-    """The allocator: keeps its settings, and returns addresses without memory."""
+    """The caching allocator: keeps its settings, and returns made-up addresses."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -76,17 +75,17 @@ class Memory:
         return _FREE, TOTAL_MEMORY
 
     def empty_cache(self) -> None:
-        """Free cached memory, which synchronizes."""
-        self._streams.observer.note_sync("empty_cache", FREES)
+        """Record the synchronization with which cached memory is freed."""
+        self._streams.log.record_sync("empty_cache")
 
     def snapshot(self, *_: Any) -> dict[str, Any]:
-        """Return a memory snapshot without segments and history."""
+        """Return what a profile of memory has: no segments, no history."""
         traces: list[list[Any]] = [[] for _ in range(self._streams.devices.count)]
         return {"segments": [], "device_traces": traces, "allocator_settings": {}, "external_annotations": []}
 
     def change_allocator(self, allocator: Any) -> None:
-        """Note that the allocator of the user is not used."""
-        self._streams.observer.note_uncovered(
+        """Record that the program's own allocator is not used."""
+        self._streams.log.record_not_covered(
             "an allocator of your own is not used: tensors are in the memory of the CPU"
         )
 
@@ -101,7 +100,8 @@ class Memory:
 
         quiet = (
             "_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakMemoryStats",
-            "_cuda_cudaCachingAllocator_raw_delete", "_cuda_attach_out_of_memory_observer", "_cuda_ipc_collect",
+            "_cuda_cudaCachingAllocator_raw_delete", "_cuda_attach_out_of_memory_observer",
+            "_cuda_ipc_collect",
             "_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentThreadToPool",
             "_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool",
             "_cuda_endAllocateCurrentStreamToPool", "_cuda_lock_mutex", "_cuda_unlock_mutex", "_host_emptyCache",

@@ -1,11 +1,11 @@
-"""The modes that watch a thread."""
+"""What watches a thread."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from . import function_rules, placement
+from . import moves, tensor_reads
 from .dispatch import Dispatch
 from .functions import Functions
 from .state import State
@@ -13,11 +13,11 @@ from .state import State
 
 @contextmanager
 def modes(state: State) -> Iterator[None]:
-    """Watch the calling thread."""
+    """Watch what the calling thread does."""
     with ExitStack() as stack:
         if state.fake is not None:
             stack.enter_context(state.fake.mode)
         stack.callback(setattr, state.thread, "functions", None)
         stack.enter_context(Dispatch(state))
-        stack.enter_context(Functions(state, placement.ANSWERS, {**placement.CALLS, **function_rules.CALLS}))
+        stack.enter_context(Functions(state, moves.ANSWERS, {**moves.CALLS, **tensor_reads.CALLS}))
         yield

@@ -1,4 +1,4 @@
-"""The tensors that exist before a dry run, and are on the GPU in it."""
+"""The tensors that exist before a dry run and count as tensors of the GPU in it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..modules.optimizers import live_optimizers, parameter_ids, parameters
 from .tags import tensors
 
 
-def existing(on_gpu: Iterable[Any]) -> list[Any]:
+def tensors_of(on_gpu: Iterable[Any]) -> list[Any]:
     """Return the tensors that ``on_gpu`` means, with their gradients.
 
-    A module means its parameters and buffers, and the state that optimizers keep of these parameters, which they
-    create on the device of a parameter. An optimizer means its parameters and all of its state.
+    Those of a module are its parameters and buffers, and the state that optimizers keep of these parameters: an
+    optimizer creates it where a parameter is. Those of an optimizer are its parameters and all of its state.
 
     Raises:
         TypeError: something in ``on_gpu`` is not a module, an optimizer or a tensor, and holds no tensors.
@@ -37,7 +37,7 @@ def existing(on_gpu: Iterable[Any]) -> list[Any]:
 
 
 def _state(model: torch.nn.Module) -> list[Any]:
-    """Return the state of the parameters of ``model`` in the optimizers of this process; takes 0.1 s."""
+    """The state of the parameters of ``model`` in the optimizers of this process, which takes 0.1 s to look up."""
     keys = parameter_ids(model)
     states = [getattr(optimizer, "state", None) for optimizer in live_optimizers()]
     return _arrays(
@@ -46,5 +46,5 @@ def _state(model: torch.nn.Module) -> list[Any]:
 
 
 def _arrays(states: Iterable[Any]) -> list[Any]:
-    """Return the tensors of a state except single numbers, such as a count of steps, which stay on the CPU."""
+    """The tensors of a state but for single numbers, such as a count of steps, which stay on the CPU."""
     return [t for state in states for t in tensors(state) if t.dim()]

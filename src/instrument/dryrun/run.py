@@ -1,4 +1,4 @@
-"""`dry_run`: runs a training step without a GPU, and lists where it would synchronize with one."""
+"""`dry_run`: carries a training step out without a GPU, and lists where it would wait for one."""
 
 from __future__ import annotations
 
@@ -28,19 +28,18 @@ def dry_run(
 ) -> SyncReport:
     """Call ``step`` as if there were a GPU, and list where the CPU would wait for it.
 
-    The step really runs, on the CPU: it trains its model and writes its files. An error in it ends the run and is
-    in the report.
+    The step runs for real, on the CPU: what it trains is trained, what it writes is written. An error in it ends
+    the run and is in the report.
 
     Args:
-        step: a function without arguments, called once: a training step, or a whole short training, whose steps
-            end
-            with the updates of its first optimizer.
-        fake: run without data, for models that are too large for this machine. Tensors that the step creates then
-            have shapes only.
-        on_gpu: existing modules, optimizers and tensors that are on the GPU. A module includes the state that
-            optimizers keep of its parameters. Everything else that exists is on the CPU.
-        budget: how often a step may synchronize, in all or by region, as in `detect_syncs`; a step lasts from one
-            update of the optimizer to the next. `SyncReport.assert_max` then fails for what exceeds it.
+        step: called once, without arguments: a training step, or all of a short training, which is divided
+            into steps by the first optimizer that steps.
+        fake: run without data, for models that are too large for this machine. What the step creates then has
+            shapes only.
+        on_gpu: modules, optimizers and tensors that exist already and are to be on the GPU. A module takes the
+            state along that optimizers keep of its parameters. All else that exists is on the CPU.
+        budget: synchronizations that a step may make, in all or by regions, as in `detect_syncs`; a step
+            lasts from a step of the optimizer to the next. `SyncReport.assert_max` then fails for what exceeds it.
 
     Raises:
         TypeError: ``step`` cannot be called, or ``on_gpu`` holds something else.

@@ -27,22 +27,20 @@ from ..syncs.report import SyncReport
 from .cuda import PretendedCuda
 from .fake import Fake
 from .modes import modes
-from .on_gpu import existing
+from .on_gpu import tensors_of
 from .patches import patched
 from .state import State, as_cuda
 from .step_limit import StepLimit
 
-_WITHOUT_TENSORS = {"tqdm_monitor", "instrument", "instrument-sigterm"}  # threads that use no tensors
+_WITHOUT_TENSORS = {"tqdm_monitor", "instrument", "instrument-sigterm"}  # names of threads
 _COVERAGE = (
     "a dry run: tensors on the GPU were on the CPU, so synchronizations have no times; what libraries do "
     "outside torch, and in their own CUDA code, was not checked; autocast changed no types"
 )
-_FAKE = (
-    "tensors had no data: branches on values, and code that checks whether it is traced, may take the other branch"
-)
+_FAKE = "tensors had no data: branches on values, and code that asks whether it is traced, may go the other way"
 _NOWHERE = (
-    'nothing was on a GPU: build the model inside the step with device="cuda", '
-    "or name what is already on the GPU by on_gpu=[model, optimizer]"
+    'nothing was on a GPU: build the model inside of the step with device="cuda", '
+    "or name what is on the GPU already by on_gpu=[model, optimizer]"
 )
 _NOWHERE_IN_SCRIPT = (
     "nothing was moved to a GPU: does the script choose its device from torch.cuda.is_available(), or does it "
@@ -70,18 +68,18 @@ class Run:
         self.follower: StepFollower | None = None
         self._stepped = 0
         self._built = False
-        pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # jobs of thread pools are watched
+        pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # what these are given is watched
         known = {threading.current_thread(), threading.main_thread(), *pools}
         names = {thread.name for thread in threading.enumerate() if thread not in known}
         self._before = sorted(names - _WITHOUT_TENSORS)
 
     def place(self, on_gpu: Iterable[Any]) -> None:
-        """Place the tensors that ``on_gpu`` means on the GPU."""
-        if found := existing(on_gpu):
+        """Take tensors that exist already for being on the GPU."""
+        if found := tensors_of(on_gpu):
             self.state.tags.put(found, as_cuda("cuda"))
 
     def carry_out(self, step: Callable[[], Any]) -> Any:
-        """Call ``step``; keep the error that ended it early."""
+        """Call ``step``; keep what ended it early."""
         try:
             return step()
         except EarlyStop as stopped:
@@ -93,7 +91,7 @@ class Run:
             self._ended(error)
 
     def stopped_by(self, stopped: EarlyStop) -> None:
-        """Keep why the program was stopped."""
+        """Keep what ended the program before its own end."""
         self._stopped = stopped
         self.error = stopped if stopped.code else None
 
@@ -107,24 +105,24 @@ class Run:
         self.recorder.add(SyncEvent(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
 
     def forget(self) -> None:
-        """Forget the synchronizations and the steps so far."""
+        """Forget what waited, and the steps, so far."""
         self.recorder.clear()
         self._stepped = 0
         self.recorder.step = None if self.recorder.step is None else 0
         self._forget_budget()
 
     def built(self) -> None:
-        """Begin the steps, as an optimizer was created: what came before belongs to no step."""
+        """An optimizer is made: what came before was not yet a step."""
         if self.recorder.step is None:
             self.recorder.step, self._built = 0, True
             self._forget_budget()
 
     def stop_after(self, steps: int | None, stopper: ProgramStopper) -> None:
-        """End the program after ``steps`` more steps; None lets it continue."""
+        """End the program once it made ``steps`` more steps; None lets it go on."""
         self._most, self._stopper = steps, stopper
 
     def stepped(self) -> None:
-        """End a step."""
+        """A step ended."""
         if self._limit is not None:
             self._limit.stop()
         self._stepped += 1
@@ -134,7 +132,7 @@ class Run:
             self.state.recorder = self._limit = StepLimit(self._stepped, self.recorder.path, self._stopper)
 
     def close(self) -> None:
-        """Remove the limit of steps."""
+        """Remove what ends the program."""
         if self._limit is not None:
             self._limit.remove()
 
@@ -143,7 +141,7 @@ class Run:
             self.state.budget.clear()
 
     def restarted(self) -> None:
-        """Make all steps so far one step 0, as a stronger sign of steps ends it now."""
+        """All that ended so far was a part of step 0, which a stronger sign of steps ends now."""
         self._stepped = 0
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
 
@@ -152,21 +150,21 @@ class Run:
             self.state.budget.next_step()
 
     def _settled(self, seen: Counter[int | None], steps: int) -> Counter[int | None]:
-        """Return the final steps of a line's synchronizations.
+        """Return in which steps synchronizations were.
 
-        A step ends with the update of the first optimizer. Synchronizations before the first update are in step 0,
-        up to the number that other steps have; more are preparations. Those after the last update are outside the
-        steps, such as an evaluation at the end. A line after the update that synchronizes in all other steps has
-        its last synchronization after the last update: that one counts for step 0. Without an optimizer,
-        everything is one step.
+        A step ends with the update of the first optimizer. What comes before the first update is step 0, but for
+        what no other step has as often: preparations. What follows the last update is outside of the steps, such
+        as an evaluation at the end. A line that synchronizes in all other steps does so in step 0 too, where it
+        comes after the update in the loop: its calls after the last update count there. Without an optimizer all
+        is one step.
         """
-        settled = Counter({step: count for step, count in seen.items() if step is None or 0 < step < steps})
+        settled = Counter({step: waits for step, waits in seen.items() if step is None or 0 < step < steps})
         before, after = seen[0], seen[steps]
         if steps == 1:
             before, after = seen.total() - seen[None], 0
         if not self._built:
             before += settled.pop(None, 0)
-        others = [count for step, count in settled.items() if step is not None]
+        others = [waits for step, waits in settled.items() if step is not None]
         first = before if steps == 1 else min(before, max(others, default=0))
         if others and len(others) == steps - 1:
             first += min(after, max(min(others) - first, 0))
@@ -182,7 +180,7 @@ class Run:
         return _NOWHERE if chosen is None else f"{_NOWHERE}. {_TOO_EARLY.format(chosen)}"
 
     def report(self) -> SyncReport:
-        """Return the report."""
+        """Return what was found."""
         recorder = self.recorder
         steps = max(self._stepped, 1)
         if self._limit is not None:
@@ -216,7 +214,7 @@ active = False
 def running(
     fake: bool, budget: Budget | None = None, *, script: bool = False, step_on: str | None = None
 ) -> Iterator[Run]:
-    """Pretend that there is a GPU, and watch the program."""
+    """Install the pretended GPU, and watch the body."""
     if active:
         raise RuntimeError("a dry run is already running in this process")
     stack = contextlib.ExitStack()
@@ -229,13 +227,13 @@ def running(
             with uninterrupted():
                 stack.close()
         finally:
-            stack.close()  # if an interrupt came before it began
+            stack.close()  # where it was interrupted before it began
 
 
 def _set_up(
     stack: contextlib.ExitStack, fake: bool, budget: Budget | None, script: bool, step_on: str | None
 ) -> Run:
-    stack.callback(_set_active, False)  # each before the change that it undoes: an interrupt may come in between
+    stack.callback(_set_active, False)  # each before what it undoes: an interrupt may come in between
     _set_active(True)
     path = RegionPath()
     stack.callback(dispatch.active.remove, path)
@@ -246,7 +244,7 @@ def _set_up(
     stack.callback(cuda.undo)
     cuda.install()
     stack.enter_context(patched(run.state))
-    # Without an optimizer, a function is one step, and calls of its model are the steps of a script.
+    # Without an optimizer a function that is called once is one step, and a script has as many as it shows.
     run.follower = StepFollower(run.stepped, run.restarted, step_on, weakest="forward" if script else "optimizer")
     stack.callback(run.follower.remove)
     run.follower.follow()

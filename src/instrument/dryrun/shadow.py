@@ -1,7 +1,7 @@
-"""The known data of small tensors, kept beside tensors without data.
+"""The data of small tensors that are made of known numbers, beside tensors without data.
 
-A tensor without data has a storage without data. If its numbers are known, that storage keeps a second one with
-data as an attribute, so that views share it. Each operator runs on both.
+A tensor without data has a storage without data. Where its numbers are known, a second storage with data is kept
+on that storage, so that views share it: what operators do to the one is done to the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = "_instrument_shadow"
 
 
 def shadow_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a tensor with the data of ``tensor``; None if it is unknown."""
+    """Return a tensor with the data of ``tensor``; None where that is not known."""
     if not isinstance(tensor, FakeTensor):
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
         return tensor.detach() if plain else None
@@ -34,13 +34,13 @@ def shadow_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Run the operator ``func`` on the known data, after it ran without; call this with all modes off.
+    """Do with the data what the operator ``func`` did without; call it after that, with all modes off.
 
     Args:
         func: the operator.
         args: its arguments.
         kwargs: its arguments by keyword.
-        out: its result.
+        out: what it returned.
     """
     given, made = list(tensors([*args, kwargs])), list(tensors(out))
     real = _computed(func, args, kwargs, given, made)
@@ -55,7 +55,7 @@ def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> 
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """Forget the data of ``tensor``, and of tensors that share its storage."""
+    """Know the data of ``tensor``, and of what shares its storage, no more."""
     if isinstance(tensor, FakeTensor):
         try:
             tensor.untyped_storage().__dict__.pop(_KEY, None)
@@ -66,7 +66,7 @@ def forget(tensor: torch.Tensor) -> None:
 def _computed(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Any], made: list[Any]
 ) -> list[torch.Tensor] | None:
-    """Return the results with data; None if a number is unknown, or there are too many."""
+    """The results with data; None where some number is not known, or the result has too many elements."""
     if not made or torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
         return None
     mutable = func._schema.is_mutable
@@ -79,7 +79,7 @@ def _computed(
         if any(shadow is None or shadow.numel() > LIMIT for shadow in shadows.values()):
             return None
         real = list(tensors(func(*_replaced(args, shadows), **_replaced(kwargs, shadows))))
-    except Exception:  # an operator that fails has an unknown result
+    except Exception:  # whatever an operator refuses: its numbers are then not known
         return None
     alike = [each.shape for each in real] == [each.shape for each in made]
     return real if alike and all(each.device.type == "cpu" for each in real) else None

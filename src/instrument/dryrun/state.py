@@ -1,4 +1,4 @@
-"""The state that the parts of one dry run share."""
+"""What the parts of one dry run share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .. import gpu
 from ..findings import NOT_COVERED, Direction, Site
 from ..syncs import sites
 from ..syncs.budget import Budget
-from ..syncs.operations import name_of_operator
+from ..syncs.operations import VALUE, name_of_operator, operation
 from ..syncs.recorder import Recorder
 from .tags import Tags
 
@@ -29,14 +29,14 @@ _PROFILER = (
 )
 
 
-class Observer(Protocol):
-    """Notes what the pretended GPU does at the user's line that runs now on this thread."""
+class SyncLog(Protocol):
+    """Where the pretended GPU reports synchronizations, and calls that it cannot carry out."""
 
-    def note_sync(self, op: str, cause: str) -> None:
-        """Note that the caller synchronizes; ``op`` and ``cause`` are as in `SyncEvent`."""
+    def record_sync(self, op: str, cause: str = "") -> None:
+        """Record a synchronization of the caller; ``cause`` is that of `operation` where it is empty."""
 
-    def note_uncovered(self, reason: str) -> None:
-        """Note something that a dry run cannot carry out."""
+    def record_not_covered(self, why: str) -> None:
+        """Record a call that a dry run cannot carry out."""
 
 
 class ThreadState:
@@ -44,20 +44,20 @@ class ThreadState:
 
     Attributes:
         call: the name of the outermost torch function that runs; empty outside of any.
-        synchronized: whether that call has synchronized: all synchronizations of one call are one event.
-        inputs: the arguments of the innermost torch function; tensors that it creates are placed where they are.
-        last: the device of the previous operator that takes tensors; None is the CPU.
-        quiet: greater than 0 while reads of values synchronize nothing, as they are on the CPU.
-        functions: the function mode of the thread.
-        foreign: greater than 0 while a FakeTensorMode of the program inspects tensors.
-        depth: greater than 0 inside torch, where devices are the real ones.
+        waited: whether that call synchronized already; it counts once.
+        inputs: the arguments of the innermost torch function; what it creates goes where they are.
+        last: the device of the operator before, as far as it takes tensors; None is the CPU.
+        quiet: greater than 0 where a read is of the CPU's memory.
+        functions: the thread's function mode.
+        foreign: greater than 0 where a FakeTensorMode of the program's looks at tensors.
+        depth: greater than 0 inside of torch, where devices are the real ones.
     """
 
-    __slots__ = ("call", "depth", "foreign", "functions", "inputs", "last", "quiet", "synchronized")
+    __slots__ = ("call", "depth", "foreign", "functions", "inputs", "last", "quiet", "waited")
 
     def __init__(self) -> None:
         self.call = ""
-        self.synchronized = False
+        self.waited = False
         self.inputs: Any = None
         self.last: torch.device | None = None
         self.quiet = 0
@@ -67,26 +67,26 @@ class ThreadState:
 
 
 class State:
-    """The tags and findings of one dry run, and the state of each of its threads."""
+    """One dry run: its tags and findings, and what each of its threads is doing."""
 
     def __init__(self, recorder: Recorder, fake: Any = None, budget: Budget | None = None) -> None:
         self.recorder = recorder
         self.budget = budget
         self.fake = fake  # the FakeTensorMode, or None
         self.tags = Tags()
-        self._local = threading.local()
+        self._threads = threading.local()
         self.code_before = False  # code that may have chosen a device ran before the dry run
         self.cpu_by_name: Site | None = None
-        self.early = False  # whether an early choice of the device was reported as the cause of an error
+        self.early = False  # that this may be the cause of an error was said
         self._asked: set[tuple[CodeType, int]] = set()
 
     @property
     def thread(self) -> ThreadState:
-        """The state of the calling thread."""
+        """The calling thread."""
         try:
-            thread: ThreadState = self._local.thread
+            thread: ThreadState = self._threads.state
         except AttributeError:
-            thread = self._local.thread = ThreadState()
+            thread = self._threads.state = ThreadState()
         return thread
 
     @contextmanager
@@ -95,21 +95,33 @@ class State:
         thread = self.thread
         outer = thread.call
         if not outer:
-            thread.call, thread.synchronized = call, False
+            thread.call, thread.waited = call, False
         try:
             yield
         finally:
             thread.call = outer
 
-    def note_sync(self, op: str, cause: str, direction: Direction | None = None, size: int | None = None) -> None:
-        """Note that the calling thread synchronizes, once in each call of a torch function."""
+    def record_sync(
+        self, op: str, cause: str = "", direction: Direction | None = None, size: int | None = None
+    ) -> None:
+        """Record a synchronization of the calling thread, once in a call of a torch function.
+
+        Args:
+            op: the operation, or the ATen operator.
+            cause: why it synchronizes; that of the table of operations where it is empty.
+            direction: the direction of its copy.
+            size: the size of its copy in bytes.
+        """
         thread = self.thread
         if thread.quiet:
             return
+        if not cause:
+            row = operation(name_of_operator(op))
+            cause = row.cause if row else VALUE
         if thread.call:
-            if thread.synchronized:
+            if thread.waited:
                 return
-            thread.synchronized, op = True, thread.call
+            thread.waited, op = True, thread.call
         frame = sys._getframe(1)
         if _flushes(frame):
             return
@@ -118,8 +130,8 @@ class State:
         if self.budget is not None and event.allowed is None:
             self.budget.spend(event)
 
-    def note_cpu_choice(self) -> None:
-        """Note the user's first line that uses the CPU by a variable, which may hold an earlier choice."""
+    def asked_for_cpu(self) -> None:
+        """Record the first user line that selects the CPU by a variable, which may hold an earlier choice."""
         if not self.code_before or self.cpu_by_name is not None or self.thread.quiet:
             return
         place = sites.locate(sys._getframe(1))
@@ -131,15 +143,15 @@ class State:
             if place.site.code and not _LITERAL.search(place.site.code):
                 self.cpu_by_name = place.site
 
-    def note_uncovered(self, reason: str, *, fails: bool = False) -> None:
-        """Note something that a dry run cannot carry out; with ``fails``, it fails on a GPU too."""
-        event = self.recorder.note(NOT_COVERED, reason, sys._getframe(1))
+    def record_not_covered(self, why: str, *, fails: bool = False) -> None:
+        """Record a call that a dry run cannot carry out; with ``fails``, a GPU cannot either."""
+        event = self.recorder.note(NOT_COVERED, why, sys._getframe(1))
         event.forbidden = fails
         self.recorder.add(event)
 
 
 def _flushes(frame: FrameType | None) -> bool:
-    """Return whether a profiler that stops synchronizes, which is not a synchronization of the program."""
+    """Return whether a profiler synchronizes as it stops, on its own account."""
     for _ in range(8):
         if frame is None:
             return False
@@ -150,7 +162,7 @@ def _flushes(frame: FrameType | None) -> bool:
 
 
 def as_cuda(device: Any) -> torch.device | None:
-    """Return the GPU, with an index, that ``device`` means as users write it; None if it is not a GPU."""
+    """Return ``device``, as users write it, with an index if it is a GPU; None if it is not."""
     if device is None or isinstance(device, bool):
         return None
     if isinstance(device, int):

@@ -14,14 +14,14 @@ from ..syncs.recorder import Recorder
 
 
 class StepLimit(Recorder):
-    """Records what follows the last step of ``--steps``, and stops the program.
+    """Records what follows the last step that is wanted, and stops the program.
 
-    Code after an update, such as logging, belongs to the step of that update. So the program continues until it
-    begins another step by a call of a module with trainable parameters, or of an optimizer. Some of what is
-    recorded until then belongs to that step, such as the copy of its batch; `merge_into` leaves it out.
+    What a program does after an update, such as logging, belongs to the step of that update. So the program goes
+    on until it begins another step: it calls a module with trainable parameters, or an optimizer. What was
+    recorded until then is partly the beginning of that step, as the copy of its batch; `merge_into` leaves it out.
 
     Args:
-        steps: the number of steps that ran.
+        steps: the number of steps so far.
         path: as in `Recorder`.
         stopper: ends the program.
     """
@@ -42,7 +42,7 @@ class StepLimit(Recorder):
         self._events.append(event)
 
     def remove(self) -> None:
-        """Stop following the program."""
+        """Stop nothing any more."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -55,7 +55,7 @@ class StepLimit(Recorder):
         self._stopper.stop(f"stopped after {self._limit} step{'s' * (self._limit > 1)}, as --steps asked")
 
     def merge_into(self, recorder: Recorder) -> None:
-        """Add to ``recorder`` what was recorded, as often as earlier steps have it."""
+        """Add what was recorded to that of the steps before, as often as their steps have it."""
         for event in self._events:
             seen = recorder.steps_of(event)
             inner = [count for step, count in seen.items() if step is not None and 0 < step < self._limit]

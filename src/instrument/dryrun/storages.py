@@ -1,4 +1,4 @@
-"""Patches where torch reads the device of a tensor from C++ or from a storage, or saves it."""
+"""Replaces code of torch that reads a device in C++ or from a storage, or saves it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 import torch.utils.dlpack
 
 from ..syncs.operations import FROM_GPU, FROM_PAGEABLE
-from .operator_rules import note_transfer
+from .rules import moved
 from .state import State, as_cuda
 from .tags import PINNED
 
-Made = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and a factory of the replacement
-# Modules of torch that read the memory of a storage, which is on the CPU
+Made = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and what makes the replacement
+# Modules of torch that read a storage where it is: the memory of the CPU
 _REAL = ("torch.serialization", "torch.multiprocessing.reductions")
 
 
 def changes(state: State) -> Iterator[Made]:
-    """Yield the patches where torch's own code reads the device of a tensor, or saves it."""
+    """Yield the replacements of code that reads or saves the device of a tensor."""
     tags = state.tags
 
     def grouped(original: Any) -> Any:
@@ -38,7 +38,7 @@ def changes(state: State) -> Iterator[Made]:
             device = tags.of_storage(storage)
             if device is None:
                 return original(storage)
-            state.note_sync("save", FROM_GPU, "D2H", storage.nbytes())
+            state.record_sync("save", FROM_GPU, "D2H", storage.nbytes())
             return str(device)
 
         return location_tag
@@ -48,7 +48,7 @@ def changes(state: State) -> Iterator[Made]:
             device = as_cuda(location)
             if device is None:
                 return original(storage, location)
-            state.note_sync("load", FROM_PAGEABLE, "H2D", storage.nbytes())
+            state.record_sync("load", FROM_PAGEABLE, "H2D", storage.nbytes())
             tags.put_storage(storage, device)
             return storage
 
@@ -74,7 +74,7 @@ def changes(state: State) -> Iterator[Made]:
         return staticmethod(new)
 
     def filled(original: Any) -> Any:
-        """Note a blocking copy in fake mode, which calls no operator; else an operator notes it."""
+        """Record a copy that synchronizes without data, where no operator runs that records it."""
 
         def copy_(storage: Any, source: Any, non_blocking: Any = None) -> Any:
             if state.fake is None:
@@ -82,7 +82,7 @@ def changes(state: State) -> Iterator[Made]:
             up = tags.of_storage(storage) is not None
             if up != (tags.of_storage(source) is not None):
                 pinned = tags.storage_tag(source if up else storage) is PINNED
-                note_transfer(state, "copy_", up, pinned, bool(non_blocking), source.nbytes())
+                moved(state, "copy_", up, pinned, bool(non_blocking), source.nbytes())
             return storage
 
         return copy_

@@ -1,4 +1,4 @@
-"""Streams and events of the pretended GPU: no work is ever pending, and `synchronize` is noted."""
+"""Streams and events of the pretended GPU: nothing is ever pending, and only `synchronize` is recorded."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 
 import torch
 
-from ..syncs.operations import DEVICE, EVENT, STREAM
+from ..syncs.operations import EVENT, STREAM
 from .devices import Devices
-from .state import Observer
+from .state import SyncLog
 
 CUDA = 1  # the number of the device type
-_EXTERNAL = 2**20  # from here on, numbers of streams are addresses of external streams
+_EXTERNAL = 2**20  # numbers of streams from here on are addresses, of streams that others made
 
 
 class Streams:
-    """The streams of the program, and the current one of each thread and device."""
+    """The streams that were made, and the current one of each thread and device."""
 
-    def __init__(self, observer: Observer, devices: Devices) -> None:
-        self.observer = observer
+    def __init__(self, log: SyncLog, devices: Devices) -> None:
+        self.log = log
         self.devices = devices
         self._numbers = itertools.count(1)
         self._priorities: dict[int, int] = {}
-        self._local = threading.local()
+        self._thread = threading.local()
 
     def new(self, kind: Any, device: Any = None, priority: int = 0, **given: Any) -> Stream:
-        """Create a ``torch.cuda.Stream(device, priority)``; ``given`` are arguments that torch adds internally."""
+        """Return what ``torch.cuda.Stream(device, priority)`` does; ``given`` is what torch adds internally."""
         index = given.get("device_index", self.devices.index(device))
         number = given.get("stream_id", given.get("stream_ptr"))
         if number is None:
@@ -38,54 +38,54 @@ class Streams:
         return Stream(self, kind, number, index)
 
     def generic(self, device: Any = None, *given: Any, priority: int = 0, **more: Any) -> Stream | None:
-        """Create a ``torch.Stream(...)``; return None for other devices than a GPU."""
+        """Return what ``torch.Stream(...)`` does; None for one of another device."""
         if more or given:
             parts = () if device is None else (device, *given)
             known = {**dict(zip(("stream_id", "device_index", "device_type"), parts, strict=False)), **more}
             return self.new(torch.cuda.Stream, **known) if known.pop("device_type", CUDA) == CUDA else None
-        return self.new(torch.cuda.Stream, device, priority) if self.devices.meant(device) else None
+        return self.new(torch.cuda.Stream, device, priority) if self.devices.is_gpu(device) else None
 
     def event(
         self, kind: Any, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
         external: bool = False,
     ) -> Event:  # fmt: skip
-        """Create a ``torch.cuda.Event(...)``."""
+        """Return what ``torch.cuda.Event(...)`` does."""
         return Event(self, kind, enable_timing)
 
     def generic_event(self, device: Any = None, **options: Any) -> Event | None:
-        """Create a ``torch.Event(...)``; return None for other devices than a GPU."""
-        return self.event(torch.cuda.Event, **options) if self.devices.meant(device) else None
+        """Return what ``torch.Event(...)`` does; None for one of another device."""
+        return self.event(torch.cuda.Event, **options) if self.devices.is_gpu(device) else None
 
     def priority(self, stream_id: int) -> int:
-        """Return the priority with which a stream was created."""
+        """Return the priority that a stream was made with."""
         return self._priorities.get(stream_id, 0)
 
     def current(self, index: int) -> tuple[int, int, int]:
-        """Return number, device and device type of the current stream of a device."""
-        chosen: dict[int, int] = getattr(self._local, "chosen", {})
+        """Return number, device and type of device of the current stream of a device."""
+        chosen: dict[int, int] = getattr(self._thread, "chosen", {})
         return chosen.get(index, 0), index, CUDA
 
     def select(self, stream_id: int, device_index: int, device_type: int = CUDA) -> None:
-        """Make a stream the current one of its device, and its device the current one."""
+        """Make a stream the current one of its device, and that the current device."""
         self.devices.select(device_index)
-        self._local.chosen = {**getattr(self._local, "chosen", {}), device_index: stream_id}
+        self._thread.chosen = {**getattr(self._thread, "chosen", {}), device_index: stream_id}
 
     def of(self, stream: tuple[int, int, int]) -> Stream:
-        """Return the stream that a result of `current` identifies."""
+        """Return the object for what `current` returns."""
         return Stream(self, torch.cuda.Stream, stream[0], stream[1])
 
     @property
     def capturing(self) -> bool:
         """Whether a graph is being captured on this thread."""
-        return bool(getattr(self._local, "capturing", False))
+        return bool(getattr(self._thread, "capturing", False))
 
     @capturing.setter
     def capturing(self, value: bool) -> None:
-        self._local.capturing = value
+        self._thread.capturing = value
 
     def synchronize(self) -> None:
-        """Note a synchronization of a device."""
-        self.observer.note_sync("synchronize", DEVICE)
+        """Wait for a device."""
+        self.log.record_sync("synchronize")
 
     def answers(self) -> dict[str, Any]:
         """Return the functions of ``torch._C`` about streams."""
@@ -105,7 +105,7 @@ class Streams:
 
 
 class Stream:
-    """A stream whose class is `torch.cuda.Stream`."""
+    """A `torch.cuda.Stream` to checks of its class."""
 
     device_type = CUDA
 
@@ -118,7 +118,7 @@ class Stream:
         pool = 0x560000000000 + 0x100 * stream_id if stream_id else 0
         self.cuda_stream = self.native_handle = stream_id if stream_id >= _EXTERNAL else pool
         self.priority = streams.priority(stream_id)
-        self._outside: list[tuple[tuple[int, int, int], int]] = []  # what was current before each `with`
+        self._outside: list[tuple[tuple[int, int, int], int]] = []  # what was current, by `with` statements
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -149,7 +149,7 @@ class Stream:
         return event
 
     def query(self) -> bool:
-        """Return that all work is done."""
+        """Return True: all work is done."""
         return True
 
     def is_capturing(self) -> bool:
@@ -157,8 +157,8 @@ class Stream:
         return self._streams.capturing
 
     def synchronize(self) -> None:
-        """Note a synchronization of this stream."""
-        self._streams.observer.note_sync("synchronize", STREAM)
+        """Wait for this stream."""
+        self._streams.log.record_sync("synchronize", STREAM)
 
     def __enter__(self) -> Stream:
         self._outside.append((self._streams.current(self.device_index), self._streams.devices.current))
@@ -182,7 +182,7 @@ class Stream:
 
 
 class Event:
-    """An event whose class is `torch.cuda.Event`."""
+    """A `torch.cuda.Event` to checks of its class."""
 
     def __init__(self, streams: Streams, kind: Any, timing: bool) -> None:
         self._streams = streams
@@ -201,7 +201,7 @@ class Event:
         return ctypes.c_void_p(self.cuda_event)
 
     def record(self, stream: Any = None) -> None:
-        """Record the time of the CPU."""
+        """Take the CPU's time."""
         self._recorded = time.perf_counter_ns()
         self.device = torch.device("cuda", self._streams.devices.current) if stream is None else stream.device
         self.cuda_event = self.event_id = id(self)
@@ -210,12 +210,12 @@ class Event:
         """Do nothing: no work is pending."""
 
     def query(self) -> bool:
-        """Return that all work is done."""
+        """Return True: all work is done."""
         return True
 
     def synchronize(self) -> None:
-        """Note a synchronization with this event."""
-        self._streams.observer.note_sync("synchronize", EVENT)
+        """Wait for the work before this event."""
+        self._streams.log.record_sync("synchronize", EVENT)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Return the milliseconds between two events, at least a microsecond."""
@@ -226,8 +226,8 @@ class Event:
         return max(float(end_event._recorded - self._recorded), 1e3) / 1e6
 
     def ipc_handle(self) -> bytes:
-        """Return a handle that no process can open, and note that."""
-        self._streams.observer.note_uncovered("an event cannot be shared with another process")
+        """Return what another process would open; none can."""
+        self._streams.log.record_not_covered("an event cannot be shared with another process")
         return bytes(64)
 
     def __repr__(self) -> str:

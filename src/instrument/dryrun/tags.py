@@ -1,7 +1,7 @@
-"""Tags of tensors that pretend to be on the GPU or in pinned memory.
+"""Which tensors pretend to be on the GPU, or in pinned memory.
 
-A tag is an attribute of the storage: views, detached tensors and `.data` share it, and it is freed with the
-storage. A look-up costs 80 ns.
+The tag sits on the storage, so that views, detached tensors and `.data` share it, and goes with it. A look-up
+costs 80 ns.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 class Tags:
-    """The tags of one run; it ignores those of earlier runs.
+    """The tags of one run; those of an earlier run mean nothing to it.
 
     Attributes:
-        used: whether anything was on a pretended device.
+        used: something was on a pretended device.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Tags:
         return None if tag is PINNED else tag
 
     def put(self, value: Any, tag: Any) -> None:
-        """Tag every tensor in ``value``, also in lists, tuples and dictionaries; None removes tags."""
+        """Tag every tensor in ``value``, also in lists, tuples and dictionaries; None takes tags off."""
         self.used = self.used or (tag is not None and tag is not PINNED)
         for tensor in tensors(value):
             if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
@@ -106,7 +106,7 @@ def _whole(tensor: Any) -> Any:
 
 
 def _holder(tensor: Any) -> Any:
-    """Return the object that holds the tag of a tensor without storage: itself, or what torch.func wrapped."""
+    """Return what holds the tag of a tensor without a storage: itself if sparse, or what torch.func wrapped."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)

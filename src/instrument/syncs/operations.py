@@ -364,11 +364,6 @@ def operation(op: str) -> Operation | None:
     return _BY_NAME.get(op) or _BY_NAME.get(op.strip("_").removeprefix("linalg_"))
 
 
-def cause_of(op: str) -> str:
-    """Return why an operation of the table synchronizes."""
-    return _BY_NAME[op].cause
-
-
 def name_of_call(function: str) -> str:
     """Return how reports name a call of the Python function ``function``."""
     return _BY_SPELLING.get(function, function)

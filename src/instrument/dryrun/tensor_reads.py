@@ -1,4 +1,4 @@
-"""Functions that read a whole tensor, and functions that behave differently on a GPU or under a mode."""
+"""Functions that read a tensor as a whole, and those that behave differently on a GPU or under a mode."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ..syncs.operations import FROM_GPU, VALUE, cause_of
+from ..syncs.operations import FROM_GPU, VALUE
 from .functions import Functions, Handler
-from .operator_rules import CPU_CHECKS
+from .rules import CPU_CHECKS
 from .state import size_of
 
 T = torch.Tensor
@@ -25,27 +25,27 @@ def _numpy(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, An
                 f"can't convert {mode.tags.device(source)} device type tensor to numpy. "
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
-        mode.state.note_sync("numpy", FROM_GPU, "D2H", size_of(source))
+        mode.state.record_sync("numpy", FROM_GPU, "D2H", size_of(source))
     if mode.state.fake is not None:
         return mode.state.fake.answer(lambda real: real.detach().numpy(), source)
     return func(*args, **kwargs)
 
 
 def _read(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handle `tolist` and `repr`, which copy the whole tensor."""
+    """`tolist` and `repr` copy the tensor at once."""
     if mode.tags.device(args[0]) is not None:
-        mode.state.note_sync(func.__name__, FROM_GPU, "D2H", size_of(args[0]))
+        mode.state.record_sync(func.__name__, FROM_GPU, "D2H", size_of(args[0]))
     return mode.read(func, *args, **kwargs)
 
 
 def _format(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if mode.tags.device(args[0]) is not None:
-        mode.state.note_sync("format", VALUE)
+        mode.state.record_sync("format", VALUE)
     return mode.read(func, *args, **kwargs)
 
 
 def _reduce(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handle pickling, which copies the storage later."""
+    """Pickling; what it copies is the storage, later."""
     if mode.state.fake is None:
         return mode.unwatched(func, *args, **kwargs)
     small = mode.state.fake.stand_in(args[0])
@@ -75,7 +75,7 @@ def _backward(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str,
 
 
 def _check(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handle checks for NaN and the like, which find none in tensors without data."""
+    """Checks for NaN and the like, which find none in tensors without data."""
     out = mode.placed(func, args, kwargs)
     if mode.state.fake is not None:
         mode.state.fake.know(out, func.__name__ in ("isfinite", "isclose"))
@@ -83,7 +83,7 @@ def _check(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, An
 
 
 def _unchecked(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handle functions that check values on the CPU only."""
+    """A function that checks values on the CPU alone."""
     return mode.unwatched(mode.placed, func, args, kwargs)
 
 
@@ -99,25 +99,25 @@ def _one_hot(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, 
 
 
 def _pad_packed(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handle unpadding: the lengths stay on the CPU."""
+    """The lengths stay on the CPU."""
     out = mode.placed(func, args, kwargs)
     mode.tags.put(out[1], None)
     return out
 
 
 def _cross_entropy(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handle smoothed labels with weights: torch selects by a mask, except under a mode."""
+    """Under a mode, smoothed labels with weights take another way than without, which selects by a mask."""
     logits, target, weight, reduction, _, smoothing = args
     averaged = weight is not None and smoothing and reduction == 1 and not target.is_floating_point()
     if averaged and mode.tags.device(logits) is not None:
-        mode.state.note_sync("cross_entropy", cause_of("cross_entropy"))
+        mode.state.record_sync("cross_entropy")
     return mode.placed(func, args, kwargs)
 
 
 def _sparse(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     indices = args[0] if args else kwargs.get("indices")
     if len(args) < 3 and kwargs.get("size") is None and mode.tags.first([indices]) is not None:
-        mode.state.note_sync("sparse_coo_tensor", cause_of("sparse_coo_tensor"), "D2H")
+        mode.state.record_sync("sparse_coo_tensor", direction="D2H")
     return mode.placed(func, args, kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Finds the value with which a check passes: False in ``if bad.any(): raise``, True in ``assert mask.all()``."""
+"""Which answer lets a check pass: False for ``if (std == 0).any(): raise``, True for ``assert mask.all()``."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..syncs import sites
 
 _READS = {"item", "bool", "float", "int", "tolist", "equal", "allclose"}
 _EQUALITY = (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)
-_NO_TENSOR = (ast.Is, ast.IsNot, ast.In, ast.NotIn)  # comparisons that return a bool
+_NO_TENSOR = (ast.Is, ast.IsNot, ast.In, ast.NotIn)  # comparisons whose result is a bool
 
 
 def passing(frame: FrameType | None) -> bool | None:
-    """Return the truth value of the expression that ``frame`` evaluates with which the check around it passes.
+    """Return the truth of the expression that ``frame`` evaluates, for the check around it to pass.
 
-    A check is an ``assert``, or an ``if`` whose body raises. The result is None if there is no check, or if
-    another part of its condition decides.
+    A check is an ``assert``, or an ``if`` whose body raises. None where there is none around, or where another
+    part of its condition decides.
 
     Args:
-        frame: the frame that reads a value, or one that it called.
+        frame: of the call that reads a value, or of anything that it calls.
     """
-    found = sites.locate(frame).frame
-    return None if found is None else _passing(found.f_code, found.f_lasti, found.f_lineno or 0)
+    here = sites.locate(frame).frame
+    return None if here is None else _passing(here.f_code, here.f_lasti, here.f_lineno or 0)
 
 
 @lru_cache(maxsize=1024)
@@ -37,7 +37,7 @@ def _passing(code: CodeType, instruction: int, line: int) -> bool | None:
 
 @lru_cache(maxsize=64)
 def _checks(file: str) -> tuple[tuple[ast.expr, bool], ...]:
-    """Return the conditions of the checks in a file, each with the truth value with which it passes."""
+    """The conditions of a file's checks, each with the truth that lets it pass."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
@@ -52,7 +52,7 @@ def _checks(file: str) -> tuple[tuple[ast.expr, bool], ...]:
 
 
 def _is_read(node: ast.expr) -> bool:
-    """Return whether the truth value of ``node`` itself is read, not a part of it as in ``x.item() > 3``."""
+    """Whether the truth of ``node`` itself is read: it is not where a part of it is, as in ``x.item() > 3``."""
     if _called(node) in _READS:
         return True
     for part in ast.walk(node):
@@ -74,7 +74,7 @@ def _column(code: CodeType, instruction: int) -> int | None:
 
 
 def _inside(node: ast.expr, wanted: bool, column: int | None, line: int) -> bool | None:
-    """Return the truth value that the part of a condition at a place needs."""
+    """The truth that is wanted of the part of a condition at a place."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return _inside(node.operand, not wanted, column, line)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:

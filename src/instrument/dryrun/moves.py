@@ -1,4 +1,4 @@
-"""Functions that return where a tensor is, move it, or create it from data."""
+"""Where tensors are, and how they get elsewhere: moves between memory and GPU, and tensors made of data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.dlpack import DLDeviceType
 from ..syncs.operations import FROM_GPU
 from ..syncs.transfer import Transfer, parse_cuda, parse_to, resolve_devices
 from .functions import CPU, Functions, Handler
-from .operator_rules import dense, note_transfer
+from .rules import dense, moved
 from .state import as_cuda, size_of
 from .tags import PINNED, tensors
 
@@ -53,7 +53,7 @@ def _placed_on(mode: Functions, tensor: torch.Tensor) -> torch.device:
 
 
 def _parsed(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handle the parser of `Module.to` and `PackedSequence.to`."""
+    """The parser of `Module.to` and `PackedSequence.to`."""
     positional, named = _resolved(mode, args, kwargs)
     return func(*positional, **named)
 
@@ -84,17 +84,17 @@ def _moved(mode: Functions, name: str, source: torch.Tensor, transfer: Transfer)
     dtype, non_blocking = transfer.dtype or source.dtype, transfer.non_blocking
     memory_format = transfer.memory_format or torch.preserve_format
     if target is None and (transfer.device.type != "cpu" or _real_device(source).type != "cpu"):
-        return source.to(transfer.device, dtype, non_blocking, transfer.copy)  # "meta", and tensors without memory
+        return source.to(transfer.device, dtype, non_blocking, transfer.copy)  # "meta", and what has no memory
     if target is not None and _real_device(source).type != "cpu":
-        return source.to(CPU)  # raises the error of torch
+        return source.to(CPU)  # raises what torch would
     if before == target:
         if target is None:
-            mode.state.note_cpu_choice()
+            mode.state.asked_for_cpu()
         return mode.placed(T.to, (source, dtype, non_blocking, transfer.copy), {"memory_format": memory_format})
     if source.numel() and (before is None or target is None):
-        # torch pins the target of a non-blocking copy from the GPU
+        # torch pins what it makes for a copy from the GPU that need not wait
         pinned = non_blocking if target is None else tags.get(source) is PINNED and dense(source)
-        note_transfer(mode.state, name, target is not None, pinned, non_blocking, size_of(source))
+        moved(mode.state, name, target is not None, pinned, non_blocking, size_of(source))
     out = mode.unwatched(source.to, dtype=dtype, copy=True, memory_format=memory_format)
     tags.put(out, target or (PINNED if non_blocking else None))
     return out
@@ -133,7 +133,7 @@ def _pin_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[st
 
 
 def _from_data(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handle `torch.tensor` and similar functions: data of Python or numpy, or tensors."""
+    """`torch.tensor` and its like: data of Python's, of numpy's, or tensors."""
     method = func is T.new_tensor
     data: Any = args[1 if method else 0] if len(args) > method else kwargs.get("data", kwargs.get("obj"))
     own = mode.tags.device(data) if isinstance(data, T) else None
@@ -145,7 +145,7 @@ def _from_data(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str
     if not isinstance(data, T):
         held = [t for t in tensors(data) if mode.tags.device(t) is not None]
         if held:
-            state.note_sync(name, "reads the tensors it is made of back from the GPU", "D2H")
+            state.record_sync(name, "reads the tensors it is made of back from the GPU", "D2H")
         if state.fake is not None and next(tensors(data), None) is not None:
             data = state.fake.answer(lambda real: tree_map_only(T, T.tolist, real), data)
             args = (args[0], data, *args[2:]) if method else (data, *args[1:])
@@ -153,10 +153,10 @@ def _from_data(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str
         out = _quietly(mode, func, args, kwargs)
         if out.numel():
             pinned = isinstance(data, T) and mode.tags.get(data) is PINNED
-            note_transfer(state, name, True, pinned, False, size_of(out))
+            moved(state, name, True, pinned, False, size_of(out))
     else:
         if own is not None and target is None:
-            state.note_sync(name, FROM_GPU, "D2H", size_of(data))
+            state.record_sync(name, FROM_GPU, "D2H", size_of(data))
         out = _quietly(mode, func, args, kwargs)
     if out is data and own != target:
         out = data.clone()
@@ -180,12 +180,12 @@ def _real_device(tensor: torch.Tensor) -> torch.device:
 
 
 def _new(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handle the legacy `Tensor.new`, with sizes or data."""
+    """The old `Tensor.new`, of sizes or of data."""
     out = mode.unwatched(mode.placed, func, args, kwargs)
     device = mode.tags.device(args[0])
     if device is not None:
         if len(args) > 1 and not isinstance(args[1], (int, T)):
-            note_transfer(mode.state, "new", True, False, False, size_of(out))
+            moved(mode.state, "new", True, False, False, size_of(out))
         mode.tags.put(out, device)
     return out
 
@@ -195,7 +195,7 @@ def _is_shared(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str
 
 
 def _share_memory(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handle `share_memory_`: memory of a GPU is always shared."""
+    """Return a tensor on the GPU itself, whose memory is shared already."""
     return args[0] if mode.tags.device(args[0]) is not None else mode.placed(func, args, kwargs)
 
 
@@ -205,13 +205,13 @@ def _dlpack_device(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict
 
 
 def _device_of_index(mode: Functions, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handle `torch.device`, which a number alone means a GPU for."""
+    """`torch.device`, which queries the GPU when its only argument is a number."""
     number = args[0] if args else kwargs.get("device")
     alone = type(number) is int and len(args) + len(kwargs) == 1
     return as_cuda(number) if alone else func(*args, **kwargs)
 
 
-_KIND: Any = T  # the stubs do not show that its properties are descriptors
+_KIND: Any = T  # its properties are descriptors, which the stubs do not show
 ANSWERS: dict[Any, Handler] = {
     torch.device: _device_of_index,
     torch._C._nn._parse_to: _parsed,

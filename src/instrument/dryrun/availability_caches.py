@@ -1,4 +1,4 @@
-"""Caches in which other libraries keep whether there is a GPU."""
+"""Clears cached answers of other libraries about whether a GPU is available."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PREDICATES = ("is_", "_is_", "has_", "_has_", "can_", "supports_")
 _WORDS = ("cuda", "gpu", "accelerator", "nccl")
 
 
-def forget() -> None:
-    """Clear the caches of functions like ``is_..._available()`` that check for a GPU; 6 ms for 3,000 modules.
+def clear() -> None:
+    """Empty the caches of functions like ``is_..._available()`` that query a GPU; 6 ms for 3,000 modules.
 
-    The functions return True or False, so clearing their caches drops no object that a caller relies on.
+    The next call computes the answer anew. The answers are booleans, so no other object keeps a reference to one.
     """
     for module in list(sys.modules.values()):
         for found in list(getattr(module, "__dict__", {}).values()):

@@ -1,6 +1,6 @@
-"""Which operators synchronize on a GPU, and how their CUDA kernels differ from the CPU's.
+"""The rules for ATen operators: which ones synchronize on a GPU, always or with certain arguments.
 
-Read from the CUDA kernels of PyTorch (aten/src/ATen/native/cuda): an operator synchronizes if it reads a value,
+The rules follow PyTorch's CUDA kernels (aten/src/ATen/native/cuda). A kernel synchronizes where it reads a value,
 a count or an error code back, or copies from memory that is not pinned.
 """
 
@@ -12,17 +12,16 @@ from typing import Any
 
 import torch
 
-from ..syncs.operations import CHECK, COUNT, ERROR, FROM_GPU, FROM_PAGEABLE, KERNELS, VALUE, ZEROS, cause_of
+from ..syncs.operations import CHECK, COUNT, ERROR, FROM_GPU, FROM_PAGEABLE, KERNELS, VALUE, ZEROS
 from ..syncs.transfer import parse_copy
 from .state import State, size_of
 from .tags import PINNED
 
 Check = Callable[[State, Any, Sequence[Any], dict[str, Any]], None]  # of the state, the operator and its arguments
-
-# The results that are on the GPU, of operators that return others too
+# The results that are on the GPU, where not all are
 OUTPUTS = {"_pack_padded_sequence": (0,)}
 
-# Operators that take tensors of both CPU and GPU
+# Operators that take tensors of the CPU beside those of a GPU
 _APART = (
     "set_",
     "_pack_padded_sequence",
@@ -34,21 +33,21 @@ _APART = (
     "_to_copy",
 )
 
-# Functions that read values on the CPU, and not on a GPU
+# Functions whose kernels for the CPU read values that those for CUDA leave alone
 CPU_CHECKS = ("quantile", "nanquantile")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule of one operator.
+    """What is known of one operator.
 
     Attributes:
-        check: notes its synchronizations; None if it has none.
+        check: records its synchronizations; None if it never synchronizes.
         outputs: which of its results are on the GPU; None for all.
-        creates: whether it takes no tensors.
-        name: its name without namespace and overload.
-        together: whether all its tensors have to be on one device.
-        writes: whether it writes all its results in place, where they stay.
+        creates: it takes no tensors.
+        name: without namespace and overload.
+        together: all its tensors have to be on one device.
+        writes: all that it returns is written in place, and stays where it is.
     """
 
     check: Check | None
@@ -59,44 +58,24 @@ class Rule:
     writes: bool
 
 
-def rule_of(func: Any) -> Rule:
-    """Return the rule of an operator; callers keep it, as this takes 20 us."""
-    namespace, _, name = func._schema.name.partition("::")
-    tags = set(func.tags)
-    dependent = bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-    check = CHECKS.get(name) if namespace == "aten" else None
-    if check is None and (name in KERNELS or dependent):
-        cause = KERNELS.get(name, VALUE if torch.Tag.data_dependent_output in tags else COUNT)
-
-        def check(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-            state.note_sync(name, cause)
-
-    takes = any("Tensor" in str(argument.type) for argument in func._schema.arguments if not argument.is_out)
-    written = [result.alias_info is not None and result.alias_info.is_write for result in func._schema.returns]
-    return Rule(
-        check, OUTPUTS.get(name), name, creates=not takes, together=namespace == "aten" and name not in _APART,
-        writes=bool(written) and all(written) and name.endswith("_"),
-    )  # fmt: skip
-
-
-def note_memcpy(state: State, target: Any, source: Any, non_blocking: bool) -> None:
-    """Note a copy of ``source`` into ``target``, if it synchronizes."""
+def copied(state: State, target: Any, source: Any, non_blocking: bool) -> None:
+    """Record the synchronization of a copy of ``source`` into ``target``, if it synchronizes."""
     to, fro = state.tags.get(target), state.tags.get(source)
     up, down = to not in (None, PINNED), fro not in (None, PINNED)
     if up == down or not source.numel():
         return
     if not state.thread.call and torch._C._current_graph_task_id() != -1:
-        state.tags.put([target, source], to if up else fro)  # a bucket of DistributedDataParallel, created in C++
+        state.tags.put([target, source], to if up else fro)  # a bucket of DistributedDataParallel's, of C++
         return
     host = fro if up else to
-    if up and state.thread.call == "__setitem__" and not source.dim():  # `x[0] = 1`; slices are filled instead
-        state.note_sync("setitem", "copies the number for one element to the GPU", "H2D", size_of(source))
+    if up and state.thread.call == "__setitem__" and not source.dim():  # `x[0] = 1`; more elements are filled
+        state.record_sync("setitem", "copies the number for one element to the GPU", "H2D", size_of(source))
         return
-    note_transfer(state, "copy_", up, host is PINNED and dense(target, source), non_blocking, size_of(source))
+    moved(state, "copy_", up, host is PINNED and dense(target, source), non_blocking, size_of(source))
 
 
 def dense(*copied: Any) -> bool:
-    """Return whether a copy is direct: tensors with gaps are copied through memory that is not pinned."""
+    """Return whether a copy is direct: tensors with gaps are gathered in memory that is not pinned."""
     for tensor in copied:
         extent = 1
         for stride, size in sorted(
@@ -109,18 +88,19 @@ def dense(*copied: Any) -> bool:
     return True
 
 
-def note_transfer(state: State, op: str, up: bool, pinned: bool, non_blocking: bool, size: int) -> None:
-    """Note a copy between CPU and GPU, if it synchronizes."""
+def moved(state: State, op: str, up: bool, pinned: bool, non_blocking: bool, size: int) -> None:
+    """Record the synchronization of a copy between memory and GPU, if it synchronizes."""
     if non_blocking and pinned:
         return
     if not up:
-        # Copies into memory that is not pinned are staged, and synchronize even if they are non_blocking.
-        state.note_sync(op, FROM_GPU, "D2H", size)
+        # A non-blocking copy into memory that is not pinned is staged, and synchronizes
+        state.record_sync(op, FROM_GPU, "D2H", size)
     elif non_blocking:
-        state.note_sync(op, f"non_blocking {FROM_PAGEABLE}", "H2D", size)
+        state.record_sync(op, "non_blocking copies to the GPU from memory that is not pinned", "H2D", size)
     else:
-        cause = "copies to the GPU from pinned memory, blocking" if pinned else FROM_PAGEABLE
-        state.note_sync(op, cause, "H2D", size)
+        state.record_sync(
+            op, "copies to the GPU from pinned memory, blocking" if pinned else FROM_PAGEABLE, "H2D", size
+        )
 
 
 def _masks(indices: Sequence[Any]) -> bool:
@@ -131,7 +111,7 @@ def _masks(indices: Sequence[Any]) -> bool:
 def _indices(state: State, indices: Sequence[Any]) -> None:
     for index in indices:
         if index is not None and state.tags.device(index) is None and index.numel():
-            state.note_sync("getitem", "copies an index to the GPU", "H2D", size_of(index))
+            state.record_sync("getitem", "copies an index to the GPU", "H2D", size_of(index))
 
 
 def _index(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -139,64 +119,64 @@ def _index(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any])
         return
     _indices(state, args[1])
     if _masks(args[1]):
-        state.note_sync("getitem", COUNT)
+        state.record_sync("getitem", COUNT)
 
 
 def _equal(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if args[0].shape == args[1].shape:
-        state.note_sync("equal", VALUE)
+        state.record_sync("equal", VALUE)
 
 
 def _filled(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Check operators that read their value as a number; fill_ only if it is on another device."""
+    """Check the value: masked_fill and index_fill read it, fill_ only from another device."""
     if not isinstance(args[-1], torch.Tensor) or state.tags.device(args[-1]) is None:
         return
     name = func._schema.name.partition("::")[2]
     if name != "fill_" or state.tags.device(args[0]) is None:
-        state.note_sync(name, VALUE)
+        state.record_sync(name, VALUE)
 
 
 def _where(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     for value in args[1:3]:
         if isinstance(value, torch.Tensor) and not value.dim() and state.tags.get(value) is None:
-            state.note_sync("where", "copies a number to the GPU", "H2D", size_of(value))
+            state.record_sync("where", "copies a number to the GPU", "H2D", size_of(value))
 
 
 def _isin(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     elements, tests = args[:2]
     both = isinstance(elements, torch.Tensor) and isinstance(tests, torch.Tensor)
-    if both and tests.numel() >= 10 * elements.numel() ** 0.145:  # with fewer, all pairs are compared
-        state.note_sync("isin", COUNT)
+    if both and tests.numel() >= 10 * elements.numel() ** 0.145:  # below, each is compared with all
+        state.record_sync("isin", COUNT)
 
 
 def _nanmedian(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if len(args) == 1:
-        state.note_sync("nanmedian", COUNT)
+        state.record_sync("nanmedian", COUNT)
 
 
 def _searchsorted(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if kwargs.get("sorter") is not None:
-        state.note_sync("searchsorted", CHECK)
+        state.record_sync("searchsorted", CHECK)
 
 
 def _mode(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-    if args[0].dim() and args[0].shape[dim] > 2048:  # fewer are sorted in one block
-        state.note_sync("mode", VALUE)
+    if args[0].dim() and args[0].shape[dim] > 2048:  # what fits into one block is sorted there
+        state.record_sync("mode", VALUE)
 
 
 def _segment_reduce(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if not kwargs.get("unsafe", False):
-        state.note_sync("segment_reduce", CHECK)
+        state.record_sync("segment_reduce", CHECK)
 
 
 def _in_node(name: str) -> Check:
-    """Return a check of an operator that a backward formula calls in place of one that counts zeros."""
+    """Return the check of a backward formula that counts zeros, which it does not do under a mode."""
 
     def check(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         node = torch._C._current_autograd_node()
         if node is not None and node.name().startswith(name):
-            state.note_sync(name.removesuffix("Backward").lower(), ZEROS)
+            state.record_sync(name.removesuffix("Backward").lower(), ZEROS)
 
     return check
 
@@ -210,47 +190,47 @@ def _index_put(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, A
     _indices(state, args[1])
     if not _masks(args[1]):
         if number:
-            state.note_sync("setitem", "copies a number to the GPU", "H2D", size_of(values))
-    elif accumulate or not number:  # a number is filled in by the mask, without a count
-        state.note_sync("setitem", COUNT)
+            state.record_sync("setitem", "copies a number to the GPU", "H2D", size_of(values))
+    elif accumulate or not number:  # a number is filled in where the mask is, uncounted
+        state.record_sync("setitem", COUNT)
 
 
 def _copy(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     source, non_blocking = parse_copy(args[1:], kwargs)
-    note_memcpy(state, args[0], source, non_blocking)
+    copied(state, args[0], source, non_blocking)
 
 
 def _foreach_copy(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     sources, non_blocking = parse_copy(args[1:], kwargs)
     for target, source in zip(args[0], sources, strict=False):
-        note_memcpy(state, target, source, non_blocking)
+        copied(state, target, source, non_blocking)
 
 
 def _histc(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     low, high = ([*args, kwargs.get("min", 0), kwargs.get("max", 0)] if len(args) < 4 else args)[-2:]
     if low == high:
-        state.note_sync("histc", cause_of("histc"))
+        state.record_sync("histc")
 
 
 def _normal(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if isinstance(args[1] if len(args) > 1 else kwargs.get("std"), torch.Tensor):
-        state.note_sync("normal", CHECK)
+        state.record_sync("normal", CHECK)
 
 
 def _repeat_interleave(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if kwargs.get("output_size") is None:
-        state.note_sync("repeat_interleave", COUNT)
+        state.record_sync("repeat_interleave", COUNT)
 
 
 def _check_errors(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     names = [argument.name for argument in func._schema.arguments]
     given = dict(zip(names, args, strict=False))
     if given.get("check_errors", kwargs.get("check_errors")):
-        state.note_sync("linalg", ERROR)
+        state.record_sync("linalg", ERROR)
 
 
 def _spaced(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    state.note_sync("linspace", VALUE)
+    state.record_sync("linspace", VALUE)
 
 
 CHECKS: dict[str, Check] = {
@@ -288,3 +268,23 @@ CHECKS: dict[str, Check] = {
     "linalg_lu_factor_ex": _check_errors,
     "linalg_ldl_factor_ex": _check_errors,
 }
+
+
+def rule_of(func: Any) -> Rule:
+    """Return the rule of an operator; look it up once, it costs 20 us."""
+    namespace, _, name = func._schema.name.partition("::")
+    tags = set(func.tags)
+    dependent = bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+    check = CHECKS.get(name) if namespace == "aten" else None
+    if check is None and (name in KERNELS or dependent):
+        cause = KERNELS.get(name, VALUE if torch.Tag.data_dependent_output in tags else COUNT)
+
+        def check(state: State, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+            state.record_sync(name, cause)
+
+    takes = any("Tensor" in str(argument.type) for argument in func._schema.arguments if not argument.is_out)
+    written = [result.alias_info is not None and result.alias_info.is_write for result in func._schema.returns]
+    return Rule(
+        check, OUTPUTS.get(name), name, creates=not takes, together=namespace == "aten" and name not in _APART,
+        writes=bool(written) and all(written) and name.endswith("_"),
+    )  # fmt: skip

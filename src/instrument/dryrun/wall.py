@@ -1,0 +1,95 @@
+"""The wall of the pretended GPU: the API that it does not emulate, and how a call of it is answered.
+
+Each call is a finding that names the function and `docs/dry-run.md`. A call whose result the program needs raises
+the same sentence; any other call is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .state import SyncLog
+
+PAGE = "docs/dry-run.md"
+_TUNABLE = "torch.cuda.tunable"
+_HOST = "torch.cuda.host_memory_stats"
+# Functions of torch._C, each with the public function that calls it
+_SKIPPED = {
+    "_cuda_tunableop_enable": f"{_TUNABLE}.enable",
+    "_cuda_tunableop_tuning_enable": f"{_TUNABLE}.tuning_enable",
+    "_cuda_record_untuned_enable": f"{_TUNABLE}.record_untuned_enable",
+    "_cuda_tunableop_set_max_tuning_duration": f"{_TUNABLE}.set_max_tuning_duration",
+    "_cuda_tunableop_set_max_tuning_iterations": f"{_TUNABLE}.set_max_tuning_iterations",
+    "_cuda_tunableop_set_filename": f"{_TUNABLE}.set_filename",
+    "_cuda_tunableop_set_rotating_buffer_size": f"{_TUNABLE}.set_rotating_buffer_size",
+    "_cuda_tunableop_set_numerical_check_tolerances": f"{_TUNABLE}.set_numerical_check_tolerances",
+    "_cuda_tunableop_write_file_on_exit": f"{_TUNABLE}.write_file_on_exit",
+    "_cuda_resetAccumulatedHostMemoryStats": "torch.cuda.reset_accumulated_host_memory_stats",
+    "_cuda_resetPeakHostMemoryStats": "torch.cuda.reset_peak_host_memory_stats",
+    **{
+        f"_nccl_{name}": f"torch.cuda.nccl.{name}"
+        for name in ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "init_rank")
+    },
+}
+_REFUSED = {
+    "_cuda_tunableop_is_enabled": f"{_TUNABLE}.is_enabled",
+    "_cuda_tunableop_tuning_is_enabled": f"{_TUNABLE}.tuning_is_enabled",
+    "_cuda_record_untuned_is_enabled": f"{_TUNABLE}.record_untuned_is_enabled",
+    "_cuda_tunableop_get_max_tuning_duration": f"{_TUNABLE}.get_max_tuning_duration",
+    "_cuda_tunableop_get_max_tuning_iterations": f"{_TUNABLE}.get_max_tuning_iterations",
+    "_cuda_tunableop_get_filename": f"{_TUNABLE}.get_filename",
+    "_cuda_tunableop_get_rotating_buffer_size": f"{_TUNABLE}.get_rotating_buffer_size",
+    "_cuda_tunableop_get_results": f"{_TUNABLE}.get_results",
+    "_cuda_tunableop_get_validators": f"{_TUNABLE}.get_validators",
+    "_cuda_tunableop_read_file": f"{_TUNABLE}.read_file",
+    "_cuda_tunableop_write_file": f"{_TUNABLE}.write_file",
+    "_cuda_hostMemoryStats": _HOST,
+    "_cuda_jiterator_compile_and_launch_kernel": "torch.cuda.jiterator",
+    "_cuda_getCheckpointState": "a checkpoint of a CUDA memory pool",
+    "_cuda_setCheckpointPoolState": "a checkpoint of a CUDA memory pool",
+}
+# Functions that would query a driver
+_REFUSED_PUBLIC = ("list_gpu_processes", "memory_usage", "device_memory_used")
+
+
+def unsupported(log: SyncLog, api: str, *, needed: bool = True) -> Callable[..., None]:
+    """Return what replaces a function that is not emulated.
+
+    Args:
+        log: where a call is recorded.
+        api: what the user called.
+        needed: whether the program cannot go on without the result.
+    """
+    sentence = f"a dry run does not support {api}: see {PAGE}"
+
+    def call(*_: Any, **__: Any) -> None:
+        log.record_not_covered(sentence)
+        if needed:
+            raise RuntimeError(sentence)
+
+    return call
+
+
+def private_functions(log: SyncLog) -> dict[str, Any]:
+    """Return the replacements of functions of ``torch._C``, by name."""
+    skipped = {name: unsupported(log, api, needed=False) for name, api in _SKIPPED.items()}
+    return skipped | {name: unsupported(log, api) for name, api in _REFUSED.items()}
+
+
+def public_functions(log: SyncLog) -> dict[Any, dict[str, Any]]:
+    """Return the replacements of public functions, by the module or class that holds them."""
+
+    def compile_kernel(source: str, name: str, *_: Any, **__: Any) -> Callable[..., None]:
+        return unsupported(log, f"the CUDA kernel {name} of torch.cuda._compile_kernel", needed=False)
+
+    readings = {name: unsupported(log, f"torch.cuda.{name}") for name in _REFUSED_PUBLIC}
+    plan_cache: Any = torch.backends.cuda.cuFFTPlanCacheManager
+    return {
+        torch.cuda: {**readings, "_compile_kernel": compile_kernel},
+        torch.cuda.memory: readings,
+        plan_cache: {"__getitem__": unsupported(log, "torch.backends.cuda.cufft_plan_cache")},
+        torch: {"_cufft_clear_plan_cache": unsupported(log, "torch.backends.cuda.cufft_plan_cache")},
+    }

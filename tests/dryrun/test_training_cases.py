@@ -1,0 +1,308 @@
+"""Dry runs of mixed precision, data loading, optimizers and compiled functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from instrument.dryrun.run import dry_run
+
+from .reports import gpu, listed, only, ran, waits
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+
+
+# ------------------------------------------------------------------------------------------- mixed precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype: torch.dtype) -> None:
+    """Autocast of the GPU is on and waits for nothing; that it changes no types is said."""
+    seen = []
+
+    def step() -> None:
+        model = nn.Linear(4, 2, device="cuda")
+        with torch.autocast("cuda", dtype=dtype):
+            out = model(gpu(3, 4))
+            seen.append((torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")))
+            loss = F.mse_loss(out.float(), gpu(3, 2))
+        loss.backward()
+
+    assert [] == waits(step)
+    assert [(True, dtype)] == seen
+    assert not torch.is_autocast_enabled("cuda")
+    assert "autocast changed no types" in " ".join(ran(step).coverage)
+
+
+def test_autocast_of_a_cache_in_half_precision() -> None:
+    """A step that relies on the types of autocast ends early, which is a finding at its line."""
+
+    def step() -> None:
+        model, cache = nn.Linear(4, 2, device="cuda"), gpu(5, 2).bfloat16()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            cache[torch.arange(3, device="cuda")] = model(gpu(3, 4)).detach()
+
+    report = dry_run(step)
+    (note,) = report.not_covered
+    assert isinstance(report.error, RuntimeError)
+    assert note.site.code.startswith("cache[")
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_grad_scaler(clipped: bool) -> None:
+    """The scaler waits once for each optimizer, to learn whether there was an infinity."""
+
+    def step() -> None:
+        models = [nn.Linear(4, 2, device="cuda") for _ in range(2)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        scaler = torch.amp.GradScaler("cuda")
+        for _ in range(3):
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = sum(model(gpu(3, 4)).float().pow(2).sum() for model in models)
+            scaler.scale(loss).backward()
+            for model, optimizer in zip(models, optimizers, strict=True):
+                if clipped:
+                    scaler.unscale_(optimizer)
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+            scaler.update()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+
+    report = ran(step)
+    assert [("item", 6, "scaler.step(optimizer)")] == listed(report)
+    assert (3, 2.0) == (report.steps, report.per_step(only(report)))
+    assert only(report).via is not None
+    assert only(report).via.file.endswith("grad_scaler.py")
+
+
+def test_an_infinity_makes_the_scaler_skip_the_step() -> None:
+    """Values are real: the scaler sees an infinity, and halves its scale."""
+    scales = []
+
+    def step() -> None:
+        weight = torch.ones(2, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+        scaler.scale((weight * torch.tensor(float("inf"))).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append((scaler.get_scale(), weight.tolist()))
+
+    lines = [("item", 1, "scaler.step(optimizer)")]
+    after = "scales.append((scaler.get_scale(), weight.tolist()))"
+    assert [*lines, ("item", 1, after), ("tolist", 1, after)] == waits(step)
+    assert [(4.0, [1.0, 1.0])] == scales
+
+
+# ------------------------------------------------------------------------------------------------------ data
+
+
+class Samples(Dataset[torch.Tensor]):
+    """Samples whose making reads values, as augmentations do."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sample = torch.full((3,), float(index))
+        if sample.sum().item() > 100:
+            raise ValueError("unlikely")
+        return sample[sample >= 0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_data_loader(workers: int, pinned: bool) -> None:
+    """Batches from pinned memory are copied without waiting; the work of the workers is the CPU's alone."""
+    seen = []
+
+    def step() -> None:
+        model = nn.Linear(3, 1, device="cuda")
+        for batch in DataLoader(Samples(), batch_size=2, num_workers=workers, pin_memory=pinned):
+            seen.append(batch.is_pinned())
+            batch = batch.to("cuda", non_blocking=True)
+            model(batch).sum().backward()
+
+    report = ran(step)
+    assert [] == report.not_covered
+    assert [pinned] * 4 == seen
+    if pinned:
+        assert [] == report.syncs
+    else:
+        found = only(report)
+        assert ("to", 4, "H2D", 4 * 2 * 3 * 4) == (found.op, found.count, found.direction, found.bytes)
+        assert 'batch = batch.to("cuda", non_blocking=True)' == found.site.code
+        assert "not pinned" in found.cause
+
+
+def test_a_blocking_copy_from_pinned_memory_waits() -> None:
+    """Without non_blocking also a pinned batch is waited for."""
+
+    def step() -> None:
+        for (batch,) in DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2, pin_memory=True):
+            batch.cuda()
+
+    assert [("cuda", 2, "batch.cuda()")] == waits(step)
+
+
+# ------------------------------------------------------------------------------------------------ optimizers
+
+
+KINDS: list[tuple[Any, dict[str, Any]]] = [
+    (kind, {**flags, **more})
+    for kind, more in (
+        (torch.optim.Adam, {"amsgrad": True}), (torch.optim.AdamW, {}),
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    )
+    for flags in ({}, {"foreach": True}, {"foreach": False}, {"fused": True}, {"capturable": True})
+    if "capturable" not in flags or kind is not torch.optim.SGD
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "flags"), KINDS)
+def test_optimizers(kind: Any, flags: dict[str, Any]) -> None:
+    """Optimizers wait for nothing, however they go over the parameters."""
+
+    def step() -> None:
+        model = nn.Linear(4, 2, device="cuda")
+        optimizer = kind(model.parameters(), lr=0.1, **flags)
+        before = model.weight.detach().clone()
+        for _ in range(3):
+            model(gpu(3, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for state in optimizer.state.values():
+            for name, held in state.items():
+                if name != "step" and held is not None:
+                    assert held.is_cuda
+        assert before.data_ptr() != model.weight.data_ptr()
+
+    report = ran(step)
+    assert ([], [], 3) == (listed(report), report.not_covered, report.steps)
+
+
+def test_optimizers_change_the_parameters() -> None:
+    """The step is carried out for real."""
+    weights = []
+
+    def step() -> None:
+        weight = torch.ones(2, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+        weight.sum().backward()
+        optimizer.step()
+        weights.append(weight.tolist())
+
+    assert [("tolist", 1, "weights.append(weight.tolist())")] == waits(step)
+    assert [[0.5, 0.5]] == weights
+
+
+def test_capturable_optimizers_keep_their_count_on_the_gpu() -> None:
+    """A number of steps that is on the GPU is waited for where it is read, one that is on the host is not."""
+
+    def step() -> None:
+        for capturable in (False, True):
+            weight = torch.ones(2, device="cuda", requires_grad=True)
+            optimizer = torch.optim.Adam([weight], capturable=capturable)
+            weight.sum().backward()
+            optimizer.step()
+            assert capturable == optimizer.state[weight]["step"].is_cuda
+            optimizer.state[weight]["step"].item()
+
+    assert [("item", 1, 'optimizer.state[weight]["step"].item()')] == waits(step)
+
+
+def test_lbfgs() -> None:
+    """It reads the loss, whether the gradient is small, the step's length and the slope."""
+
+    def step() -> None:
+        weight = torch.full((2,), 0.1, device="cuda", requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight], max_iter=1)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = weight.pow(2).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    line = "optimizer.step(closure)"
+    assert [("bool", 3, line), ("float", 1, line)] == waits(step)
+
+
+def test_clipping() -> None:
+    """Clipping waits only where it is to raise an error."""
+
+    def step() -> None:
+        model = nn.Linear(4, 2, device="cuda")
+        model(gpu(3, 4)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+
+    line = "nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)"
+    assert [("bool", 1, line)] == waits(step)
+
+
+# --------------------------------------------------------------------------------------------- torch.compile
+
+
+def test_compiled_function() -> None:
+    """It runs eagerly, which is said once; what it waits for is found, and the note fails nothing."""
+
+    def double(value: torch.Tensor) -> torch.Tensor:
+        if value.sum().item() > 0:
+            return value * 2
+        return value
+
+    def step() -> None:
+        compiled = torch.compile(double)
+        for _ in range(3):
+            compiled(torch.ones(2, device="cuda"))
+
+    report = ran(step)
+    assert [("item", 3, "if value.sum().item() > 0:")] == listed(report)
+    (note,) = report.not_covered
+    assert "eager" in note.cause
+    assert 'compiled(torch.ones(2, device="cuda"))' == note.site.code
+    report.assert_max(3)
+    with pytest.raises(AssertionError, match="waits for the GPU 3 times; allowed: 2"):
+        report.assert_max(2)
+
+
+@pytest.mark.parametrize("how", ["function", "method"])
+def test_compiled_module(how: str) -> None:
+    """The same for modules; only the note is there where nothing waits."""
+
+    def step() -> None:
+        model: Any = nn.Linear(4, 2, device="cuda")
+        if how == "method":
+            model.compile()
+        else:
+            model = torch.compile(model)
+        model(gpu(3, 4)).sum().backward()
+
+    report = ran(step)
+    assert ([], 1) == (listed(report), len(report.not_covered))
+    report.assert_max(0)
+
+
+def test_what_was_compiled_before() -> None:
+    """A function that was compiled before the run runs eagerly inside of it, and compiled again after it."""
+    calls = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        calls.append(1)
+        return module.forward
+
+    compiled = torch.compile(lambda value: value + 1, backend=backend)
+    report = ran(lambda: compiled(gpu(2)).tolist())
+    assert ([], 1, ["tolist"]) == (calls, len(report.not_covered), [found.op for found in report.syncs])
+    compiled(torch.ones(2))
+    assert [1] == calls
