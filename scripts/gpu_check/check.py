@@ -81,9 +81,9 @@ class CheckContext:
         expect(len(traces) == 1, f"one trace expected in {folder}: {[path.name for path in traces]}")
         (path,) = traces
         if self.rehearsal:
-            from .emulated import with_kernels
+            from .emulated import add_kernels
 
-            return with_kernels(path)
+            return add_kernels(path)
         keep = os.environ.get(KEEP)
         if keep and name:
             data = path.read_bytes()
