@@ -31,7 +31,7 @@ from instrument.integrations.loop import Loop
 from instrument.modules.compiling import HookSuspension
 from instrument.modules.installer import installer
 from instrument.modules.step import patcher
-from instrument.patch import TRANSPARENT, Patch
+from instrument.patch import TRANSPARENT, Patch, apply, undo
 from instrument.stepping.follower import StepFollower
 from instrument.stepping.graphed_callables import GraphedCallables
 from instrument.stepping.optimizer_steps import OptimizerSteps
@@ -166,7 +166,34 @@ def adapter() -> Owner:
     return Owner(lambda: attached.wrap(owner, "call", attached.in_region("call")), attached.detach)
 
 
+class SessionObserver:
+    """Ignores the sessions of torch's profiler."""
+
+    def coming(self) -> None:
+        pass
+
+    def prepared(self, profiler: Any) -> bool | None:
+        pass
+
+    def left(self) -> None:
+        pass
+
+    def disabled(self) -> Any:
+        pass
+
+
+def profilers() -> Owner:
+    held: list[Patch] = []
+
+    def begin() -> None:
+        apply(compat.profiler_patches(lambda target, profiler: None, int), held)
+        apply(compat.session_patches(SessionObserver()), held)
+
+    return Owner(begin, lambda: undo(held))
+
+
 CASES: dict[str, Callable[[], Owner]] = {
+    "profilers of torch": profilers,
     "steps": lambda: follower(StepFollower(int, int, begun=int)),
     "steps by forward": lambda: follower(StepFollower(int, int, "forward")),
     "steps by function": lambda: follower(StepFollower(int, int, "torch.nn.functional:relu")),

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from . import gpu, tools
 from .interrupts import Suppressed
-from .patch import transparent
+from .patch import Patch
 
 # torch's profilers that turn its ranges into those of another tool
 _TARGETS = {"emit_nvtx": "NVTX", "emit_itt": "ITT"}
@@ -53,41 +53,45 @@ def profiler_running() -> bool:
     return bool(enabled()) if enabled is not None else False
 
 
-def on_profiler(started: Callable[[str, Any], None], stopped: Callable[[], None]) -> bool:
-    """Call ``started(target, profiler)`` just before any torch profiler starts, ``stopped()`` after it stopped.
+def profiler_patches(started: Callable[[str, Any], None], stopped: Callable[[], None]) -> Iterator[Patch]:
+    """Yield patches that call ``started(target, profiler)`` before a torch profiler starts, then ``stopped()``.
 
-    ``target`` is what the profiler turns ranges into: "KINETO" (its own trace), "NVTX" or "ITT". Where one runs
-    already, ``started`` is called at once, with None for the profiler.
-
-    Returns:
-        False where this version of torch has no place for it: plain ``torch.profiler.profile`` blocks and
-        windows then hold no regions.
+    ``target`` is what the profiler turns ranges into: "KINETO" (its own trace), "NVTX" or "ITT". There are no
+    patches if this version of torch has no place for them: plain ``torch.profiler.profile`` blocks and windows
+    then hold no regions.
     """
     from torch.autograd import profiler
 
-    try:
-        hooks: Any = profiler
-        start, stop = hooks._run_on_profiler_start, hooks._run_on_profiler_stop
-    except AttributeError:
-        return False
+    def starting(start: Callable[[], None]) -> Callable[[], None]:
+        def run_on_profiler_start() -> None:
+            caller = sys._getframe(1).f_locals.get("self")  # the profiler, in its __enter__
+            started(_TARGETS.get(type(caller).__name__, "KINETO"), caller)
+            start()
 
-    def run_on_profiler_start() -> None:
-        caller = sys._getframe(1).f_locals.get("self")  # the profiler, in its __enter__
-        started(_TARGETS.get(type(caller).__name__, "KINETO"), caller)
-        start()
+        return run_on_profiler_start
 
-    def run_on_profiler_stop() -> None:
-        try:
-            stop()
-        finally:
-            stopped()
+    def stopping(stop: Callable[[], None]) -> Callable[[], None]:
+        def run_on_profiler_stop() -> None:
+            try:
+                stop()
+            finally:
+                stopped()
 
-    profiler._run_on_profiler_start = run_on_profiler_start
-    profiler._run_on_profiler_stop = run_on_profiler_stop
-    if getattr(profiler, "_is_profiler_enabled", False):
-        kind = getattr(sys.modules["torch"]._C._autograd, "_profiler_type", None)
-        started(kind().name if kind is not None else "KINETO", None)
-    return True
+        return run_on_profiler_stop
+
+    if hasattr(profiler, "_run_on_profiler_start") and hasattr(profiler, "_run_on_profiler_stop"):
+        yield Patch(profiler, "_run_on_profiler_start", starting)
+        yield Patch(profiler, "_run_on_profiler_stop", stopping)
+
+
+def running_target() -> str | None:
+    """Return the target, as `profiler_patches` names it, of the torch profiler that runs; None if none runs."""
+    from torch.autograd import profiler
+
+    if not getattr(profiler, "_is_profiler_enabled", False):
+        return None
+    kind = getattr(sys.modules["torch"]._C._autograd, "_profiler_type", None)
+    return str(kind().name) if kind is not None else "KINETO"
 
 
 def needs_nested_ranges(profiler: Any) -> bool:
@@ -234,64 +238,71 @@ class SessionObserver(Protocol):
         """Somebody is about to disable whatever profiler is on; returns its result if that is done already."""
 
 
-def on_session(observer: SessionObserver) -> bool:
-    """Call ``observer`` before any profiler of torch begins, and after a Kineto session ended.
+def session_patches(observer: SessionObserver) -> Iterator[Patch]:
+    """Yield patches that call ``observer`` before any profiler of torch begins, and after a Kineto session ended.
 
-    Returns:
-        False where this version of torch has no place for it: overlapping profilers are then not noticed.
+    There are none if this version of torch has no place for them: overlapping profilers are then not noticed.
     """
     import torch
     from torch.autograd import profiler, profiler_legacy
 
-    profile: Any = profiler.profile
-    prepare, leave = getattr(profile, "_prepare_trace", None), profile.__exit__
-    if prepare is None:
-        return False
-    for known in gc.get_objects():  # one that prepared before; 50 ms for a million objects, once
-        if type(known) is profile and known.entered and known.kineto_results is None:
-            observer.prepared(known)
+    def preparing(prepare: Callable[[Any], None]) -> Callable[[Any], None]:
+        def prepare_trace(profiler: Any) -> None:
+            may_end = observer.prepared(profiler)
+            try:
+                prepare(profiler)
+            except RuntimeError as error:
+                if not (may_end and end_left_session(error)):
+                    raise
+                prepare(profiler)
 
-    @transparent
-    def prepare_trace(profiler: Any) -> None:
-        may_end = observer.prepared(profiler)
-        try:
-            prepare(profiler)
-        except RuntimeError as error:
-            if not (may_end and end_left_session(error)):
-                raise
-            prepare(profiler)
+        return prepare_trace
 
-    @transparent
-    def leave_trace(profiler: Any, *exception: Any) -> Any:
-        try:
-            return leave(profiler, *exception)
-        finally:
-            if not profiler_running():  # a KeyboardInterrupt may have come before it stopped
-                observer.left()
+    def leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
+        def leave_trace(profiler: Any, *exception: Any) -> Any:
+            try:
+                return leave(profiler, *exception)
+            finally:
+                if not profiler_running():  # a KeyboardInterrupt may have come before it stopped
+                    observer.left()
 
-    profile._prepare_trace, profile.__exit__ = prepare_trace, leave_trace
-    others: list[tuple[Any, str]] = [
-        (kind, "__enter__") for kind in (profiler.emit_nvtx, profiler.emit_itt, profiler_legacy.profile)
-    ]
-    # Called by those who do without a profiler object; torch's own have references to them.
-    others += [(torch.autograd, name) for name in ("_enable_profiler", "_enable_profiler_legacy")]
-    for owner, name in others:
-        if hasattr(owner, name):
-            setattr(owner, name, _before(getattr(owner, name), observer.coming))
-    if hasattr(torch.autograd, "_prepare_profiler"):
-        taken = functools.partial(observer.prepared, None)
-        torch.autograd._prepare_profiler = _before(torch.autograd._prepare_profiler, taken)
-    autograd: Any = torch.autograd
-    disable = getattr(autograd, "_disable_profiler", None)
-    if disable is not None:
+        return leave_trace
 
-        @transparent
+    def disabling(disable: Callable[[], Any]) -> Callable[[], Any]:
         def disable_profiler() -> Any:
             result = observer.disabled()
             return disable() if result is None else result
 
-        autograd._disable_profiler = disable_profiler
-    return True
+        return disable_profiler
+
+    if not hasattr(profiler.profile, "_prepare_trace"):
+        return
+    yield Patch(profiler.profile, "_prepare_trace", preparing)
+    yield Patch(profiler.profile, "__exit__", leaving)
+    coming = functools.partial(_before, observer.coming)
+    others: list[tuple[Any, str]] = [
+        (kind, "__enter__") for kind in (profiler.emit_nvtx, profiler.emit_itt, profiler_legacy.profile)
+    ]
+    # Called by programs without a profiler object; torch's own code has references to them.
+    others += [(torch.autograd, name) for name in ("_enable_profiler", "_enable_profiler_legacy")]
+    yield from (Patch(owner, name, coming) for owner, name in others if hasattr(owner, name))
+    if hasattr(torch.autograd, "_prepare_profiler"):
+        taken = functools.partial(_before, functools.partial(observer.prepared, None))
+        yield Patch(torch.autograd, "_prepare_profiler", taken)
+    if hasattr(torch.autograd, "_disable_profiler"):
+        yield Patch(torch.autograd, "_disable_profiler", disabling)
+
+
+def prepared_profilers() -> list[Any]:
+    """Return the ``torch.autograd.profiler.profile`` objects that have prepared; 50 ms for a million objects."""
+    from torch.autograd import profiler
+
+    kind = profiler.profile
+    return [
+        known
+        for known in gc.get_objects()
+        if type(known) is kind and known.entered and known.kineto_results is None
+    ]
 
 
 def end_left_session(error: RuntimeError) -> bool:
@@ -321,8 +332,7 @@ def end_left_session(error: RuntimeError) -> bool:
     return False
 
 
-def _before(original: Callable[..., Any], first: Callable[[], object]) -> Callable[..., Any]:
-    @transparent
+def _before(first: Callable[[], object], original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         first()

@@ -43,6 +43,7 @@ class Sessions:
         self._records_gpu: bool | None = None  # of this process; None until a trace was looked at
         self._ended = True  # a recording of somebody else's, whose ranges may still be open
         self._watches = False
+        self._patches: list[Patch] = []  # stay until the process ends: they call the original
         self.stuck = ""  # why the recording of a window is still on, as its stop failed
 
     @property
@@ -59,7 +60,9 @@ class Sessions:
         """Follow them from now on."""
         if not self._watches:
             self._watches = True
-            compat.on_session(self)
+            for prepared in compat.prepared_profilers():
+                self.prepared(prepared)
+            apply(compat.session_patches(self), self._patches)
             self._end_ranges()
 
     @contextmanager

@@ -14,6 +14,7 @@ from .. import compat, log
 from ..config import settings
 from ..guard import guard
 from ..interrupts import is_interrupt
+from ..patch import Patch, apply
 from .emitters import Emitter, attached, redundant
 from .emitters.jax import JaxEmitter
 from .emitters.torch_nested import NestedTorchProfilerEmitter, torch_emitter
@@ -214,6 +215,7 @@ class ActiveEmitters:
         self._failed: set[str] = set()  # the names of emitters that were taken out
         self._target = ""
         self._follows_torch = False
+        self._patches: list[Patch] = []  # stay until the process ends: they call the original
         self.expected = 0  # recordings in warm-up, which begin at a later step
         self.observers: list[Callable[[], None]] = []  # called when a recording warms up, starts or stops
 
@@ -280,7 +282,9 @@ class ActiveEmitters:
         if not self._follows_torch:
             self._follows_torch = True
             tracing = torch.compiler.is_dynamo_compiling
-            compat.on_profiler(self._profiler_started, self._profiler_stopped)
+            apply(compat.profiler_patches(self._profiler_started, self._profiler_stopped), self._patches)
+            if self._patches and (target := compat.running_target()) is not None:
+                self._profiler_started(target, None)
 
     @guard.contained("following torch's profiler")
     def _profiler_started(self, target: str, profiler: Any) -> None:
