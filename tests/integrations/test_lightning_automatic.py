@@ -149,4 +149,4 @@ def test_evaluation_too_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     trainer(tmp_path, adapter).validate(Module(), data(3), verbose=False)
     (message,) = [record.getMessage() for record in caplog.records if record.name == "instrument"]
     assert message.startswith("instrument: no window was recorded in ")
-    assert "steps 50-51 were asked for, and the loop ended before step 3" in message
+    assert "steps 50-51 were planned, and the loop ended before step 3" in message

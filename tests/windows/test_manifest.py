@@ -66,7 +66,7 @@ def test_a_recorded_window(out: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "schedule", "expected"),
     [
-        (3, {"steps": "1-4"}, [("partial", [1, 2], "the loop ended before step 3")]),
+        (3, {"at": "1-4"}, [("partial", [1, 2], "the loop ended before step 3")]),
         (3, {"at": 5, "warmup": 3}, [("skipped", None, "the loop ended before step 3, in warm-up")]),
         (3, {"at": 9}, [("not reached", None, "the loop ended before step 3")]),
         (3, {"at": 0}, [("recorded", [0, 0], None)]),

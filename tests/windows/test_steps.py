@@ -312,7 +312,7 @@ def _loop(loop: Any) -> None:
         (lambda out: _steps(out, 1, 4, at="3", first_step=10), "before the first step, 10"),
         (lambda out: _profile(out, "9", 1), "create the profile once, outside the epoch loop"),
         (lambda out: _profile(out, "9", 0), "call step() after each step"),
-        (lambda out: _profile(out, lambda step: 0, 1), "the schedule asked for none"),
+        (lambda out: _profile(out, lambda step: 0, 1), "the schedule plans none"),
         (lambda out: _loop(Loop(out, at=9, exporter=Recorder())), 'such as at="0"'),
         (lambda out: _loop(Server(out, file="x/now", exporter=Recorder())), "touch x/now"),
     ],
@@ -374,7 +374,7 @@ def test_an_empty_iterable_is_an_empty_loop(out: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "arguments", "message"),
     [
-        (TypeError, {"iterable": 3}, '"iterable" must be something to iterate over: 3'),
+        (TypeError, {"iterable": 3}, '"iterable" must be iterable: 3'),
         (
             ValueError,
             {"schedule": instrument.schedule(at=1), "wait": 1},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -11,9 +12,13 @@ from typing import Any, NamedTuple
 import torch
 
 import instrument
+from instrument.exporters.raw_trace import part
 from instrument.windows.schedule import Window
 
 from ..conftest import annotations
+
+COUNT = 10  # steps of `run`
+TWICE = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2}
 
 
 class Trained(NamedTuple):
@@ -150,3 +155,28 @@ class Captured:
 def planned(windows: Iterable[Window]) -> list[tuple[int, int]]:
     """The first and the last recorded step of each window."""
     return [(window.active, window.stop - 1) for window in windows]
+
+
+@functools.cache
+def expected(count: int) -> Trained:
+    """Train for ``count`` steps without a profile, and return the result."""
+    return train(count)
+
+
+def run(out: Path, body: Callable[[int], object] = nothing, count: int = COUNT, **arguments: Any) -> Any:
+    """Train with windows, check that the result is bit-identical to training without, and return the profile."""
+    arguments.setdefault("schedule", instrument.schedule(**TWICE))
+    with instrument.profile(out, **arguments) as prof:
+        trained = train(count, prof.step, body)
+    assert expected(count) == trained
+    return prof
+
+
+def reasons(entries: Iterable[dict[str, Any]]) -> list[tuple[str, str | None]]:
+    """Return the status and the reason of each window."""
+    return [(entry["status"], entry["reason"]) for entry in entries]
+
+
+def obstruct(prof: Any) -> None:
+    """Make the compression of the last window's trace fail, with a folder in its place."""
+    part(prof._last.raw).mkdir()

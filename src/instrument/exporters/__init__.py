@@ -1,1 +1,1 @@
-"""Who records, and where does it go? Each exporter opens and closes a capture and hands off."""
+"""Exporters: each controls one profiler, and makes a capture for each window."""

@@ -1,4 +1,4 @@
-"""What an exporter is."""
+"""`Exporter` and `Capture`: the interface of exporters."""
 
 from __future__ import annotations
 
@@ -7,47 +7,46 @@ from typing import Protocol
 
 
 class Capture(Protocol):
-    """One window's recording. All is called on one thread.
+    """The recording of one window. All methods are called on one thread.
 
-    It is made at the first step of the window's warm-up or, without one, at the first recorded step. A capture
-    that is always complete needs neither ``ended`` nor ``incomplete``.
+    A capture is made at the first step of the window's warm-up or, without warm-up, at the first recorded step. A
+    capture that is always complete needs neither ``ended`` nor ``incomplete``.
 
     Attributes:
-        raw: the trace of torch.profiler that `save` wrote, which another process compresses and reads; None where
-            there is none.
+        raw: the trace of torch.profiler that `save` wrote, which another process compresses and reads, or None.
         ended: whether the recording ended before `stop`; `step`, `add_metadata` and `stop` then do nothing.
-        incomplete: why the recording is not complete, in words; known once `save` returned.
+        incomplete: why the recording is incomplete, in words; known after `save`.
     """
 
     raw: Path | None
 
     def start(self) -> None:
-        """Record from here on."""
+        """Start recording."""
 
     def step(self, number: int | None) -> None:
-        """The recorded step ``number`` begins, or with None the last one ended."""
+        """Begin the recorded step ``number``; with None, end the last one."""
 
     def add_metadata(self, key: str, value: str) -> None:
-        """Put a text into what is being recorded, where it has a place for it; after `start`."""
+        """Put a text into the recording, if its format allows that; called after `start`."""
 
     def stop(self) -> None:
-        """Record no more."""
+        """Stop recording."""
 
     def save(self, folder: Path, stem: str) -> list[Path]:
-        """Write the files into ``folder``, and return them; none where the tool itself writes them later."""
+        """Write the files into ``folder`` and return them; none if the tool itself writes them later."""
 
     def discard(self) -> None:
         """End a capture that never started."""
 
 
 class Exporter(Protocol):
-    """Makes captures; ``name`` is what the manifest calls it."""
+    """Makes captures; the manifest has its ``name``."""
 
     name: str
-    hint: str  # where to find what was recorded, when the exporter has no files of its own
+    hint: str  # where users find the recording, if the exporter writes no files
 
     def prepare(self) -> None:
-        """Do what is slow the first time, before the loop begins."""
+        """Do slow set-up work before the loop begins."""
 
     def capture(self) -> Capture:
         """Make the capture of one window."""

@@ -1,4 +1,4 @@
-"""Which exporter a process should use."""
+"""`choose`: selects the exporter of a profile."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ ExporterName = Literal["auto", "torch_profiler", "nsight_systems", "nsight_compu
 
 
 def under() -> str | None:
-    """Return the exporter of the vendor's tool that this process runs under; None where there is none."""
+    """Return the name of the exporter for the vendor's tool that this process runs under; None without one."""
     return next((name for name, found in _UNDER.items() if found()), None)
 
 
 def choose(exporter: str | Exporter, options: Mapping[str, Any]) -> Exporter:
-    """Return the exporter called for.
+    """Return the exporter for the argument ``exporter``.
 
     Args:
-        exporter: "auto" (that of the vendor's tool which this process runs under, else torch.profiler, which
-            would be measured by that tool together with the program), a name out of `EXPORTERS`, or an exporter.
+        exporter: "auto", a name in `EXPORTERS`, or an exporter. "auto" means the vendor's tool that this process
+            runs under, else torch.profiler, which under such a tool would be measured with the program.
         options: arguments for `torch.profiler.profile`.
 
     Raises:
-        ValueError: an unknown name.
-        TypeError: not an exporter; or ``options`` that torch.profiler does not take.
-        ImportError: what the exporter needs is missing.
+        ValueError: the name is unknown.
+        TypeError: ``exporter`` is not an exporter, or torch.profiler does not accept ``options``.
+        ImportError: a package that the exporter needs is missing.
     """
     if exporter == "auto":
         exporter = under() or "torch_profiler"
         try:
             return _made(exporter, options)
-        except ImportError as error:  # nobody asked for it by name, so the program is not to stop for it
+        except ImportError as error:  # chosen automatically, so its absence must not stop the program
             log.warning(f"windows are recorded by torch.profiler: {error}", exporter=exporter)
             return _made("torch_profiler", options)
     if not isinstance(exporter, str):
@@ -53,7 +53,7 @@ def choose(exporter: str | Exporter, options: Mapping[str, Any]) -> Exporter:
 
 
 def _made(name: str, options: Mapping[str, Any]) -> Exporter:
-    """Make the exporter, importing no more than what it needs."""
+    """Make the exporter; import only the packages that it needs."""
     if name == "nsight_systems":
         from .nsight_systems import NsightSystemsExporter
 

@@ -1,14 +1,16 @@
-"""What tells NVIDIA's tools that a part to record begins or ends: cudaProfilerStart and cudaProfilerStop."""
+"""`cuda_profiler`: calls cudaProfilerStart and cudaProfilerStop, which start and stop NVIDIA's tools."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from .. import gpu
 
 
-def cuda_profiler(action: str) -> bool:
-    """Call the one that ``action``, "start" or "stop", means; return whether there was anything to call it for.
+def cuda_profiler(action: Literal["start", "stop"]) -> bool:
+    """Call cudaProfilerStart or cudaProfilerStop; return False, without a call, if CUDA is not in use.
 
-    CPU builds of torch raise, and a process that has not used CUDA yet would get a context on the wrong device.
+    CPU builds of torch raise, and a process that has not used CUDA would get a context on the wrong device.
     """
     profiler = getattr(gpu.in_use(), "profiler", None)
     if profiler is None:

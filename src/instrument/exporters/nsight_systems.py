@@ -1,4 +1,4 @@
-"""Mark a window for Nsight Systems, which records it: nothing of ours is written.
+"""Marks windows for Nsight Systems, which records them and writes the files.
 
 ``nsys profile -c nvtx -p 'capture@instrument' --capture-range-end=repeat:N ...`` records the windows alone.
 """
@@ -26,7 +26,7 @@ class NsightSystemsExporter:
         self._nvtx = NvtxEmitter()
 
     def prepare(self) -> None:
-        """Nothing is slow here."""
+        """Do nothing: the first capture is as fast as the next."""
 
     def capture(self) -> NsightSystemsCapture:
         """Make the capture of one window."""
@@ -36,7 +36,7 @@ class NsightSystemsExporter:
 
 
 class NsightSystemsCapture:
-    """The range around one window, and a range "step" with the step's number as payload around each step."""
+    """Opens a range around one window, and in it a range "step" with the number as payload for each step."""
 
     def __init__(self, nvtx: NvtxEmitter) -> None:
         self._nvtx = nvtx
@@ -46,12 +46,12 @@ class NsightSystemsCapture:
         self._step: Any = None
 
     def start(self) -> None:
-        """Open the capture range, and tell tools that wait for cudaProfilerStart."""
+        """Open the capture range, and call cudaProfilerStart for tools that wait for it."""
         self._window = self._nvtx.start(Region("capture", by_name("capture")))
         cuda_profiler("start")
 
     def step(self, number: int | None) -> None:
-        """End the step that is recorded, and begin ``number``."""
+        """End the range of the current step, and begin one for step ``number``."""
         if self._step is not None:
             self._nvtx.end(self._step)
             self._step = None
@@ -59,16 +59,16 @@ class NsightSystemsCapture:
             self._step = self._nvtx.start(Region("step", by_name("step"), payload=number))
 
     def add_metadata(self, key: str, value: str) -> None:
-        """Mark what reading back asks for; a report has no place for the rest."""
+        """Mark the steps of the window, which `read_trace` needs; a report has no place for other metadata."""
         if key == "instrument_steps":
             self._nvtx.mark(Region(f"{key}={value}", by_name(key)))
 
     def stop(self) -> None:
-        """Close the capture range once the GPU has done what was launched in it."""
+        """Close the capture range once the GPU has finished the work launched in it."""
         try:
             self.incomplete = gpu.synchronize(captured=cuda_graphs.capturing)
         finally:
-            window, self._window = self._window, None  # `stop` is called once more after an interrupt
+            window, self._window = self._window, None  # `stop` is called again after an interrupt
             try:
                 cuda_profiler("stop")
             finally:
@@ -76,8 +76,8 @@ class NsightSystemsCapture:
                     self._nvtx.end(window)
 
     def save(self, folder: Path, stem: str) -> list[Path]:
-        """Nothing to write: nsys does."""
+        """Return no files: nsys writes them."""
         return []
 
     def discard(self) -> None:
-        """Nothing was started."""
+        """Do nothing: nothing was started."""

@@ -1,4 +1,4 @@
-"""The files of a trace: as torch.profiler wrote it, while it is compressed, and compressed."""
+"""Paths and compression of the traces that torch.profiler writes."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ..interrupts import Suppressed
 
 
 def packed(raw: Path) -> Path:
-    """Return where the trace lies once it is compressed."""
+    """Return the path of the compressed trace."""
     return raw.with_name(f"{raw.name}.gz")
 
 
 def part(raw: Path) -> Path:
-    """Return where it lies while it is compressed."""
+    """Return the path of the incomplete file during compression."""
     return raw.with_name(f"{raw.name}.part")
 
 
 def compress(raw: Path) -> Path:
-    """Write the trace compressed, and return where; ``raw`` stays.
+    """Write a compressed copy of the trace and return its path; ``raw`` stays.
 
     Raises:
-        OSError: it cannot be read, or the copy cannot be written; nothing of the copy is left then.
+        OSError: the trace cannot be read or the copy cannot be written; no incomplete copy is left.
     """
     try:
         # Level 1: 3 ms a MB; the default level of torch's own .gz takes 45-120 ms.
         with raw.open("rb") as source, gzip.open(part(raw), "wb", compresslevel=1) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         part(raw).replace(packed(raw))
-    except BaseException:  # a full disk: the trace stays as it is, which viewers read as well
+    except BaseException:  # such as a full disk: viewers also read the raw trace
         with Suppressed(OSError):
             part(raw).unlink(missing_ok=True)
         raise

@@ -1,9 +1,9 @@
-"""Whose recording it is: torch records for one profiler at a time in a process, on whichever thread.
+"""`Sessions`: follows which torch profiler records. In a process, torch records for one profiler at a time.
 
-A profiler that prepares ends the recording of the one before, in whatever ranges that is. A range which was open
-then and is closed, or freed, in the next recording is written to memory that is gone: torch (2.13 and before)
-crashes. To stop, discard or export what was ended so is a crash as well. So a capture stops by itself before
-another profiler prepares, and what it leaves open is ended in between.
+A profiler that prepares ends the recording of the previous one, inside any open ranges. If such a range is closed
+or freed during the next recording, torch (2.13 and before) writes to freed memory and crashes. To stop, discard or
+export the ended recording also crashes. So a capture stops by itself before another profiler prepares, and its
+open ranges are ended in between.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..interrupts import Suppressed
 from ..patch import Patch, apply, undo
 
 FEATURE = "following torch's profilers"
-_ROOM = 1000  # ranges that are followed before those that are gone are dropped
+_ROOM = 1000  # ranges that are followed before freed ones are dropped
 
 
 class SessionCapture(Protocol):
-    """A capture for which torch's profiler records."""
+    """A capture that torch's profiler records."""
 
     def step_aside(self) -> Any:
-        """Stop, as another profiler is about to begin on this thread; return what torch recorded, if anything."""
+        """Stop, as another profiler is about to begin on this thread; return torch's results, if any."""
 
 
 class Sessions:
@@ -37,27 +37,27 @@ class Sessions:
 
     def __init__(self) -> None:
         self._owner: weakref.ref[Any] | None = None
-        self._thread = 0  # that the owner prepared on
-        self.capture: SessionCapture | None = None  # the one of this library for which torch records
-        self._claiming = 0  # the thread on which it prepares now
-        self._records_gpu: bool | None = None  # of this process; None until a trace was looked at
-        self._ended = True  # a recording of somebody else's, whose ranges may still be open
+        self._thread = 0  # on which the owner prepared
+        self.capture: SessionCapture | None = None  # the capture of this library that torch records
+        self._claiming = 0  # the thread on which the capture prepares
+        self._records_gpu: bool | None = None  # in this process; None until a trace was checked
+        self._ended = True  # another profiler's recording ended; its ranges may still be open
         self._watches = False
         self._patches: list[Patch] = []  # stay until the process ends: they call the original
-        self.stuck = ""  # why the recording of a window is still on, as its stop failed
+        self.stuck = ""  # why the recording of a window is still on: its stop failed
 
     @property
     def owner(self) -> Any:
-        """The `torch.autograd.profiler.profile` that prepared or records last; None once it stopped or is gone."""
+        """The `torch.autograd.profiler.profile` that prepared or recorded last; None after its end."""
         return self._owner and self._owner()
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the owner, if there is one, prepared on another thread."""
+        """Whether the owner prepared on another thread; also True without an owner."""
         return self.owner is None or self._thread != get_ident()
 
     def watch(self) -> None:
-        """Follow them from now on."""
+        """Follow the profilers from now on."""
         if not self._watches:
             self._watches = True
             for prepared in compat.prepared_profilers():
@@ -73,7 +73,7 @@ class Sessions:
         try:
             yield
         except BaseException:
-            self.left()  # no more: to start and stop what is half prepared crashes torch
+            self.left()  # only this: torch crashes if a half-prepared profiler is started and stopped
             raise
         finally:
             self._claiming = 0
@@ -87,10 +87,10 @@ class Sessions:
 
     @guard.contained(FEATURE)
     def prepared(self, profiler: Any) -> bool:
-        """Take note that torch records for ``profiler``, which is about to prepare.
+        """Note that torch records for ``profiler``, which is about to prepare.
 
         Returns:
-            Whether a session that is still on may be ended: it is of this library, or nobody uses it any more.
+            Whether a session that is still on may be ended: it belongs to this library, or is unused.
         """
         may_end = self.capture is not None or (self.owner is None and not compat.profiler_enabled_somewhere())
         if self._claiming != get_ident():
@@ -100,11 +100,11 @@ class Sessions:
 
     @guard.contained(FEATURE)
     def disabled(self) -> Any:
-        """Stop a capture before somebody disables the profiler of this thread; return what it recorded."""
+        """Stop a capture before the profiler of this thread is disabled; return torch's results."""
         return self.drop() if compat.profiler_running() else None
 
     def recover(self) -> None:
-        """Take off a recording of this library whose stop failed, if that is what is on."""
+        """End a recording of this library whose stop failed, if it is still on."""
         if self.stuck and self.owner is None:
             with Suppressed(Exception):
                 compat.leave_recording()
@@ -112,14 +112,14 @@ class Sessions:
             self.stuck = ""
 
     def note_stop(self, capture: SessionCapture) -> None:
-        """Have torch note that the profiler of ``capture`` is off, if it is and no other one has begun since."""
+        """Make torch's state say that the profiler of ``capture`` is off, unless another one has begun since."""
         if self.capture is capture or self.owner is None:
             compat.note_stop()
 
     def records_gpu(self, trace: Path) -> bool:
-        """Tell whether torch records the GPU in this process, from its first ``trace`` that was to have it.
+        """Return whether torch records the GPU in this process, from the first ``trace`` that should include it.
 
-        From torch 2.13 on the first recording of a process decides that, which may have been anybody's.
+        From torch 2.13 on, the first recording of a process decides that, also one by another profiler.
         """
         if self._records_gpu is None:
             self._records_gpu = compat.is_set_up_for_gpu(trace)
@@ -127,7 +127,7 @@ class Sessions:
 
     @guard.contained(FEATURE)
     def left(self) -> None:
-        """Take note that the recording is over."""
+        """Note that the recording is over."""
         self._ended = self._ended or self.capture is None
         self._owner = self.capture = None
 
@@ -137,7 +137,7 @@ class Sessions:
             self.left()
 
     def drop(self) -> Any:
-        """End the recording of this library's own capture, if there is one, and return what torch recorded."""
+        """End the recording of this library's capture, if any, and return torch's results."""
         result = None
         with guard.contained("stepping aside for another profiler"):
             capture, self.capture = self.capture, None
@@ -158,23 +158,23 @@ sessions = Sessions()
 
 
 class OpenRanges:
-    """Each `torch.profiler.record_function` that this thread opens, from `follow` to `end`."""
+    """The ranges (`torch.profiler.record_function`) that this thread opens between `follow` and `end`."""
 
     def __init__(self) -> None:
-        # Not a WeakSet: where a signal handler raises in a callback of a weak reference, the error is lost.
+        # Not a WeakSet: an error that a signal handler raises in a weak reference's callback is lost.
         self._opened: list[weakref.ref[Any]] = []
         self._room = _ROOM
         self._thread = get_ident()
         self._patches: list[Patch] = []
 
     def follow(self) -> None:
-        """Begin; whoever holds this can `end` it, wherever an interrupt comes."""
+        """Begin; after an interrupt at any point, `end` undoes it."""
         from torch.autograd.profiler import record_function
 
         apply([Patch(record_function, "__enter__", self._entering)], self._patches)
 
     def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)  # TorchScript compiles the source of what is wrapped
+        @functools.wraps(original)  # TorchScript compiles the source of the original
         def enter(context: Any) -> Any:
             try:
                 if get_ident() == self._thread:
@@ -193,7 +193,7 @@ class OpenRanges:
         return enter
 
     def end(self) -> None:
-        """End those that are still open; the recording stopped, and no profiler records on this thread."""
+        """End the ranges that are still open, after the recording and before another one on this thread."""
         undo(self._patches)
         compat.end_record_functions([context for ref in self._opened if (context := ref()) is not None])
         self._opened.clear()

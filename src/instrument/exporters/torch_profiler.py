@@ -1,6 +1,6 @@
-"""Record a window with torch.profiler and leave a gzipped Chrome trace.
+"""Records windows with torch.profiler and writes Chrome traces.
 
-A profiler object serves one window only: a scheduled one that is started again loses all but one trace.
+Each window has its own profiler object: a scheduled one that is started again loses all but one trace.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ..regions.region import Region, plain
 from .raw_trace import packed
 from .sessions import OpenRanges, sessions
 
-_OURS = ("schedule", "on_trace_ready")
-# What people may have meant by an option that torch does not know.
+_OWN_ARGUMENTS = ("schedule", "on_trace_ready")
+# Names that users may have meant by an option that torch does not know.
 _PLAN = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
 _PROFILE = ("out", "schedule", "on_trace_ready", "exporter", "ranks", "first_step")
 # Why a window holds less than planned, or nothing.
@@ -48,7 +48,7 @@ _ON_ANOTHER_THREAD = "another torch profiler began on another thread inside the 
 _IN_OPERATOR = (
     "another torch profiler began inside the window, in an operator or the backward pass, where torch cannot stop"
 )
-# Why it is recorded without what the GPU did.
+# Why a window is recorded without GPU activity.
 _USED_LATE = (
     "the GPU was first used inside the window, which is recorded without it; have the first step before it, or"
     " call torch.{kind}.init()"
@@ -57,37 +57,37 @@ _WITHOUT_GPU = (
     "torch's profiler records no GPU in this process, as its first recording, perhaps the program's own, was of"
     " the CPU alone; have that include the GPU, after torch.{kind}.init()"
 )
-SUFFIX = ".pt.trace.json"  # what TensorBoard's profiler plugin looks for
+SUFFIX = ".pt.trace.json"  # the suffix that TensorBoard's profiler plugin finds
 
 
 class TorchProfilerExporter:
     """Makes a fresh `torch.profiler.profile` for each window.
 
-    Which devices there are is asked when a window opens, and only once the program uses one.
+    Devices are queried when a window opens, and only if the program uses one.
 
     Args:
-        options: arguments for `torch.profiler.profile`, but for ``schedule`` and ``on_trace_ready``.
+        options: arguments for `torch.profiler.profile` except ``schedule`` and ``on_trace_ready``.
 
     Raises:
         TypeError: an option that torch.profiler does not know.
-        ValueError: a value that it refuses.
+        ValueError: a value that torch.profiler refuses.
     """
 
     name = "torch_profiler"
     hint = ""
-    _warned: ClassVar[set[str]] = set()  # of which tools, in this process
+    _warned: ClassVar[set[str]] = set()  # the tools that were warned about in this process
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        self._last: TorchProfilerCapture | None = None  # with acc_events: whose events those of the next include
-        accepted = [name for name in inspect.signature(profile).parameters if name not in _OURS]
+        self._last: TorchProfilerCapture | None = None  # with acc_events: the next capture includes its events
+        accepted = [name for name in inspect.signature(profile).parameters if name not in _OWN_ARGUMENTS]
         for name, value in options.items():
             if name not in accepted:
                 raise TypeError(f'unknown option "{name}" (value {value!r}); {_hint(name, accepted)}')
         self._options = dict(options)
         if hasattr(options.get("activities"), "__iter__"):
-            self._options["activities"] = list(options["activities"])  # for every window, also of an iterator
+            self._options["activities"] = list(options["activities"])  # an iterator would serve one window only
         tool = tools.gpu_tracer()
         if tool is not None:
             # The GPU's tracing interface has one user at a time; a second one breaks both recordings.
@@ -99,14 +99,14 @@ class TorchProfilerExporter:
         try:
             if options:
                 refuse_late(self._options)
-        except Exception as error:  # torch raises whatever it stumbles over, without naming the argument
+        except Exception as error:  # torch's error does not name the argument
             if is_interrupt(error) or isinstance(error, (MemoryError, RecursionError)):
                 raise
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise ValueError(f"torch.profiler refuses {given}: {error}") from error
 
     def prepare(self) -> None:
-        """Import torch._inductor, which torch's profiler does when first used and which takes a second."""
+        """Import torch._inductor, which takes a second and which torch's profiler imports on first use."""
         import torch
 
         sessions.watch()
@@ -125,7 +125,7 @@ class TorchProfilerExporter:
         return capture
 
     def _accumulate(self, capture: TorchProfilerCapture) -> None:
-        """With ``acc_events``, have the events of ``capture`` include those of the one before."""
+        """With ``acc_events``, include the events of the previous capture in those of ``capture``."""
         if self._options.get("acc_events"):
             if self._last is not None:
                 accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)
@@ -135,28 +135,28 @@ class TorchProfilerExporter:
 class TorchProfilerCapture:
     """One `torch.profiler.profile`, started and stopped once; `profiler` is that object.
 
-    Where the GPU is yet to be used, `start` makes it: what it records cannot be changed later.
+    If the GPU is not in use yet, `start` makes the profiler, as the recorded activities cannot be changed later.
 
     Args:
-        options: of the profiler.
-        prepared: called with this once it is prepared.
+        options: the arguments of the profiler.
+        prepared: called with this capture once it is prepared.
 
     Attributes:
-        ended: whether the recording ended before `stop`; it is whole up to there.
-        incomplete: why it is not complete; known once it is saved.
+        ended: whether the recording ended before `stop`; it is complete up to that point.
+        incomplete: why the recording is incomplete; known once it is saved.
     """
 
     def __init__(
         self, options: Mapping[str, Any], prepared: Callable[[TorchProfilerCapture], None] = lambda _: None
     ) -> None:
         self._refuse_second()
-        self._emitter: TorchProfilerEmitter | None = None  # of the steps' ranges
+        self._emitter: TorchProfilerEmitter | None = None  # for the ranges of steps
         self._step: Any = None
-        self._steps: tuple[int, int] | None = None  # the first and the last that are marked
-        self._thread = 0  # that it records on
-        self._lost = ""  # why nothing can be had from it any more
-        self._ranges: OpenRanges | None = None  # of others, opened while it records
-        self._memory: Any = None  # of a recording that was lost, to which open ranges are still written
+        self._steps: tuple[int, int] | None = None  # the first and the last marked step
+        self._thread = 0  # that records
+        self._lost = ""  # why the recording is lost
+        self._ranges: OpenRanges | None = None  # the program's, opened during the recording
+        self._memory: Any = None  # of a lost recording; open ranges are still written to it
         self.ended = False
         self.incomplete: list[str] = []
         self.raw: Path | None = None  # the trace as torch wrote it
@@ -164,7 +164,7 @@ class TorchProfilerCapture:
         self._options = options
         self._on_prepared = prepared
         self._prepared = False
-        self._used = False  # whether the program used the GPU by then
+        self._used = False  # whether the program used the GPU when this was prepared
         if gpu.in_use() is not None or not gpu.supported():
             self._prepare()
 
@@ -186,7 +186,7 @@ class TorchProfilerCapture:
         self._on_prepared(self)
 
     def start(self) -> None:
-        """Record from here on."""
+        """Start recording."""
         self._check()
         if profiler_running():
             raise CaptureError(_IN_WARMUP)
@@ -210,7 +210,7 @@ class TorchProfilerCapture:
             raise
 
     def step(self, number: int | None) -> None:
-        """End the step that is recorded, and begin ``number`` under the name that trace viewers know."""
+        """End the current step, and begin step ``number`` under the name that trace viewers know."""
         self._check()
         self._end_step()
         if number is not None and not self.ended and self._emitter is not None:
@@ -224,11 +224,11 @@ class TorchProfilerCapture:
 
     def add_metadata(self, key: str, value: str) -> None:
         """Put a text into the trace."""
-        if not self.ended:  # torch would put it into the other profiler's
+        if not self.ended:  # torch would put it into the other profiler's trace
             self.profiler.add_metadata_json(plain(key), f'"{plain(value)}"')
 
     def stop(self) -> None:
-        """Record no more; takes 1.4 s for 500,000 events."""
+        """Stop recording; takes 1.4 s for 500,000 events."""
         self._check()
         if self.ended:
             return
@@ -237,15 +237,15 @@ class TorchProfilerCapture:
             self._without_gpu(_USED_LATE)
 
     def _without_gpu(self, why: str) -> None:
-        """Note why nothing of the GPU is recorded, if the program uses one by now."""
+        """Note why the GPU is not recorded, if the program uses one now."""
         module = gpu.in_use()
         if module is not None and gpu.supported():
             self.incomplete.append(why.format(kind=module.__name__.removeprefix("torch.")))
 
     def step_aside(self) -> Any:
-        """Stop, as another profiler is about to prepare on this thread; return what torch recorded, if anything.
+        """Stop, as another profiler is about to prepare on this thread; return torch's results, if any.
 
-        Where torch cannot stop, nothing of the recording can be saved.
+        If torch cannot stop, the recording is lost.
         """
         if not self._thread:
             try:
@@ -267,13 +267,13 @@ class TorchProfilerCapture:
         return None
 
     def _leave_out_last(self) -> None:
-        """Put the range of the complete steps into the trace: without the last one, unless it is the only one."""
+        """Put the complete steps into the trace: all but the last one, unless it is the only one."""
         if self._steps is not None:
             first, last = self._steps
             self.add_metadata("instrument_steps", f"{first}-{max(first, last - 1)}")
 
     def _check(self) -> None:
-        """Raise the reason if the recording is lost, and take off what is left of it."""
+        """If the recording is lost, clean up and raise the reason."""
         if self._lost:
             if self._thread and profiler_running() and sessions.elsewhere:
                 leave_recording()
@@ -290,13 +290,13 @@ class TorchProfilerCapture:
             self._end_ranges()
         except BaseException as error:
             self._take_off(error)
-            self._end_ranges()  # once more, if it was that which failed
+            self._end_ranges()  # again, if the first call failed
             raise
         finally:
             sessions.release(self)
 
     def _stop_trace(self) -> None:
-        """Stop, with the kernels that still run where a GPU is in use and can be waited for."""
+        """Stop; include the kernels that still run, if the GPU is in use and can be synchronized."""
         profiler = self.profiler.profiler
         if profiler is None or not profiler.use_device:
             self.profiler.stop_trace()
@@ -314,7 +314,7 @@ class TorchProfilerCapture:
             self._ranges = None
 
     def _take_off(self, error: BaseException) -> None:
-        """Have torch record no more after its stop failed: the next window would find a profiler active."""
+        """End torch's recording after its stop failed, or the next window would find an active profiler."""
         self._lost = f"the recording could not be stopped: {type(error).__name__}: {error}"
         with Suppressed(Exception):
             if profiler_running() and self.profiler.profiler is not None:
@@ -327,7 +327,7 @@ class TorchProfilerCapture:
             sessions.recover()
 
     def save(self, folder: Path, stem: str) -> list[Path]:
-        """Write the trace, 4-7 ms a MB."""
+        """Write the trace: 4-7 ms for each MB."""
         folder.mkdir(parents=True, exist_ok=True)
         raw = folder / f"{stem}{SUFFIX}"
         self.profiler.export_chrome_trace(str(raw))
@@ -342,14 +342,14 @@ class TorchProfilerCapture:
         return [raw]
 
     def export(self, path: str) -> None:
-        """Copy the trace to ``path``, gzipped if it ends in ".gz": torch itself writes a trace only once."""
+        """Copy the trace, which torch itself writes only once, to ``path``; gzipped if it ends in ".gz"."""
         if self.raw is None:
             raise CaptureError("the trace of this window could not be saved")
         with _read(self.raw) as source, _write(path) as target:
             shutil.copyfileobj(source, target, 1 << 20)
 
     def discard(self) -> None:
-        """End a capture that never started: started and stopped at once, or the next one finds it prepared."""
+        """End a capture that never started: start and stop it, or the next one would find it prepared."""
         if self._lost:
             return
         try:
@@ -361,13 +361,13 @@ class TorchProfilerCapture:
                 self._start_trace()
                 self._stop()
         finally:
-            if not profiler_running():  # else it was interrupted, and is tried again
+            if not profiler_running():  # else an interrupt came, and this is called again
                 sessions.release(self)
 
 
 @contextmanager
 def _unsynchronized(profiler: Any) -> Iterator[None]:
-    """Keep torch from synchronizing as ``profiler`` stops: it would initialize the GPU, or fail before the end."""
+    """Keep torch from synchronizing when ``profiler`` stops: that would initialize the GPU, or fail."""
     device, profiler.use_device = profiler.use_device, None
     try:
         yield
@@ -376,7 +376,7 @@ def _unsynchronized(profiler: Any) -> Iterator[None]:
 
 
 def _job() -> dict[str, Any] | None:
-    """Return rank and world size from the environment; None with a process group: torch writes them then."""
+    """Return rank and world size from the environment; None with a process group, as torch writes them."""
     import torch
 
     distributed = torch.distributed
@@ -388,7 +388,7 @@ def _job() -> dict[str, Any] | None:
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    """Raise what torch would raise for ``options`` in the middle of a run, if at all."""
+    """Raise now for ``options`` that torch would refuse in the middle of a run, or never."""
     for name in ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules", "acc_events"):
         value = options.get(name, False)
         if value is None or not hasattr(value, "__bool__"):
@@ -421,7 +421,7 @@ def _whole(path: Path) -> bool:
 
 
 def _write_error(path: Path) -> OSError:
-    """Return why a file cannot be written, as the system says when more is written beside what torch left."""
+    """Return the system's reason why a file cannot be written, by appending to it."""
     try:
         with path.open("ab", buffering=0) as file:
             for _ in range(16):
@@ -430,11 +430,11 @@ def _write_error(path: Path) -> OSError:
         if is_interrupt(error):
             raise
         return error
-    return OSError(errno.EIO, "the reason is not known")
+    return OSError(errno.EIO, "unknown reason")
 
 
 def _read(raw: Path) -> IO[bytes]:
-    with Suppressed(FileNotFoundError):  # compressed in the meantime
+    with Suppressed(FileNotFoundError):  # compressed meanwhile
         return raw.open("rb")
     return cast(IO[bytes], gzip.open(packed(raw)))
 

@@ -1,4 +1,4 @@
-"""`profile`: checks its arguments and makes a `Profile`; `new_profile` does so for other drivers."""
+"""`profile` and `new_profile`: check the arguments and make a `Profile`, for users and for adapters."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Driver:
-    """The code that drives a profile, where it is not the user's own calls of ``step``.
+    """Properties of the code that drives a profile: the user's calls of ``step``, a loop or an adapter.
 
     Args:
-        steps_hint: how the steps to record are written there, with "{}" for the steps; for messages.
+        steps_hint: how the user writes the steps to record, with "{}" for the steps; for messages.
         preemptible: the profile stops when another one starts, and does not start while another one runs.
         keeps_events: whether the last window's events stay in memory for calls after the loop.
     """
@@ -40,7 +40,7 @@ class Driver:
 
 
 def uncounted_profile(*_: Any, **__: Any) -> Profile:
-    """Return the profile that takes the place of one that could not be made: it counts steps and does no more."""
+    """Return a profile that only counts steps, in place of one that could not be made."""
     return Profile.__new__(Profile)
 
 
@@ -64,21 +64,22 @@ def profile(
 
     Args:
         out: the folder.
-        schedule: what `instrument.schedule` returns, or steps by name ("10-12"), or a function of a step's
-            number such as `torch.profiler.schedule` returns; None records everything in one window.
+        schedule: the result of `instrument.schedule`, named steps ("10-12"), or a function of a step's number
+            such as `torch.profiler.schedule` returns; None records everything in one window.
         on_trace_ready: called at the end of each window, on the loop's thread, with the profile.
         on_summary: called with the text of the summary, on another thread; None prints it to standard error.
-        exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof" or "vtune"; auto is that
-            of the vendor's tool which the process runs under, else torch.profiler.
-        ranks: the ranks that record; None for all. The other ranks only count steps, and wait for nothing.
-        first_step: the number of the first step, for a run that is resumed. Named steps and periods of a
-            schedule still count from 0, cycles (wait, warmup, active) from here.
-        options: as `torch.profiler.profile` takes them: ``activities``, ``record_shapes``,
+        exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", or an object
+            with the methods of an exporter. "auto" means the vendor's tool that the process runs under, else
+            torch.profiler.
+        ranks: the ranks that record; None for all. The other ranks only count steps, and never wait.
+        first_step: the number of the first step, for a resumed run. Named steps and periods of a schedule
+            still count from 0, cycles (wait, warmup, active) from this step.
+        options: those of `torch.profiler.profile`: ``activities``, ``record_shapes``,
             ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ... Without
-            ``activities``, the CPU and, where the program uses it when a window begins, the GPU.
+            ``activities``, the CPU is recorded and, if the program uses it when a window begins, the GPU.
 
     Raises:
-        TypeError, ValueError: an argument that is not accepted; the message gives its name and value.
+        TypeError, ValueError: an argument is not accepted; the message gives its name and value.
 
     Example:
         >>> with profile("runs/bert", schedule=schedule(wait=1, warmup=1, active=3, repeat=2)) as prof:
@@ -152,10 +153,10 @@ def new_profile(
 
 
 def folder_of(out: Any) -> Path:
-    """Return the folder ``out`` as an absolute path, as the program may change its own.
+    """Return the folder ``out`` as an absolute path, as the program may change the current folder.
 
     Raises:
-        TypeError: it is not a path.
+        TypeError: ``out`` is not a path.
     """
     if not isinstance(out, (str, os.PathLike)):
         raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')

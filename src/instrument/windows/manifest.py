@@ -1,4 +1,4 @@
-"""The record of the outcome of each window: a line of JSON in ``manifest.jsonl``."""
+"""`Manifest`: writes the outcome of each window as a line of JSON into ``manifest.jsonl``."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ NAME = "manifest.jsonl"
 class Manifest:
     """Appends a line for each window, and keeps the lines of this process in ``entries``.
 
-    A line that cannot be written is written with the next one, or by `flush`.
+    A line that cannot be written is tried again with the next one, and by `flush`.
 
     Args:
-        folder: where ``manifest.jsonl`` lies; made when the first line is written.
+        folder: the folder of ``manifest.jsonl``; created with the first line.
 
     Each line has ``run`` (one value for all lines of one `profile`), ``rank``, ``window`` (its number in the
     schedule, from 1), ``status`` ("recorded", "partial", "skipped", "failed" or "not reached"), ``reason``
-    (in words, null when all went well), ``planned_steps`` and ``steps`` (first and last, both included; null
-    where there is none), ``cut_step`` (a step that did not end, which is one of ``steps`` only where there is no
-    other; null as a rule), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files`` (``path``
+    (in words, null without problems), ``planned_steps`` and ``steps`` (first and last, both included; null if
+    there are none), ``cut_step`` (a step that did not end, which is one of ``steps`` only if it is the only one;
+    usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files`` (``path``
     relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees them) and
-    ``timing`` (see `StepTimes.timing`; null where nothing was recorded).
+    ``timing`` (see `StepTimes.timing`; null if nothing was recorded).
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lines: list[bytes] = []  # a quarter of the memory that the entries would take
+        self._lines: list[bytes] = []  # as bytes, which take a quarter of the memory
         self._unwritten: list[bytes] = []
-        self._lock = threading.RLock()  # held by who writes; nobody waits for it
+        self._lock = threading.RLock()  # held while writing; never waited for
         self._warned = False
         self._run = f"{time.strftime('%Y%m%dT%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
 
@@ -99,8 +99,8 @@ class Manifest:
     def flush(self) -> None:
         """Write the lines that could not be written so far.
 
-        This waits for no other thread: the one that writes looks again afterwards. A signal handler may call it on
-        the thread that it interrupted here, and writes what is left.
+        Never waits for another thread: the writing thread checks for new lines afterwards. A signal handler may
+        call this on the thread that it interrupted here, and writes the rest.
         """
         while self._unwritten and self._lock.acquire(blocking=False):
             try:
@@ -115,7 +115,7 @@ class Manifest:
 
     @guard.contained("checking the folder")
     def check(self, *, warned: bool = False) -> None:
-        """Warn if nothing can be written to the folder, unless that was done, as ``warned`` says."""
+        """Warn if nothing can be written to the folder, unless the user was ``warned`` before."""
         reason = unwritable(self.folder)
         if reason is not None:
             self._warned = self._warned or warned
@@ -128,9 +128,9 @@ class Manifest:
 
 
 def unwritable(folder: Path) -> str | None:
-    """Return in a sentence why nothing can be written to ``folder``, which need not exist; None if it can be.
+    """Return why ``folder``, which need not exist, cannot be written to, as a sentence; None if it can be.
 
-    Nothing of the attempt is left.
+    The test leaves no file behind.
     """
     place = folder
     while not os.path.lexists(place) and place != place.parent:
@@ -146,11 +146,11 @@ def unwritable(folder: Path) -> str | None:
 
 
 def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the readable lines of the manifest in ``folder``; nothing without a manifest.
+    """Yield the readable lines of the manifest in ``folder``; none without a manifest.
 
     Args:
-        folder: of the manifest.
-        start: how many bytes of it to leave out, as `size_of` returns them.
+        folder: the folder of the manifest.
+        start: the number of bytes to skip, as returned by `size_of`.
     """
     with Suppressed(OSError), (folder / NAME).open("rb") as lines:
         lines.seek(start)
@@ -162,7 +162,7 @@ def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def entry_of(trace: Path) -> dict[str, Any] | None:
-    """Return the last line of the manifest of a trace that a window left; None where there is none."""
+    """Return the last line of the manifest that names ``trace``; None if there is none."""
     folder = trace.absolute().parent.parent
     name = f"{trace.absolute().parent.name}/{trace.name}"
     found = None
@@ -173,7 +173,7 @@ def entry_of(trace: Path) -> dict[str, Any] | None:
 
 
 def files_of(entry: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the files that a line names, relative to the folder of the manifest and inside of it."""
+    """Return the paths of the files that a line names; all are relative to the folder and inside it."""
     files = entry.get("files")
     names = [file.get("path") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     return [name for name in names if isinstance(name, str) and _inside(Path(name))]
@@ -198,9 +198,9 @@ def append(folder: Path, lines: list[bytes]) -> None:
             if file.read(1) != b"\n":
                 file.write(b"\n")
         for line in tuple(lines):
-            if line not in lines:  # a signal handler that interrupted this wrote it
+            if line not in lines:  # a signal handler wrote it meanwhile
                 continue
-            # A disk that is nearly full takes part of a line. Readers skip that; the whole line is tried again.
+            # A nearly full disk takes part of a line. Readers skip the part; the whole line is tried again.
             if file.write(line) < len(line) and file.write(b"\n" + line) <= len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with Suppressed(ValueError):
@@ -208,19 +208,19 @@ def append(folder: Path, lines: list[bytes]) -> None:
 
 
 def uncompressed_entry(entry: Mapping[str, Any], kept: bool, why: str) -> dict[str, Any]:
-    """Return the line of a window whose trace was not compressed; ``kept`` tells whether it is there as it was."""
+    """Return the line of a window whose trace was not compressed; ``kept``: whether the raw trace exists."""
     reason = f"not compressed: {why}" if kept else f"not saved: {why}"
     reasons = [entry["reason"], reason] if entry["reason"] else [reason]
     return {**entry, "status": entry["status"] if kept else "failed", "reason": "; ".join(reasons)}
 
 
 def describe_files(files: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
-    """Return ``files`` as a line names them: the path relative to ``folder``, and the size in bytes."""
+    """Return the ``files`` of a line: each path relative to ``folder``, and the size in bytes."""
     return [{"path": str(path.relative_to(folder)), "bytes": size_of(path)} for path in files]
 
 
 def size_of(path: Path) -> int | None:
-    """Return the size of a file in bytes; None where it cannot be read."""
-    with Suppressed(OSError):  # somebody took it away
+    """Return the size of a file in bytes; None if it cannot be read."""
+    with Suppressed(OSError):  # it was deleted
         return path.stat().st_size
     return None

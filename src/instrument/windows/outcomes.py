@@ -1,4 +1,4 @@
-"""`Outcomes`: the manifest line of each window of a run, and what is said at its end."""
+"""`Outcomes`: the manifest line of each window of a run, the summary, and the warning about an empty run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .recording import Recording
 from .schedule import NEVER, Window, span
 from .window_finalizer import WindowFinalizer
 
-_ELSEWHERE = "steps ended on another thread than the one that opened the window"
+_OTHER_THREAD = "steps ended on another thread than the one that opened the window"
 _NOT_SEEN = "step() was not called for each of the last steps"
 _warned: set[str] = set()  # texts of `warn_if_nothing_was_recorded`: each is logged once in a process
 
@@ -26,14 +26,14 @@ class Outcomes:
         out: the folder of the run.
         exporter: the name of the exporter.
         ranks: the ranks that record; None for all.
-        plans_steps: whether the run has a schedule; without one, torch marks no steps.
-        steps_hint: how the steps to record are written where the profile was made, with "{}" for the steps.
+        plans_steps: whether the run has a schedule; without one, a window may have no marked steps.
+        steps_hint: how the user writes the steps to record, with "{}" for the steps; for messages.
         on_summary: called with the text of the summary, on another thread; None prints it to standard error.
-        file_hint: what to tell the user where the exporter writes no files.
+        file_hint: the message for users if the exporter writes no files.
 
     Attributes:
-        rank: the rank of this process, known once the run starts.
-        finalizer: completes the windows in a process of its own.
+        rank: the rank of this process; set when the run starts.
+        finalizer: finishes the windows in another process.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Outcomes:
 
     @property
     def excluded(self) -> bool:
-        """Whether this rank is not one of those that record."""
+        """Whether this rank does not record."""
         return self._ranks is not None and self.rank not in self._ranks
 
     @property
@@ -73,11 +73,11 @@ class Outcomes:
         return self.rank == min(self._ranks or {0})
 
     def check_folder(self, *, warned: bool) -> None:
-        """Warn if the folder cannot be written, unless the user was ``warned`` of it before."""
+        """Warn if the folder cannot be written to, unless the user was ``warned`` before."""
         self._manifest.check(warned=warned)
 
     def entry(self, window: Window, recording: Recording | None) -> dict[str, Any]:
-        """Return what the line of ``window`` holds besides its status and reason."""
+        """Return the fields of the line of ``window``, except its status and reason."""
         return {
             "rank": self.rank,
             "window": window.index,
@@ -103,8 +103,8 @@ class Outcomes:
         Args:
             recording: the window.
             files: its files.
-            entry: what `entry` returned for it.
-            missing: which parts of it are missing, and why; it is partial then.
+            entry: its result of `entry`.
+            missing: why parts of it are missing; it is partial then.
             failures: what failed after it was saved.
 
         Returns:
@@ -131,15 +131,15 @@ class Outcomes:
             recording: the window.
             next_step: the first step that did not run to its end.
             end_reason: how the loop ended.
-            postponed: why something that was due could not be done at its step, if so.
+            postponed: why a change could not be made at its step; empty if none was postponed.
         """
         steps, stop = recording.steps, recording.window.stop
-        if recording.ended_early:  # which `Recording.incomplete` explains
+        if recording.ended_early:  # `Recording.incomplete` has the reason
             return []
         if next_step < stop < NEVER or not self.holds_steps(recording):
             return [end_reason]
         if steps is not None and steps[1] + 1 < stop < NEVER:
-            return [_ELSEWHERE if recording.other_thread_stepped else postponed or _NOT_SEEN]
+            return [_OTHER_THREAD if recording.other_thread_stepped else postponed or _NOT_SEEN]
         if steps is not None and steps[0] > recording.window.active and postponed:
             return [postponed]
         return []
@@ -152,7 +152,7 @@ class Outcomes:
             self.finalizer.report(sorted(dispatch.compiled_away), self._on_summary)
 
     def warn_if_nothing_was_recorded(self, first: int, steps: int, planned: int | None, end_reason: str) -> None:
-        """Warn, once for each text, if no window even began, and say what to write instead.
+        """Warn if no window even began, and suggest what to write instead; each text is logged once.
 
         Args:
             first: the number of the run's first step.
@@ -184,11 +184,11 @@ class Outcomes:
         windows = self.entries
         if windows:
             start, last = windows[0]["planned_steps"]
-            asked = f"step {start} was" if start == last else f"steps {start}-{'' if last is None else last} were"
-            return f"{asked} asked for, and {windows[0]['reason']}"
+            steps = f"step {start} was" if start == last else f"steps {start}-{'' if last is None else last} were"
+            return f"{steps} planned, and {windows[0]['reason']}"
         if planned is not None:
-            return f"all steps asked for come before the first step, {first}"
-        return f"the schedule asked for none, and {end_reason}"
+            return f"all planned steps come before the first step, {first}"
+        return f"the schedule plans none, and {end_reason}"
 
     def _began(self, window: Mapping[str, Any]) -> bool:
         """Return whether a window has steps, or a line that says why it was skipped."""

@@ -93,7 +93,7 @@ class Profile(WindowRecorder):
         self._made = True
 
     def __dir__(self) -> list[str]:
-        """List what users call; the library's own interface is left out."""
+        """List the names for users, without the library's own interface."""
         return sorted(_USER_NAMES | {name for name in vars(TorchProfilerApi) if not name.startswith("_")})
 
     @property
@@ -107,7 +107,7 @@ class Profile(WindowRecorder):
         return self._due - self.step_num <= 2
 
     def step(self) -> None:
-        """Count a step: the current one ended, the next one begins.
+        """Count a step: the current one ends, the next one begins.
 
         Costs an integer comparison unless a window is open or due.
         """
@@ -124,17 +124,17 @@ class Profile(WindowRecorder):
                     raise
 
     def _step_for_daemon(self) -> None:
-        """Count a step in Kineto as well: its daemon can be asked to record a number of iterations."""
+        """Count a step in Kineto too, whose daemon can record a number of iterations."""
         Profile.step(self)
         with guard.contained("counting a step in Kineto"):
             compat.kineto_step()
 
     @guard.contained(FEATURE)
     def start(self, *, late: bool = False) -> None:
-        """Begin with step `step_num`; after `stop` or `pause`, go on from there.
+        """Begin with step `step_num`, also after `stop` or `pause`.
 
         Args:
-            late: the first step began earlier, at a time that is not known.
+            late: the first step began earlier, at an unknown time.
         """
         if self._made:
             self._changes.make(functools.partial(self._start, late))
@@ -177,10 +177,10 @@ class Profile(WindowRecorder):
             self._graphs.follow()
         with guard.contained("preparing the exporter"):
             following = self._plan.next_window(self.step_num)
-            # May be less than before: a window that the end of a loop cut is continued.
+            # May be less than before, as a window that the end of a loop cut is continued.
             self._last_over = following.index - 1 if following is not None else self._plan.count or 0
             if following is not None:
-                self._outcomes.check_folder(warned=self._preemptible)  # `instrument run` warned
+                self._outcomes.check_folder(warned=self._preemptible)  # by `instrument run`
                 self._exporter.prepare()
         self._times.start(self.step_num, late=late)
         for call in Profile.started:
@@ -192,17 +192,17 @@ class Profile(WindowRecorder):
     def stop(self) -> None:
         """End: close an open window, wait for its files, account for windows not reached, print the summary.
 
-        In a signal handler that interrupts the opening or closing of a window, this only takes effect once the
+        In a signal handler that interrupts the opening or closing of a window, this takes effect only after the
         handler has returned or raised: a handler that calls ``os._exit`` leaves the window without its files.
         """
         self.end(begun=self.step_num > self._first)
 
     @guard.contained(FEATURE)
     def end(self, *, begun: bool = False, complete: bool = False) -> None:
-        """Do what `stop` does, given how far the current step came.
+        """Stop as `stop` does, given the progress of the current step.
 
         Args:
-            begun: `step` announced the current step, as after a loop's last round; it may never have run.
+            begun: `step` announced the current step, as after a loop's last iteration; it may never have run.
             complete: the current step ran to its end without a call of `step`, and counts.
         """
         self._make(self._end, begun, complete)
@@ -213,13 +213,13 @@ class Profile(WindowRecorder):
         try:
             mine = self._end_windows(begun, complete)
         except BaseException:
-            self._end_windows(begun, complete)  # what an interrupt cut off; the process's end waits for the files
+            self._end_windows(begun, complete)  # the rest, after an interrupt; exit waits for the files
             raise
         if mine:
             self._finish()
 
     def _end_windows(self, begun: bool, complete: bool) -> bool:
-        """Close an open window and account for those not reached; return False if that was done before."""
+        """Close an open window and account for those not reached; return False if this was done."""
         if not self._leave_running(begun, complete):
             return False
         if self._process != os.getpid():  # a forked child: the windows are its parent's
@@ -251,17 +251,17 @@ class Profile(WindowRecorder):
 
     @guard.contained(FEATURE)
     def pause(self, *, begun: bool, cut: bool = False) -> None:
-        """Close an open window at the end of a loop that may go on: `start` continues with the current step.
+        """Close an open window at the end of a loop that may continue with `start`.
 
-        `start` then records the rest of the window into a trace of its own, or all of it if none of its steps ran
-        yet. torch's profiler does not stay on, as this may be the last loop. `stop`, or else the end of the
-        process, accounts for the windows that are not reached. After the last window this waits for the files,
-        which programs read after the loop; while windows may follow, only `windows`, `stop` and the end of the
-        process wait for them.
+        `start` continues with the current step and records the rest of the window into a separate trace, or all of
+        it if none of its steps has run. torch's profiler does not stay on, as this may be the last loop. `stop`,
+        or else the exit of the process, accounts for windows that are not reached. After the last window, this
+        waits for the files, which programs read after the loop; while windows may follow, only `windows`, `stop`
+        and the exit of the process wait for the files.
 
         Args:
             begun: as for `end`.
-            cut: the current step did not end, as far as is known.
+            cut: the current step probably did not end.
         """
         self._make(self._pause, begun, cut)
 
@@ -294,13 +294,13 @@ class Profile(WindowRecorder):
 
     @classmethod
     def stop_all(cls) -> None:
-        """Stop every profile that runs, as the program is interrupted in its current step."""
+        """Stop every running profile, as the program is interrupted in its current step."""
         for profile in list(cls._running):
             profile.end()
 
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:
-        """End without accounting for windows that are not reached; give up an open one for ``reason``."""
+        """End without accounting for windows that are not reached; an open one fails for ``reason``."""
         self._make(self._abandon_for, reason)
 
     @guard.contained(FEATURE)
@@ -335,7 +335,7 @@ class Profile(WindowRecorder):
                 self._outcomes.note(window, "not reached", reason)
 
     def _leave_running(self, begun: bool = False, complete: bool = False) -> bool:
-        """Take part in nothing more; return False if that was so before and nothing is left to do."""
+        """End the run; return False if it had ended and nothing is left to do."""
         started = self._started
         if started:
             if not self._paused:
@@ -353,7 +353,7 @@ class Profile(WindowRecorder):
 
     @guard.contained(FEATURE)
     def _exit(self) -> None:
-        failed = getattr(sys, "last_value", None) is not None  # an error that nothing caught ends the program
+        failed = getattr(sys, "last_value", None) is not None  # an uncaught error ends the program
         with exiting():
             with guard.contained(FEATURE):
                 cuda_graphs.settle()
@@ -376,7 +376,7 @@ class Profile(WindowRecorder):
 
     @property
     def windows(self) -> list[dict[str, Any]]:
-        """The outcome of each window so far, as in ``manifest.jsonl``; between epochs, waits for the files."""
+        """The outcome of each window so far, as in ``manifest.jsonl``. Between epochs, waits for the files."""
         if not self._made:
             return []
         if self._paused and self._process == os.getpid():
@@ -384,10 +384,10 @@ class Profile(WindowRecorder):
                 self._finalizer.finish()
         return self._outcomes.entries
 
-    # Following the schedule. Nothing below raises into the loop.
+    # The methods below follow the schedule. None raises into the loop.
 
     def _advance(self) -> None:
-        """Report the end of a step, and do what is due at the next one."""
+        """Report the end of a step, and make the changes that are due at the next one."""
         try:
             if self._started and not (self._closing or self._preemptible) and self._process == os.getpid():
                 program_steps.ended()
@@ -396,13 +396,13 @@ class Profile(WindowRecorder):
             self.report_steps()
 
     def _make(self, change: Callable[..., None], *args: Any) -> None:
-        """Call ``change(*args)`` once no other change is running and no capture of a CUDA graph forbids it."""
+        """Call ``change(*args)`` when no other change is running and no CUDA graph is being captured."""
         self._changes.make(functools.partial(self._after_capture, functools.partial(change, *args)))
 
     def _after_capture(self, change: Callable[[], None]) -> None:
         """Call ``change`` now or, if a window is open, after this thread's capture of a CUDA graph.
 
-        An interrupt while this waits for another thread's capture does not leave the profiler on.
+        An interrupt while this waits for another thread's capture does not leave the profiler running.
         """
         postponed = False
         try:
@@ -415,12 +415,12 @@ class Profile(WindowRecorder):
                 change()
 
     def report_steps(self) -> None:
-        """Make the next step report itself if something listens to the steps that the program marks."""
+        """Have the next step reported, if there are listeners for the steps that the program marks."""
         if program_steps.listeners and self._started and not self._preemptible:
             self._due = min(self._due, self.step_num + 1)
 
     def _follow_plan(self) -> None:
-        """Do what is due at this step, and set the next step at which something is due."""
+        """Make the changes that are due at this step, and set the next step at which one is due."""
         step, recording = self.step_num, self._recording
         self._times.cancel() if recording is not None and recording.ended_early else self._times.end()
         if self._paused:

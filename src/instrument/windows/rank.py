@@ -1,4 +1,4 @@
-"""Which of a job's processes this one is."""
+"""The rank of this process in its job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rank() -> int:
 
 
 def process_suffix() -> str:
-    """Return what distinguishes the files of a child process in no process group from those of its siblings."""
+    """Return a suffix that keeps files of sibling processes apart; empty in a process group."""
     if _process_group() is not None:
         return ""
     multiprocessing = sys.modules.get("multiprocessing.process")

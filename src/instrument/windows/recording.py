@@ -1,4 +1,4 @@
-"""One window while it is open."""
+"""`Recording`: one window while it is open."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from .schedule import Window
 
 Saved = tuple[
     list[Path], dict[str, Any], list[str]
-]  # the files, the line of the manifest, what is missing and why
+]  # the files, the line of the manifest, and why parts are missing
 
 
 class Recording:
-    """A window and its capture, opened on this thread: torch's profiler must be stopped where it was started.
+    """A window and its capture. It belongs to the current thread, as torch's profiler must be stopped there.
 
     Args:
         window: the window.
-        capture: what records it.
-        opened: the step that begins now.
+        capture: its capture.
+        opened: the number of the step that begins now.
 
     Attributes:
-        steps: the first and the last step recorded so far, as the trace marks them; None where it marks none.
+        steps: the first and the last step that the trace marks so far; None if it marks none.
         start_ns: when recording began, in ns since the epoch; None in warm-up.
         end_ns: when it ended.
-        elsewhere: whether another thread ended a step, at which nothing could be done.
-        cut_step: the step that did not run, or was not recorded, to its end; None where there is none.
-        saved: what `Profile` saved of it; None before.
+        other_thread_stepped: whether another thread ended a step, when nothing could be started or stopped.
+        cut_step: the step whose end did not run or was not recorded; None if all steps are complete.
+        saved: the result of saving it; None before.
         announced: whether on_trace_ready was called.
     """
 
@@ -54,7 +54,7 @@ class Recording:
         self._stopped = False
 
     def on_own_thread(self) -> bool:
-        """Tell whether this is the thread that opened the window."""
+        """Return whether the current thread opened the window."""
         return self._thread == threading.get_ident()
 
     def note_foreign_step(self) -> None:
@@ -73,11 +73,11 @@ class Recording:
 
     @property
     def incomplete(self) -> list[str]:
-        """Why the capture is not complete, in words; known once it is saved."""
+        """Why the capture is incomplete, in words; known once it is saved."""
         return list(getattr(self.capture, "incomplete", ()))
 
     def warm_up(self) -> None:
-        """A step of warm-up begins: its forward may have its backward in a recorded step, and needs hooks."""
+        """Begin a warm-up step. It needs hooks: the backward of its forward may run in a recorded step."""
         if not self._warming:
             self._warming = True
             dispatch.active.expect(1)
@@ -88,9 +88,9 @@ class Recording:
             dispatch.active.expect(-1)
 
     def step(self, number: int, metadata: Mapping[str, str], mark: bool) -> None:
-        """The step ``number``, to be recorded, begins; the first one puts ``metadata`` into the trace.
+        """Begin to record step ``number``; the first one puts ``metadata`` into the trace.
 
-        Without ``mark`` neither the trace nor `steps` shows it.
+        Without ``mark``, neither the trace nor `steps` shows the step.
         """
         if self.start_ns is None:
             self.capture.start()
@@ -103,47 +103,47 @@ class Recording:
             self.steps = (self.steps[0] if self.steps else number, number)
 
     def end_step(self) -> None:
-        """The step that is recorded ends, and the next one has not begun."""
+        """End the recorded step before the next one begins."""
         self.capture.step(None)
 
     def leave_out(self, number: int) -> None:
-        """Do not count the last step, ``number``, which never ran."""
+        """Remove the last step, ``number``, from `steps`, as it never ran."""
         if self.steps is not None:
             self.steps = (self.steps[0], number - 1) if self.steps[0] < number else None
 
     def ends_with(self, number: int) -> bool:
-        """Tell whether the step ``number`` is the last one recorded."""
+        """Return whether step ``number`` is the last recorded one."""
         return self.steps is not None and self.steps[1] == number
 
     def cut_short(self) -> None:
-        """Take note that the last step did not end; it counts only where no other is recorded."""
+        """Note that the last step did not end; it counts only if no other step is recorded."""
         if self.steps is not None and self.cut_step is None:
             first, self.cut_step = self.steps
             self.steps = first, max(first, self.cut_step - 1)
 
     def stop(self) -> None:
-        """Stop recording; the trace gets the steps that ran, and how many of warm-up came before them.
+        """Stop recording; put the steps, and the number of warm-up steps before them, into the trace.
 
         Raises:
-            CaptureError: this is the wrong thread.
+            CaptureError: another thread opened the window.
         """
         if not self.on_own_thread():
             raise CaptureError("the loop ended on another thread than the one that opened the window")
         self.capture.step(None)
-        first, last = self.steps or (1, 0)  # a range without a step
+        first, last = self.steps or (1, 0)  # an empty range
         self.capture.add_metadata("instrument_steps", f"{first}-{last}")
         self.capture.add_metadata("instrument_warmup", str(first - self.opened if self.steps else 0))
         self.capture.stop()
         self.end_ns, self._stopped = time.time_ns(), True
 
     def abandon(self) -> None:
-        """Leave nothing on after a failure, or a warm-up that led to nothing; again after an interrupt."""
+        """End the capture after a failure or an unused warm-up; may be called again after an interrupt."""
         if self._stopped:
             return
         self.end_ns = self.end_ns or time.time_ns()
         try:
             self._end_warm_up()
-            with suppress(CaptureError):  # the reason is known by now
+            with suppress(CaptureError):  # the caller knows the reason
                 if self.start_ns is None:
                     self.capture.discard()
                 else:

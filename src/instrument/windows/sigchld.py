@@ -1,4 +1,4 @@
-"""`held_back`: a child process of the library's own raises no SIGCHLD that the program sees."""
+"""`held_back`: hides the SIGCHLD of a child process of the library from the program."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _saved: Callable[[], None] | None = None  # puts the handler back
 
 @contextmanager
 def held_back(libc: Any) -> Iterator[None]:
-    """Discard SIGCHLD inside of the block, without a change that Python code can see.
+    """Discard SIGCHLD inside the block; Python code sees no change of its handlers.
 
     The block starts a child process and waits for it. If another child of the program is dead afterwards, one
-    SIGCHLD is sent, so that the program misses none. A program whose handler is not called for a dead child that
-    it does not wait for may have one call too many that way.
+    SIGCHLD is sent, so that the program misses none. The handler may so be called once too often for a dead child
+    that the program never waits for.
 
     Args:
         libc: the C library, as `c_library` returns it.
@@ -47,7 +47,7 @@ def _default(libc: Any, action: bytes) -> Iterator[None]:
     global _saved
 
     def put_back() -> None:
-        if handler(exchange(libc, signal.SIGCHLD)) == signal.SIG_DFL:  # else the program set one meanwhile
+        if handler(exchange(libc, signal.SIGCHLD)) == signal.SIG_DFL:  # else the program has set one
             exchange(libc, signal.SIGCHLD, action)
 
     _saved = put_back
@@ -80,7 +80,7 @@ def _dead_child() -> bool:
 
 @guard.contained("holding SIGCHLD back")
 def _forked() -> None:
-    """In a fork that another thread made inside of the block: the thread that would leave it is not there."""
+    """Restore the handler in a child that another thread forked inside the block, which nothing leaves."""
     global _lock, _saved
     _lock = threading.RLock()
     if _saved is not None:

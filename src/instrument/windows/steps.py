@@ -1,4 +1,4 @@
-"""`steps`: the loop that people already have, with its windows, in one line."""
+"""`steps`: records windows of an existing loop by wrapping what it iterates over."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PLAN = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait", "at", "every")
-"""The arguments of a plan that a loop takes itself."""
+"""The arguments of a schedule that `steps` takes itself."""
 CYCLE = {"wait": 1, "warmup": 1, "active": 3}
-"""The plan where none is given."""
-_DRIVER = Driver(steps_hint='at="{}"', keeps_events=False)  # the loop has no handle to read events by
+"""The default schedule."""
+_DRIVER = Driver(steps_hint='at="{}"', keeps_events=False)  # users of a loop read no events in memory
 
 
 class Count:
-    """The steps of one loop, through all its epochs.
+    """Counts the steps of one loop, through all its epochs.
 
     Attributes:
-        profile: what records them.
-        plan: the plan, in a form that compares.
-        first: the number of the first step, as it was given.
-        arguments: the others that the profile was made of.
-        busy: the loop is running now.
-        open: an item was handed out whose step has not ended.
+        profile: records the steps.
+        plan: the schedule, in a form that can be compared.
+        first: the given number of the first step.
+        arguments: the other arguments of the profile.
+        busy: whether the loop is running.
+        open: whether the step of the current item has not ended.
     """
 
     def __init__(self, profile: Profile, plan: Any, first: int, arguments: Mapping[str, Any]) -> None:
@@ -52,15 +52,15 @@ class Count:
         self.busy = False
         self.open = False
         self._updates = 0  # of all optimizers, for the current item
-        self._most = 0  # updates for an item so far; 0 until an item was followed
+        self._most = 0  # the most updates of an item so far; 0 until one was followed
         self._follower: Any = None
         self._trained: weakref.ref[Any] | None = None  # a parameter of the training that was recorded
-        self._late = False  # the loop began after the last window, and what it trains is not known yet
+        self._late = False  # the loop began after the last window, and its parameters are not known yet
         self._warned = False
 
     @guard.contained(FEATURE)
     def enter(self) -> None:
-        """Begin the loop, or another epoch of it, or another training at the same place."""
+        """Begin the loop: its first epoch, another one, or another training at the same call site."""
         self._late = self._trained is not None and self.profile.finished and not self._warned
 
     @guard.contained(FEATURE)
@@ -72,21 +72,21 @@ class Count:
 
     @property
     def cut(self) -> bool:
-        """Whether the item has had fewer updates than others, and its step has not ended otherwise."""
+        """Whether the current item had fewer updates than others, and its step has not ended."""
         return self.open and self._updates < self._most
 
     @property
     def attentive(self) -> bool:
-        """Whether optimizers are followed, or are to be."""
+        """Whether optimizers are followed or will be."""
         return self._follower is not None or self._late
 
     @guard.contained(FEATURE)
     def begin_step(self) -> None:
-        """Follow the optimizers where a window is near, as the step of an item begins."""
+        """Begin the step of an item; follow the optimizers if a window is near."""
         self._most, self._updates = max(self._most, self._updates), 0
         near = self.profile.window_near or (self._late and self._follower is None)
         if near and self._follower is None and "torch" in sys.modules:
-            from ..stepping.optimizer_steps import OptimizerSteps  # which imports torch
+            from ..stepping.optimizer_steps import OptimizerSteps  # imports torch
 
             self._follower = OptimizerSteps(self._updated, every=True)
             self._follower.follow()
@@ -103,7 +103,7 @@ class Count:
             self._compare(follower.parameters)
 
     def _compare(self, parameters: Sequence[Any]) -> None:
-        """Warn where the parameters of a loop after the last window are others than those of the window."""
+        """Warn if a loop after the last window trains other parameters than the recorded one."""
         if not parameters or self._warned:
             return
         if not self._late or self._trained is None:
@@ -122,7 +122,7 @@ class Count:
         )
 
     def _updated(self) -> None:
-        """End the step if an item has no more updates than so many: a part of it must not be in the next step."""
+        """Count an update; the last one of an item ends its step."""
         self._updates += 1
         if self._updates == self._most:
             self.end_step()
@@ -134,11 +134,11 @@ class Steps(Generic[T]):
     def __init__(self, iterable: Iterable[T], count: Count, again: Callable[[], Count]) -> None:
         self._iterable = iterable
         self._count = count
-        self._again = again  # makes another count, for a loop inside this one or beside it
+        self._again = again  # makes another count, for a nested or concurrent loop
 
     @property
     def profile(self) -> Profile:
-        """What records the steps."""
+        """The profile that records the steps."""
         return self._count.profile
 
     def __iter__(self) -> Iterator[T]:
@@ -147,7 +147,7 @@ class Steps(Generic[T]):
                 self._count = self._again()
         count = self._count
         profile = count.profile
-        count.end_step()  # of the last item, where the loop before was left inside of it
+        count.end_step()  # of the last item, if the previous loop was left in its body
         profile.start()
         count.enter()
         count.busy = True
@@ -172,7 +172,7 @@ class Steps(Generic[T]):
             count.leave()
             count.busy = False
             profile.pause(begun=not count.open, cut=count.cut)
-            count.leave()  # once more, in case it failed
+            count.leave()  # again, in case the first call failed
 
     def __bool__(self) -> bool:
         return True  # a generator has no length to decide by
@@ -185,9 +185,9 @@ class Steps(Generic[T]):
 
 
 _counts: weakref.WeakKeyDictionary[CodeType, dict[tuple[str, int, Path], Count]] = weakref.WeakKeyDictionary()
-"""The loops of this process: by the code that calls `steps`, its file, the place in it, and the folder.
+"""The loops of this process: by the calling code, its file, the position in it, and the folder.
 
-Code of two files, such as the cells of a notebook, compares equal where it reads the same.
+The file is part of the key because equal code in two files, such as notebook cells, compares equal.
 """
 
 
@@ -215,27 +215,27 @@ def steps(
     every: int | None = None,
     **arguments: Unpack[ProfileOptions],
 ) -> Steps[T]:
-    """Iterate over ``iterable``, one step an item, and record the steps that are asked for.
+    """Iterate over ``iterable``, one step for each item, and record the planned steps.
 
-    A step ends with the last optimizer step of its item or, where that is not known, where the next item is asked
-    for. What follows in the loop, such as logging and loading an item, is a part of the next step. Between two
-    loops nothing is recorded. Steps are counted through epochs: a call at the same place in the program, with the
-    same folder and plan, continues the count and the windows.
+    A step ends with the last optimizer step of its item or, if that is not known, when the loop requests the next
+    item. Code after it, such as logging and loading an item, belongs to the next step. Between two loops nothing
+    is recorded. Steps are counted through epochs: a call at the same call site, with the same folder and schedule,
+    continues the count and the windows.
 
     Args:
-        iterable: what the loop iterates over, a DataLoader as a rule.
-        out: the folder that windows land in, as for `profile`.
-        schedule: a plan as `profile` takes it, instead of the arguments that follow.
-        wait: as for `instrument.schedule`; so are the arguments up to ``every``. With none of them: wait=1,
-            warmup=1, active=3.
-        warmup: see there.
-        active: see there.
-        repeat: see there; here cycles are recorded once unless this says otherwise (0: for ever).
-        skip_first: see there.
-        skip_first_wait: see there.
-        at: see there.
-        every: see there.
-        arguments: those of `profile`.
+        iterable: the items, usually a DataLoader.
+        out: the folder for the windows, as for `profile`.
+        schedule: a schedule as for `profile`, instead of the arguments up to ``every``.
+        wait: as for `instrument.schedule`. If none of the arguments from this one to ``every`` is given, the
+            schedule is wait=1, warmup=1, active=3.
+        warmup: as for `instrument.schedule`.
+        active: as for `instrument.schedule`.
+        repeat: as for `instrument.schedule`, but 1 is the default for cycles (0: no limit).
+        skip_first: as for `instrument.schedule`.
+        skip_first_wait: as for `instrument.schedule`.
+        at: as for `instrument.schedule`.
+        every: as for `instrument.schedule`.
+        arguments: other arguments of `profile`.
 
     Raises:
         TypeError, ValueError: as `instrument.schedule` and `profile`.
@@ -245,7 +245,7 @@ def steps(
         ...     train_step(batch)
     """
     if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
-        raise TypeError(f'"iterable" must be something to iterate over: {iterable!r}')
+        raise TypeError(f'"iterable" must be iterable: {iterable!r}')
     named = {
         "wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first,
         "skip_first_wait": skip_first_wait, "at": at, "every": every,
@@ -257,25 +257,25 @@ def steps(
     def make() -> Count:
         return Count(new_profile(_DRIVER, out, schedule=plan, **arguments), _comparable(plan), first, arguments)
 
-    frame = sys._getframe(2)  # the caller of what contains this
+    frame = sys._getframe(2)  # the caller of the containment around this function
     places = _counts.setdefault(frame.f_code, {})
     place = frame.f_code.co_filename, frame.f_lasti, folder
     known = places.get(place)
     if known is not None and known.plan == _comparable(plan) and first in (known.first, known.profile.step_num):
         if known.arguments != arguments:
-            make()  # which checks them
+            make()  # checks them
         return Steps(iterable, known, make)
     made = places[place] = make()
     return Steps(iterable, made, make)
 
 
 def _comparable(plan: Any) -> Any:
-    """Return ``plan`` so that it compares: functions that are made anew for each epoch are not equal."""
+    """Return ``plan`` in a form that can be compared: functions made for each epoch anew are not equal."""
     if not inspect.isfunction(plan):
         return plan
     try:
         held = [cell.cell_contents for cell in plan.__closure__ or ()]
-    except ValueError:  # empty so far
+    except ValueError:  # an empty cell
         return plan
     return plan.__code__, plan.__defaults__, held
 
@@ -283,7 +283,7 @@ def _comparable(plan: Any) -> Any:
 def planned(
     schedule: Schedule | str | Callable[[int], Any] | None, named: Mapping[str, Any]
 ) -> Schedule | str | Callable[[int], Any]:
-    """Return ``schedule``, or the plan that the arguments ``named`` make; one window unless they say otherwise.
+    """Return ``schedule``, or the schedule of the arguments ``named``: by default one window.
 
     Raises:
         TypeError, ValueError: as `instrument.schedule`; or both are given.

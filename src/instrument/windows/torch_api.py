@@ -1,4 +1,4 @@
-"""What scripts ask of a `torch.profiler.profile`, in `on_trace_ready` or after the loop."""
+"""`TorchProfilerApi`: the methods of `torch.profiler.profile` that scripts call on a profile."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .recording import Recording
 
 
 class TorchProfilerApi:
-    """Answers for the last window, as `torch.profiler.profile` does for its one recording."""
+    """Methods of `torch.profiler.profile`, which apply to the last window."""
 
     def __init__(self) -> None:
-        self._recording: Recording | None = None  # of the window that is open
-        self._last: Capture | None = None  # of the last window that was recorded
+        self._recording: Recording | None = None  # of the open window
+        self._last: Capture | None = None  # of the last recorded window
         self._metadata: dict[str, str] = {}
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
@@ -38,22 +38,22 @@ class TorchProfilerApi:
                 recording.capture.add_metadata(key, value)
 
     def key_averages(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what `torch.profiler.profile.key_averages` does: 30 s and 2 GB for 500,000 events."""
+        """Return the result of `torch.profiler.profile.key_averages`: 30 s and 2 GB for 500,000 events."""
         return self._recorded("key_averages").profiler.key_averages(*args, **kwargs)
 
     def events(self) -> Any:
-        """Return what `torch.profiler.profile.events` does."""
+        """Return the result of `torch.profiler.profile.events`."""
         return self._recorded("events").profiler.events()
 
     def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> Any:
-        """Do what `torch.profiler.profile.export_stacks` does."""
+        """Export stacks like `torch.profiler.profile.export_stacks`."""
         return self._recorded("export_stacks").profiler.export_stacks(path, metric)
 
     def export_memory_timeline(self, path: str, device: str | None = None) -> Any:
-        """Do what `torch.profiler.profile.export_memory_timeline` does."""
+        """Export the memory timeline like `torch.profiler.profile.export_memory_timeline`."""
         return self._recorded("export_memory_timeline").profiler.export_memory_timeline(path, device)
 
-    def _recorded(self, asked: str) -> Any:
+    def _recorded(self, method: str) -> Any:
         if not hasattr(self._last, "profiler"):
-            raise CaptureError(f"{asked}: no window was recorded by torch.profiler so far")
+            raise CaptureError(f"{method}: no window was recorded by torch.profiler so far")
         return self._last

@@ -1,4 +1,4 @@
-"""Plans that are functions, as torch.profiler has them, in the terms of our own schedules."""
+"""`TorchSchedule`: adapts a schedule that is a function, such as torch's, to the interface of `Schedule`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NONE, _WARMUP, _RECORD_AND_SAVE = 0, 1, 3  # the values of torch.profiler.Profi
 
 
 class TorchSchedule:
-    """A function from a step's number to a `torch.profiler.ProfilerAction`; asked once a step, in order.
+    """Calls a function from a step's number to a `torch.profiler.ProfilerAction`: once for each step, in order.
 
-    What it will say of a later step is not known, so a window has no end until the function names it.
+    Later steps are unknown, so a window has no end until the function returns RECORD_AND_SAVE.
     """
 
     count = None
@@ -29,11 +29,11 @@ class TorchSchedule:
         self._window: Window | None = None
 
     def starting(self, step: int) -> TorchSchedule:
-        """Return the plan of a loop whose first step is ``step``: torch counts from 0 there."""
+        """Return the schedule of a loop that begins with ``step``, for which the function gets 0."""
         return TorchSchedule(self._decide, step)
 
     def at(self, step: int) -> tuple[Phase, Window | None]:
-        """Return the phase of ``step`` and the window it belongs to."""
+        """Return the phase of ``step``, and the window that it belongs to."""
         action = int(getattr(decided := self._decide(step - self._first), "value", decided))
         if action == _NONE:
             self._window = None
@@ -50,7 +50,7 @@ class TorchSchedule:
         return (Phase.WARMUP if action == _WARMUP else Phase.ACTIVE), window
 
     def next_window(self, step: int) -> Window | None:
-        """Return the window that may begin at the next step; one that is open ends, as its loop did."""
+        """Return the window that may begin at the next step; an open one ends."""
         self._window = None
         return Window(self._index + 1, step + 1, step + 1, sys.maxsize)
 

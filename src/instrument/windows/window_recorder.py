@@ -96,10 +96,10 @@ class WindowRecorder(TorchProfilerApi):
 
     @guard.contained(FEATURE)
     def between_steps(self) -> bool:
-        """End the recorded step early, so that work done before `step` belongs to no step.
+        """End the recorded step early, so that work before the next `step` belongs to no step.
 
         Returns:
-            Whether the window goes on after that step. Where it ends, work that can wait should wait.
+            Whether the window continues after that step. If it ends, the caller should defer its work.
         """
         recording = self._recording
         if recording is None or recording.steps is None or not recording.on_own_thread():
@@ -110,12 +110,12 @@ class WindowRecorder(TorchProfilerApi):
         return window is not None and window.index == recording.window.index
 
     def _end_recorded_step(self, recording: Recording) -> None:
-        with suppress(CaptureError):  # the step that closes the window finds out as well
+        with suppress(CaptureError):  # the step that closes the window reports it
             recording.end_step()
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """Record the body as the library's own work and leave its time out of the step's."""
+        """Record the body as the library's own work, and leave its time out of the step."""
         recording = self._recording
         if recording is None or recording.steps is None:
             yield
@@ -128,7 +128,7 @@ class WindowRecorder(TorchProfilerApi):
             self._times.leave_out(time.perf_counter_ns() - began_ns)
 
     def _postpones(self, phase: Phase, window: Window | None, over: bool) -> bool:
-        """Return whether what is due at this step has to wait for the next one.
+        """Return whether a change that is due at this step has to wait for the next one.
 
         At the end of a backward pass, torch undoes a start or stop of its profiler in that pass. The start and the
         stop synchronize, which invalidates the capture of a CUDA graph; marking a step does not.
@@ -154,7 +154,7 @@ class WindowRecorder(TorchProfilerApi):
         return over or self._recording.ended_early or (phase is Phase.ACTIVE and self._recording.start_ns is None)
 
     def _note_missed(self, window: Window | None) -> None:
-        """Note the windows that were over before they could open; ``window`` can open now."""
+        """Note windows that ended before they could open, now that ``window`` can."""
         put_off, self._missed = self._missed, []
         for missed in put_off:
             if window is None or missed.index != window.index:
@@ -197,7 +197,7 @@ class WindowRecorder(TorchProfilerApi):
     def _close_window(
         self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
     ) -> None:
-        """End the window: on time, or early because the loop ended (see `end` and `pause`)."""
+        """End the window: on time, or early because the loop ended (see `Profile.end` and `Profile.pause`)."""
         window = recording.window
         if begun or cut:
             self._times.cancel()
@@ -224,7 +224,7 @@ class WindowRecorder(TorchProfilerApi):
                 raise
             failure = error
             failures.append(f"on_trace_ready failed: {type(error).__name__}: {error}")
-        finally:  # also after an interrupt the files are kept
+        finally:  # also after an interrupt, to keep the files
             self._recording, self._closing, self._postponed = None, False, ""
             if not self._keeps_events:
                 self._last = None
@@ -232,7 +232,7 @@ class WindowRecorder(TorchProfilerApi):
             try:
                 self._untimed = self._outcomes.add_recorded(recording, files, entry, missing, failures)
             except BaseException:
-                if self._finalizer.received == received:  # an interrupt came before: `_end` accounts for it
+                if self._finalizer.received == received:  # interrupted before: `Profile._end` accounts for it
                     self._recording = recording
                 raise
             self._times.close(self.step_num)
@@ -261,7 +261,7 @@ class WindowRecorder(TorchProfilerApi):
 
     @guard.contained(FEATURE)
     def _complete_last_window(self, step: int) -> None:
-        """Complete the window that is over, if any is left, with the times of the steps before ``step``."""
+        """Complete the last window, unless that is done, with the times of the steps before ``step``."""
         number, self._untimed = self._untimed, None
         if number is None:
             return
@@ -271,7 +271,7 @@ class WindowRecorder(TorchProfilerApi):
             self._finalizer.close()
 
     def _give_up(self, window: Window, error: BaseException) -> None:
-        """Leave nothing on, note why a window is not recorded, and go on to the next."""
+        """End the capture of a window that failed, note the reason, and continue with the next window."""
         recording = self._recording
         interrupted = is_interrupt(error)
         if isinstance(error, CaptureError):
@@ -282,14 +282,14 @@ class WindowRecorder(TorchProfilerApi):
         try:
             if recording is not None:
                 self._abandon(recording)
-        finally:  # also where a signal handler of the program raises
-            if self._recording is not None:  # an interrupt came before `_abandon` took it
+        finally:  # also if a signal handler of the program raises
+            if self._recording is not None:  # interrupted before `_abandon` took it
                 self._unended, self._recording = self._recording, None
             self._last_over, self._continued = window.index, 0
             self._outcomes.note(window, status, reason, recording)
         log.warning("window not recorded", window=window.index, reason=reason)
         refused = isinstance(error, OSError) and error.errno is not None and not settings.strict
-        if status == "failed" and not interrupted and not refused:  # by the system, as the line says
+        if status == "failed" and not interrupted and not refused:  # the system refused, as the log says
             guard.failed(f"exporter {self._exporter.name}", cast(Exception, error))
 
     def _abandon(self, recording: Recording) -> None:
@@ -300,7 +300,7 @@ class WindowRecorder(TorchProfilerApi):
             self._due = due
 
     def _abandon_left(self) -> bool:
-        """End a recording that was left on, if this thread can do that now; return whether none is left on."""
+        """End a recording whose end was interrupted, if this thread can; return whether none is left."""
         if self._unended is not None and self._unended.on_own_thread() and not cuda_graphs.capturing:
             with guard.contained("leaving a window"):
                 self._unended.abandon()

@@ -1,0 +1,143 @@
+"""Steps and ends on other threads, and forks inside a window."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import instrument
+
+from ..support import programs
+from .training import (
+    COUNT,
+    Recorder,
+    expected,
+    manifest,
+    recorded,
+    statuses,
+    steps,
+    traces,
+    train,
+)
+
+pytestmark = pytest.mark.usefixtures("lenient")
+
+
+def in_a_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def test_a_step_on_another_thread(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is counted; the window stays open until the thread that opened it steps again."""
+    with instrument.profile(out, schedule=instrument.schedule("2-3")) as prof:
+        trained = train(COUNT, lambda: in_a_thread(prof.step) if prof.step_num in (2, 3) else prof.step())
+    assert expected(COUNT) == trained
+    assert COUNT == prof.step_num
+    (entry,) = manifest(out)
+    assert "partial" == entry["status"]
+    assert "steps ended on another thread than the one that opened the window" == entry["reason"]
+    assert [2] == steps(traces(out)[0])
+    assert 1 == caplog.text.count("on another thread than the one that opened the window")
+
+
+STOPPED_ELSEWHERE = """
+    import json, sys, threading
+    import torch, instrument
+
+    prof = instrument.profile(sys.argv[1], schedule=instrument.schedule("2-3,5"))
+    prof.start()
+    for number in range(8):
+        torch.ones(3).sum()
+        if number == 2:
+            thread = threading.Thread(target=prof.stop)
+            thread.start()
+            thread.join(30)
+            assert not thread.is_alive()
+        prof.step()
+    with instrument.profile(sys.argv[1], schedule=instrument.schedule(at=1)) as again:
+        for number in range(3):
+            again.step()
+    print(json.dumps(prof.windows + again.windows))
+"""
+
+
+def test_a_stop_on_another_thread(tmp_path: Path) -> None:
+    """Torch cannot be stopped from there, so the loop's next step does that; the manifest has the reason."""
+    script = programs.program(STOPPED_ELSEWHERE, tmp_path)
+    done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment())
+    entries = json.loads(done.stdout.splitlines()[-1])
+    assert [(1, "skipped"), (2, "not reached"), (1, "recorded")] == statuses(entries)
+    assert "the loop ended on another thread than the one that opened the window" == entries[0]["reason"]
+
+
+FORKED = """
+    import json, os, sys, warnings
+    import torch, instrument
+
+    warnings.simplefilter("ignore")
+
+    class Numbers(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return torch.full((2,), float(index))
+
+    def main():
+        total, statuses = 0.0, []
+        options = {"num_workers": 2, "multiprocessing_context": "fork"}
+        with instrument.profile(sys.argv[1], schedule=instrument.schedule("2-3,6-7")) as prof:
+            prof.step()
+            prof.step()
+            for batch in torch.utils.data.DataLoader(Numbers(), batch_size=2, **options):  # forks inside a window
+                total += batch.sum().item()
+                prof.step()
+            child = os.fork()
+            if child == 0:
+                for number in range(3):
+                    torch.ones(3).sum()
+                    prof.step()
+                prof.stop()
+                os._exit(5)  # as multiprocessing does; after sys.exit, torch's profiler hangs by itself
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            for number in range(4):
+                prof.step()
+        return total, statuses, prof.windows
+
+    if __name__ == "__main__":
+        print(json.dumps(main()))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_in_a_window(tmp_path: Path) -> None:
+    """Workers and children end as they do without us and write no line; the parent's windows are recorded."""
+    script = programs.program(FORKED, tmp_path)
+    done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment(), timeout=120)
+    total, codes, entries = json.loads(done.stdout.splitlines()[-1])
+    assert 56.0 == total
+    assert [5] == codes
+    assert [(1, "recorded"), (2, "recorded")] == statuses(entries)
+    assert entries == manifest(tmp_path / "out")
+    assert [[2, 3], [6, 7]] == recorded(tmp_path / "out")
+
+
+def test_a_fork_that_abandons_a_profile_leaves_its_parents_windows(out: Path) -> None:
+    """The windows are the parent's: it alone writes their lines."""
+    with instrument.profile(out, schedule=instrument.schedule("1-2"), exporter=Recorder()) as prof:
+        for _ in range(4):
+            prof.step()
+        number = os.fork()
+        if number == 0:
+            prof.abandon("in a fork")
+            os._exit(len(prof.windows))
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+        assert [] == prof.windows
+    assert [(1, "recorded")] == statuses(manifest(out))

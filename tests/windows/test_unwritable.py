@@ -1,0 +1,195 @@
+"""Folders, files and streams that cannot be written: training goes on, and the manifest has the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import instrument
+from instrument.config import settings
+
+from ..support import programs
+from .training import (
+    manifest,
+    obstruct,
+    reasons,
+    run,
+    statuses,
+    steps,
+    traces,
+)
+
+pytestmark = pytest.mark.usefixtures("lenient")
+
+
+def unwritable(kind: str, folder: Path) -> Path:
+    """A folder that cannot be written, for the reason in question."""
+    if kind == "in no folder":
+        return Path("/proc/x") if Path("/proc").is_dir() else pytest.skip("there is no /proc")
+    if kind == "read-only":
+        folder.mkdir(mode=0o500)
+        return pytest.skip("root may write everywhere") if os.access(folder, os.W_OK) else folder / "runs"
+    folder.write_text("")
+    return folder if kind == "a file" else folder / "runs"
+
+
+@pytest.mark.parametrize("kind", ["a file", "in a file", "in no folder", "read-only"])
+def test_a_folder_that_cannot_be_written(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning comes at the start, and a line for each window; the profile object has the reason."""
+    out = unwritable(kind, tmp_path / "taken")
+    begun: list[str] = []
+    prof = run(out, lambda _: begun or begun.extend(caplog.messages))
+    assert [(1, "failed"), (2, "failed")] == statuses(prof.windows)
+    assert all("Error: [Errno" in entry["reason"] for entry in prof.windows)
+    assert begun == caplog.messages[:1]
+    assert f"cannot write to {out}: " in begun[0]
+    assert ["window not recorded" in message for message in caplog.messages] == [False, True, True]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_folder_that_is_lost(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file takes the place of the folder in mid-run: a warning, and a line for each window from then on."""
+
+    def lose(step: int) -> None:
+        if step == 1:
+            out.parent.mkdir()
+            out.write_text("")
+
+    prof = run(out, lose)
+    assert [(1, "failed"), (2, "failed")] == statuses(prof.windows)
+    said = sorted(message.partition(" (")[0] for message in caplog.messages)
+    assert [
+        f"instrument: cannot write to {out}: Not a directory",
+        *["instrument: window not recorded"] * 2,
+    ] == said
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_folder_that_is_removed(out: Path) -> None:
+    """It is made again for the next window."""
+    run(out, lambda step: shutil.rmtree(out) if step == 5 else None)
+    assert (2, "recorded") == statuses(manifest(out))[-1]
+
+
+def test_looking_leaves_nothing(tmp_path: Path) -> None:
+    """The folder is made for the first window, not at the start."""
+    with instrument.profile(tmp_path / "runs" / "x", schedule=instrument.schedule("5")):
+        assert [] == list(tmp_path.iterdir())
+
+
+LIMITED = """
+    import json, os, resource, sys
+    import torch, instrument
+
+    def train(step):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+        for number in range(8):
+            loss = model(torch.ones(2, 4)).square().mean()
+            loss.backward()
+            step()
+        return loss.item().hex()
+
+    with instrument.profile(sys.argv[1], schedule=instrument.schedule("2-3,5-6"), with_stack=True) as prof:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        loss = train(prof.step)
+    left = [str(path) for path in os.listdir(sys.argv[1] + "/window-0001")]
+    print(json.dumps([loss == train(lambda: None), prof.windows, left]))
+"""
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """Torch writes no trace then and says nothing; the manifest does, and no half a file is left."""
+    pytest.importorskip("resource")
+    script = programs.program(LIMITED, tmp_path)
+    done = programs.run(programs.python(script, [str(tmp_path / "out")]), programs.environment())
+    same, entries, left = json.loads(done.stdout.splitlines()[-1])
+    assert same
+    assert [(1, "failed"), (2, "failed")] == statuses(entries)
+    assert all("torch could not write the trace to " in entry["reason"] for entry in entries)
+    assert "Traceback" not in done.stderr
+    assert [] == left
+
+
+def test_a_trace_that_cannot_be_compressed(out: Path) -> None:
+    """It is kept as it is, which the manifest says."""
+    run(out, on_trace_ready=obstruct)
+    for entry in manifest(out):
+        assert "recorded" == entry["status"]
+        assert entry["reason"].startswith("not compressed: IsADirectoryError: [Errno 21] Is a directory: ")
+    for path in out.rglob("*.part"):
+        path.rmdir()
+    for entry, path in zip(manifest(out), traces(out), strict=True):
+        assert path.name.endswith(".pt.trace.json")
+        assert [{"path": str(path.relative_to(out)), "bytes": path.stat().st_size}] == entry["files"]
+    assert [[2, 3], [6, 7]] == [steps(path) for path in traces(out)]
+
+
+def test_a_trace_that_torch_cut_off(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file without an end, as torch leaves it on a full disk, is no trace and does not stay."""
+
+    def cut(self: object, path: str, **_: object) -> None:
+        Path(path).write_bytes(b'{"traceEvents": [')
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", cut)
+    run(out)
+    assert [("failed", [])] == [(entry["status"], entry["files"]) for entry in manifest(out)[:1]]
+    assert [] == [path for path in out.rglob("*") if path.is_file() and path.name != "manifest.jsonl"]
+
+
+def test_a_broken_pipe_for_the_summary(tmp_path: Path) -> None:
+    """With nobody reading stderr any more, the program ends as without us."""
+    code = """
+import os, instrument, torch
+for _ in instrument.steps(range(3), "out", at=1):
+    torch.ones(3) + 1
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 2)
+for _ in instrument.steps(range(3), "out", at=1):
+    torch.ones(3) + 1
+print("the result")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=programs.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert "the result\n" == done.stdout
+
+
+def test_a_summary_that_fails(
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The windows are recorded without it."""
+    monkeypatch.setattr(settings, "summary", True)
+    run(out, on_trace_ready=lambda prof: prof._last.raw.write_text("unreadable"))
+    assert [("recorded", None)] * 2 == reasons(manifest(out))
+    assert "" == capsys.readouterr().err
+    assert "the summary failed and was skipped; training goes on" in caplog.text
+
+
+def test_a_summary_goes_to_stderr_once(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the regions and the files, and leaves stdout to the program."""
+    monkeypatch.setattr(settings, "summary", True)
+    run(out)
+    printed = capsys.readouterr()
+    assert "" == printed.out
+    assert 1 == printed.err.count("Where the step went")
+    assert "forward" in printed.err
+    assert ".pt.trace.json.gz" in printed.err
