@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import tempfile
@@ -20,6 +21,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 import instrument
 from instrument.config import settings as ours
 from instrument.errors import CaptureError
+from instrument.windows.options import TorchProfilerOptions
 from instrument.windows.schedule import Phase, Schedule
 
 from ..support.torch_versions import names_activities
@@ -355,6 +357,13 @@ def test_options_of_torch_arrive(out: Path) -> None:
     assert [[3], [5, 4], [4, 3]] == product["args"]["Input Dims"][:3]
     assert any("training.py" in event["name"] for event in trace["traceEvents"])
     assert any(event["name"] == "[memory]" for event in trace["traceEvents"])
+
+
+def test_declared_options_are_those_of_torch() -> None:
+    """Editors complete every option that torch's profiler takes; `use_cuda` is deprecated there."""
+    accepted = set(inspect.signature(torch.profiler.profile).parameters)
+    declared = set(TorchProfilerOptions.__annotations__)
+    assert accepted - {"schedule", "on_trace_ready", "use_cuda"} <= declared
 
 
 @pytest.mark.parametrize(
