@@ -23,6 +23,7 @@ from torch import nn
 from instrument import dry_run
 from instrument.dryrun import session
 from instrument.dryrun.run import dry_run_file
+from instrument.syncs import coverage
 
 from .reports import both, finished, gpu, ops
 
@@ -158,7 +159,7 @@ def test_interrupted_anywhere() -> None:
     early = range(1, 30)
     for at in [*early, *range(early.stop, lines, lines // 40), *range(lines - 20, lines + 1)]:
         interrupted(at)
-        assert not session.active, at
+        assert not coverage.dry_run_active, at
         assert not torch.cuda.is_available(), at
         assert 0 == torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack(), at
     assert {"item": 1} == ops(finished(lambda: gpu(2).sum().item()))

@@ -18,7 +18,7 @@ from ..patch import Patch
 from ..regions import dispatch
 from ..regions.path import RegionPath
 from ..stepping.follower import StepFollower
-from ..syncs import sites
+from ..syncs import coverage, sites
 from ..syncs.budget import Budget
 from ..syncs.early_stop import EarlyStop, ProgramStopper, describe_error
 from ..syncs.events import SyncEvent
@@ -187,18 +187,18 @@ class Run:
             self._limit.merge_into(recorder)
         recorder.reassign_steps(lambda seen: self._settled(seen, steps))
         unavailable_reason = "" if self.state.tags.used or self.error is not None else self._nowhere()
-        coverage = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
+        sentences = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
         if self._stopped is not None and self.error is None:
-            coverage.append(self._stopped.reason)
+            sentences.append(self._stopped.reason)
         if self.follower is not None and self.follower.explanation is not None:
-            coverage.append(self.follower.explanation)
+            sentences.append(self.follower.explanation)
         if self._before:
-            coverage.append(f"threads that were running before were not watched: {', '.join(self._before)}")
+            sentences.append(f"threads that were running before were not watched: {', '.join(self._before)}")
         return SyncReport(
             "dry run",
             recorder.findings,
             steps,
-            coverage,
+            sentences,
             error=self.error,
             dropped=recorder.dropped,
             unavailable_reason=unavailable_reason,
@@ -207,15 +207,12 @@ class Run:
         )
 
 
-active = False
-
-
 @contextlib.contextmanager
 def running(
     fake: bool, budget: Budget | None = None, *, script: bool = False, step_on: str | None = None
 ) -> Iterator[Run]:
     """Install the pretended GPU, and watch the body."""
-    if active:
+    if coverage.dry_run_active:
         raise RuntimeError("a dry run is already running in this process")
     stack = contextlib.ExitStack()
     try:
@@ -233,8 +230,10 @@ def running(
 def _set_up(
     stack: contextlib.ExitStack, fake: bool, budget: Budget | None, script: bool, step_on: str | None
 ) -> Run:
-    stack.callback(_set_active, False)  # each before what it undoes: an interrupt may come in between
-    _set_active(True)
+    stack.callback(
+        coverage.set_dry_run_active, False
+    )  # each before what it undoes: an interrupt may come in between
+    coverage.set_dry_run_active(True)
     path = RegionPath()
     stack.callback(dispatch.active.remove, path)
     dispatch.active.add(path)
@@ -251,11 +250,6 @@ def _set_up(
     Patch(torch.optim.Optimizer, "__init__", lambda original: _noting(original, run)).apply_in(stack)
     stack.enter_context(modes(run.state))
     return run
-
-
-def _set_active(value: bool) -> None:
-    global active
-    active = value
 
 
 def _noting(original: Any, run: Run) -> Any:

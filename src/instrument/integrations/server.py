@@ -20,7 +20,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from .. import log
 from ..guard import guard
@@ -40,21 +40,18 @@ class OnDemandSchedule(Schedule):
     plans_ahead = False
 
     def __init__(self, warmup: int, active: int) -> None:
-        # The base is frozen, and a `SimpleQueue` may be filled by a signal that interrupts its own `put`.
         for name, number, least in (("warmup", warmup, 0), ("active", active, 1)):
             if type(number) is not int or number < least:
                 raise ValueError(f'"{name}" must be an integer >= {least}: {number!r}')
-        fields = {"_warmup": warmup, "_active": active, "_requests": queue.SimpleQueue(), "_last": None}
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+        self.count: int = 0  # windows so far
+        self._warmup = warmup
+        self._active = active
+        self._last: Window | None = None  # the last window that was requested
+        # A `SimpleQueue`, as a signal may interrupt a `put` and call it.
+        self._requests: queue.SimpleQueue[tuple[Action, int]] = queue.SimpleQueue()
 
     def __repr__(self) -> str:
         return "OnDemandSchedule()"
-
-    @property
-    def count(self) -> int:
-        """The number of windows so far."""
-        return 0 if self._last is None else self._last.index
 
     def request(self, action: Action, active: int | None = None) -> None:
         """Have the next step "start" a window of ``active`` steps, "stop" the open one, or "toggle"."""
@@ -64,38 +61,35 @@ class OnDemandSchedule(Schedule):
         """Return the phase of ``step``, which begins, and its window."""
         while not self._requests.empty():
             self._handle(step, *self._requests.get())
-        if not self._open(step):
+        window = self._window_at(step)
+        if window is None:
             return Phase.WAIT, None
-        return (Phase.WARMUP if step < self._last.active else Phase.ACTIVE), self._last
+        return (Phase.WARMUP if step < window.active else Phase.ACTIVE), window
 
     def next_window(self, step: int) -> Window | None:
         """Return the window that ``step`` is in or, outside of one, the earliest that may still be requested."""
-        return self._last if self._open(step) else Window(self.count + 1, step + 1, step + 1, step + 2)
+        return self._window_at(step) or Window(self.count + 1, step + 1, step + 1, step + 2)
 
-    def _open(self, step: int) -> bool:
-        return self._last is not None and step < self._last.stop
+    def _window_at(self, step: int) -> Window | None:
+        return self._last if self._last is not None and step < self._last.stop else None
 
     def _handle(self, step: int, action: Action, active: int) -> None:
-        if self._open(step):
+        window = self._window_at(step)
+        if window is not None:
             if action == "start":
-                log.warning("a window is open already", window=self._last.index)
+                log.warning("a window is open already", window=window.index)
             else:
-                object.__setattr__(self, "_last", replace(self._last, stop=step))
+                self._last = replace(window, stop=step)
         elif action != "stop":
+            self.count += 1
             first = step + self._warmup
-            object.__setattr__(self, "_last", Window(self.count + 1, step, first, first + active))
+            self._last = Window(self.count, step, first, first + active)
 
     def _window(self, index: int) -> Window:
-        window: Window = self._last  # the only one that can be ahead
-        return window
+        return cast("Window", self._last)  # the only one that can be ahead
 
     def _index(self, step: int) -> int:
-        return self.count + (not self._open(step))
-
-    _warmup: int
-    _active: int
-    _requests: queue.SimpleQueue[tuple[Action, int]]
-    _last: Any  # the last Window requested, None before the first
+        return self.count + (self._window_at(step) is None)
 
 
 class Server(Adapter):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from .. import gpu
 from ..config import settings
 
@@ -33,6 +31,15 @@ _ERROR_MODE = (
 )
 
 
+dry_run_active = False
+
+
+def set_dry_run_active(active: bool) -> None:
+    """Set whether a dry run is in progress in this process: live detection finds nothing meanwhile."""
+    global dry_run_active
+    dry_run_active = active
+
+
 def missing() -> str | None:
     """Return why nothing can be found in this process; None if it can, or may once CUDA is initialized.
 
@@ -40,7 +47,7 @@ def missing() -> str | None:
     """
     if not settings.enabled:
         return OFF
-    if getattr(sys.modules.get("instrument.dryrun.session"), "active", False):
+    if dry_run_active:
         return DRY
     import torch
 

@@ -53,9 +53,8 @@ class Window:
         return ["active", "index", "stop", "warmup"]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Schedule(ABC):
-    """The windows of a run, in order and without overlap. Made by `schedule`; immutable and hashable.
+    """The windows of a run, in order and without overlap. Those of `schedule` are immutable and hashable.
 
     Like torch's own schedules, it can be called with a step's number and passed to ``torch.profiler.profile``.
 
@@ -64,6 +63,7 @@ class Schedule(ABC):
         plans_ahead: whether `next_window` returns a window before the window begins.
     """
 
+    __slots__ = ()
     plans_ahead: ClassVar[bool] = True
 
     count: int | None
@@ -155,6 +155,7 @@ class Schedule(ABC):
 class _Periodic(Schedule):
     """Equal windows at equal distances; recording starts at ``first``, ``first + period``, ..."""
 
+    count: int | None
     first: int
     period: int
     warmup: int
@@ -176,6 +177,7 @@ class _Periodic(Schedule):
 class _Explicit(Schedule):
     """Windows that are listed one by one."""
 
+    count: int | None
     listed: tuple[Window, ...]
 
     def _window(self, index: int) -> Window:

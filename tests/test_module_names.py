@@ -1,0 +1,66 @@
+"""Names of modules in strings, by which the library finds what a program imported, name modules that exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from instrument import compat
+from instrument.bootstrap import begin, session
+from instrument.integrations import megatron
+from instrument.launch import workers
+
+SOURCE = Path(__file__).parent.parent / "src" / "instrument"
+TABLES = (compat._GRAPH_MAKERS, begin.ADAPTERS, session._LAUNCHERS, megatron.HOOKS, workers._MODULES)
+FUNCTIONS = {"when_imported", "import_module"}
+NOT_FILES = {"__main__", "torch.ops"}
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Yield the constants in ``sys.modules[...]``, ``sys.modules.get(...)`` and calls of `FUNCTIONS`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules":
+            found: ast.expr | None = node.slice
+        elif isinstance(node, ast.Call) and node.args:
+            called = ast.unparse(node.func)
+            looks_up = called == "sys.modules.get" or called.rpartition(".")[2] in FUNCTIONS
+            found = node.args[0] if looks_up else None
+        else:
+            continue
+        if isinstance(found, ast.Constant) and isinstance(found.value, str) and not found.value.startswith("."):
+            yield found.value
+
+
+def exists(name: str) -> bool:
+    """Return whether a module exists, without an import of its package."""
+    top, *rest = name.split(".")
+    spec = importlib.util.find_spec(top)
+    assert spec is not None
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    if not rest:
+        return True
+    places = [folder.joinpath(*rest) for folder in folders]
+    return any(place.is_dir() or place.with_suffix(".py").is_file() for place in places)
+
+
+NAMES = {name for path in SOURCE.rglob("*.py") for name in names_in(ast.parse(path.read_text(encoding="utf-8")))}
+NAMES |= {name for table in TABLES for name in table}
+
+
+def test_names_are_found() -> None:
+    """The search finds the names of torch and of frameworks."""
+    assert len(NAMES) > 30
+    assert {"torch.autograd.profiler", "transformers.trainer", "deepspeed.runtime.pipe.engine"} <= NAMES
+
+
+@pytest.mark.parametrize("name", sorted(NAMES - NOT_FILES))
+def test_module_exists(name: str) -> None:
+    """A misspelt name would skip its feature in silence."""
+    package = "megatron.training" if name.startswith("megatron.training.") else name.partition(".")[0]
+    if importlib.util.find_spec(package) is None:  # the wheel of Megatron has megatron.core alone
+        pytest.skip(f"{package} is not installed")
+    assert exists(name)
