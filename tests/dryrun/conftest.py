@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils import _device
+from torch.utils.checkpoint import DefaultDeviceType
 
 from instrument import compat
 from instrument.dryrun.cuda import PretendedCuda
@@ -66,9 +67,13 @@ def unchanged() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def distributions_check() -> None:
-    """Check the arguments of distributions, as torch does until something is compiled for the first time."""
-    torch.distributions.Distribution.set_default_validate_args(True)
+def defaults_of_torch() -> None:
+    """Restore what other tests of the process change in torch, and drop the threads that they left behind."""
+    torch.distributions.Distribution.set_default_validate_args(True)  # torch's default until something is compiled
+    DefaultDeviceType.set_device_type("cuda")  # DeepSpeed sets the CPU
+    for thread in threading.enumerate():
+        if isinstance(thread, threading._DummyThread):  # of C++, which Python lists for ever
+            threading._active.pop(thread.ident, None)  # type: ignore[attr-defined]
 
 
 @pytest.fixture
