@@ -8,23 +8,23 @@ from typing import Any
 
 EMITTERS = ("torch", "nvtx", "roctx", "itt", "jax")
 RUN = "INSTRUMENT_RUN"
-"""The environment variable by which ``instrument run`` asks for a loop; it holds the loop's arguments as JSON."""
+"""The environment variable by which ``instrument run`` requests a loop; holds the arguments of `Loop` as JSON."""
 LAUNCHED = "INSTRUMENT_LAUNCHED"
-"""Set where ``instrument run`` waits for the program and says what the vendor's tool wrote."""
+"""Set if ``instrument run`` waits for the program, to print what the vendor's tool wrote."""
 NVTX_START_END = "INSTRUMENT_NVTX_START_END"
-"""Set where the tool filters push/pop ranges by thread: every range is start/end then."""
+"""Set if the tool filters push/pop ranges by thread: every range is then a start/end range."""
 _FALSE = ("0", "false", "no", "off")
 
 
 class Settings:
-    """What can be chosen, with its environment variable.
+    """The settings, each with its environment variable.
 
     Attributes:
         enabled: ``INSTRUMENT=0`` turns everything off; read once, when ``instrument`` is first used.
-        emitters: ``INSTRUMENT_EMITTERS``: "auto" (each profiler found attached), or those named, whether
-            they are found attached or not.
+        emitters: ``INSTRUMENT_EMITTERS``: "auto" (each profiler that is attached), or the named ones, attached
+            or not.
         summary: ``INSTRUMENT_SUMMARY=0``: print no summary after the last window.
-        strict: ``INSTRUMENT_STRICT=1``: raise internal errors instead of stepping aside; for tests.
+        strict: ``INSTRUMENT_STRICT=1``: raise internal errors instead of containing them; for tests.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ def parse_emitters(value: Any) -> str | tuple[str, ...]:
 
     Raises:
         TypeError: neither a string nor an iterable.
-        ValueError: a name that is no emitter.
+        ValueError: an unknown name.
     """
     if value == "auto":
         return "auto"
@@ -69,16 +69,16 @@ def configure(
     summary: bool | None = None,
     strict: bool | None = None,
 ) -> None:
-    """Change settings for this process; what is not given stays as it is.
+    """Change settings for this process; arguments that are not given leave theirs unchanged.
 
     Args:
         emitters: "auto", or the profilers that regions go to: names out of "torch", "nvtx", "roctx", "itt",
-            "jax". Those named are used whether or not their tool is found attached.
+            "jax". Named emitters are used whether or not their tool is attached.
         summary: print the summary after the last window.
-        strict: raise internal errors instead of logging them once and stepping aside.
+        strict: raise internal errors instead of logging them once and skipping the feature.
 
     Raises:
-        TypeError, ValueError: emitters that are none.
+        TypeError, ValueError: ``emitters`` is not accepted.
     """
     if emitters is not None:
         settings.emitters = parse_emitters(emitters)

@@ -1,4 +1,4 @@
-"""Captures and replays of CUDA graphs: what is captured does not run, and nothing may synchronize meanwhile."""
+"""Follows captures of CUDA graphs, in which no work runs and no synchronization is allowed, and their replays."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _METHODS = ("capture_begin", "capture_end", "replay")
 
 
 class _Capture:
-    """A capture that is under way.
+    """A capture in progress.
 
     Attributes:
-        stream: the stream that captures; None until torch has begun.
-        over: set when it has ended.
-        then: what is called when it has ended.
+        stream: the capturing stream; None until torch has begun.
+        over: set when the capture has ended.
+        then: the calls to make when the capture has ended.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -39,14 +39,14 @@ class _Capture:
 
     @property
     def graph(self) -> Any:
-        """What is captured into; None where that is gone, and the capture with it."""
+        """The graph of the capture; None once the graph is gone, which ends the capture."""
         return self._graph()
 
     @property
     def stale(self) -> bool:
-        """Whether the capture ended without a call of `capture_end` that was seen.
+        """Whether the capture ended without a patched call of `capture_end`.
 
-        Only its own thread asks its stream, which need not be the current one.
+        Only its own thread queries its stream, which need not be the current one.
         """
         if self.graph is None:
             return True
@@ -54,14 +54,14 @@ class _Capture:
             return False
         with Suppressed(Exception):
             return not gpu.stream_capturing(self.stream)
-        return False  # it cannot be asked: taken for running, as stopping a profiler would break a capture
+        return False  # the query failed: assume that it runs, as stopping a profiler would break a capture
 
 
 class CudaGraphs:
-    """Tracks captures of CUDA graphs; those that began before the first `GraphFollower` are not seen.
+    """Tracks captures of CUDA graphs, except those that began before the first `GraphFollower`.
 
     Attributes:
-        captures: those that are under way.
+        captures: the captures in progress.
     """
 
     def __init__(self) -> None:
@@ -94,8 +94,8 @@ class CudaGraphs:
 
     @property
     def capturing(self) -> bool:
-        """Whether any thread captures: to start or stop a profiler, or to synchronize, would end that."""
-        if gpu.in_use() is None:  # as in a child that was forked
+        """Whether any thread captures: starting or stopping a profiler, or synchronizing, would end that."""
+        if gpu.in_use() is None:  # as in a forked child
             return False
         return any(not capture.stale for capture in tuple(self.captures)) or gpu.current_stream_capturing()
 
@@ -107,10 +107,10 @@ class CudaGraphs:
         captures = tuple(self.captures)
         mine = [capture for capture in captures if capture.thread == get_ident()]
         found = mine or captures
-        return found[-1].graph if found else None  # a thread of autograd captures for the one that called the pass
+        return found[-1].graph if found else None  # autograd threads capture for the thread that called backward
 
     def settle(self) -> None:
-        """Run the calls deferred by captures of this thread that ended unseen."""
+        """Run the calls deferred by `stale` captures of this thread."""
         if not self.captures:
             return
         for capture in tuple(self.captures):
@@ -119,14 +119,14 @@ class CudaGraphs:
         self._stop()
 
     def postpone(self, call: Callable[[], None]) -> bool:
-        """Run ``call`` when the capture of this thread ends, if it makes one.
+        """Run ``call`` when the capture of this thread ends, if there is one.
 
         Returns:
-            False where it makes none. A capture of another thread has ended then, or goes on for very long.
+            False if this thread does not capture. Captures of other threads have ended, or the wait timed out.
         """
-        # One that goes on is not waited for: a program that steps no more would be recorded until it ends. Torch's
-        # profiler stops beside it without harm, as Kineto synchronizes nothing where it stops, and torch's own
-        # synchronization, which would end the capture, is left out while `capturing`.
+        # After the timeout the profiler stops beside the capture: waiting on would record until the program ends.
+        # That is harmless, as Kineto does not synchronize when it stops, and torch's own synchronization, which
+        # would end the capture, is skipped while `capturing`.
         self.settle()
         for capture in tuple(self.captures):
             if capture.graph is None:
@@ -227,25 +227,25 @@ class GraphFollower:
     """Defers calls made during the capture of a CUDA graph until after each replay, from `follow` to `remove`.
 
     Args:
-        unknown: called with a graph that is replayed, where its capture began before this was made.
+        unknown: called with each replayed graph whose capture began before `follow`.
     """
 
     def __init__(self, unknown: Callable[[Any], None] | None = None) -> None:
         self._unknown = unknown
-        # By the identity of a graph, until it is gone: what is called, and the reference that sees to that.
+        # By identity of the graph: the deferred calls, and the weak reference that removes the entry.
         self._calls: dict[int, tuple[list[Callable[[], None]], weakref.ref[Any]]] = {}
 
     def follow(self) -> None:
-        """Begin; whoever holds this can `remove` it, wherever an interrupt comes."""
+        """Begin to follow; `remove` undoes it wherever an interrupt comes."""
         cuda_graphs.add(self)
 
     def remove(self) -> None:
-        """End, and forget what graphs hold."""
+        """Stop following, and drop the deferred calls of all graphs."""
         self._calls.clear()
         cuda_graphs.remove(self)
 
     def defer(self, call: Callable[..., None], *args: Any) -> bool:
-        """Defer the call to the replays of what this thread captures; False where it captures nothing."""
+        """Defer the call to the replays of the graph that this thread captures; return False if there is none."""
         graph = cuda_graphs.graph
         if graph is None:
             return False
@@ -255,12 +255,12 @@ class GraphFollower:
         return True
 
     def began(self, graph: Any) -> None:
-        """``graph`` is captured from here on, for the first time or once more."""
+        """Start an empty list of deferred calls, as a capture into ``graph`` begins."""
         # As in `IdentitySet`: a method of dict, for which the reference is the default.
         self._calls[id(graph)] = [], weakref.ref(graph, functools.partial(self._calls.pop, id(graph)))
 
     def replayed(self, graph: Any) -> None:
-        """``graph`` was replayed."""
+        """Make the deferred calls of ``graph``, which was replayed."""
         known = self._calls.get(id(graph))
         if known is not None:
             for call in known[0]:
@@ -270,7 +270,7 @@ class GraphFollower:
 
 
 def _kinds() -> Iterator[Any]:
-    """Yield torch's classes of graphs."""
+    """Yield torch's graph classes."""
     torch = sys.modules.get("torch")
     for place, name in _KINDS:
         kind = getattr(getattr(torch, place, None), name, None)

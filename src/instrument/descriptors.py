@@ -1,6 +1,6 @@
-"""File descriptors that stay open while the program runs, kept out of its way.
+"""Keeps file descriptors open while the program runs, at numbers that programs rarely use.
 
-A program may close descriptors that it did not open, as daemons do, and then open files under these numbers.
+A program may close descriptors that it did not open, as daemons do, and open its own files under these numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket
 
 from .interrupts import Suppressed, is_interrupt
 
-_HIGH = 256  # programs close ranges from 3 up; the lowest free number goes to what they open next
+_HIGH = 256  # programs close ranges from 3 up, and new files get the lowest free number
 
 
 def raised(descriptor: int) -> int:
@@ -31,10 +31,10 @@ def raised(descriptor: int) -> int:
 
 
 class OwnDescriptor:
-    """A descriptor with a high number, which knows whether the number is still that of its file.
+    """A descriptor with a high number that detects whether the number still belongs to its file.
 
     Args:
-        descriptor: what it takes over.
+        descriptor: the descriptor to take over.
 
     Attributes:
         number: the descriptor.
@@ -46,11 +46,11 @@ class OwnDescriptor:
 
     @property
     def own(self) -> bool:
-        """Whether the number is that of the file, which the program may have closed; 0.5 us."""
+        """Whether the number still belongs to the file, which the program may have closed; 0.5 us."""
         return self._file is not None and _file(self.number) == self._file
 
     def read(self, size: int) -> bytes:
-        """Wait for bytes, at most ``size``; return none at the end, and where the program closed the file."""
+        """Wait for at most ``size`` bytes; return none at the end of the file, or if the program closed it."""
         if self.own:
             with Suppressed(OSError):
                 return os.read(self.number, size)
@@ -64,7 +64,7 @@ class OwnDescriptor:
 
 
 class OwnSocket(socket.socket):
-    """A connected socket with a high number, which is closed only while that is the number of its file."""
+    """A connected socket with a high number, closed only if the number still belongs to its file."""
 
     def __init__(self, connected: socket.socket) -> None:
         super().__init__(connected.family, connected.type, connected.proto, fileno=raised(connected.detach()))
@@ -72,7 +72,7 @@ class OwnSocket(socket.socket):
 
     @property
     def own(self) -> bool:
-        """Whether the number is that of the file, which the program may have closed; else it is left alone."""
+        """Whether the number still belongs to the socket; if not, the number is released without closing it."""
         if self.fileno() >= 0 and _file(self.fileno()) != self._file:
             self.detach()
         return self.fileno() >= 0

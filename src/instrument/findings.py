@@ -1,4 +1,4 @@
-"""`Finding`: what a rule saw at one line of the program, how often, what it costs and what to do instead."""
+"""`Finding`: the result of one rule at one line of the program: how often it applies, its cost and its fix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Site:
     Attributes:
         file: absolute path of the file, or Python's name for it ("<stdin>").
         line: line number from 1; 0 where only the function is known.
-        function: qualified name of the function, as far as Python knows it.
+        function: qualified name of the function; only its last part if Python knows no more.
     """
 
     file: str
@@ -65,7 +65,7 @@ class Fix:
 
 @dataclass(frozen=True)
 class Finding:
-    """Everything that one rule saw at one line of the program.
+    """The result of one rule at one line of the program.
 
     A rule is a synchronizing operation: ``op`` names it and ``cause`` is the evidence. Cost is how often it
     happened (``count``, ``steps``) and what that took (``blocked_ns``, ``idle_ns``, ``bytes``).

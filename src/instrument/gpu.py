@@ -1,4 +1,4 @@
-"""What the program did with its GPU so far, asked without a call that initializes a driver or makes a context."""
+"""Queries the state of the program's GPU without initializing a driver or creating a context."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 from .interrupts import is_interrupt
 
-_KINDS = ("cuda", "xpu", "mtia", "hpu", "npu")  # of devices that torch, or an extension of it, has a module for
+_KINDS = ("cuda", "xpu", "mtia", "hpu", "npu")  # kinds of devices with a module in torch or in an extension of it
 
 
 def in_use() -> Any:
-    """Return the module of the kind of GPU that this process has initialized, such as `torch.cuda`; else None.
+    """Return torch's module of the GPU that this process has initialized, such as `torch.cuda`; None without one.
 
-    A child that was forked after its parent initialized CUDA cannot use it: None.
+    Return None in a child that was forked after its parent initialized CUDA, as it cannot use CUDA.
     """
     return next((module for module in map(initialized, _KINDS) if module is not None), None)
 
 
 def initialized(kind: str) -> Any:
-    """Return torch's module of a ``kind`` of GPU, as "cuda", if this process has initialized it; else None."""
+    """Return torch's module of a ``kind`` of GPU such as "cuda" if this process has initialized it; else None."""
     torch = sys.modules.get("torch")
     module = vars(torch).get(kind) if torch is not None else None
     asked = getattr(module, "is_initialized", None)
@@ -27,12 +27,12 @@ def initialized(kind: str) -> Any:
 
 
 def built_for_cuda() -> bool:
-    """Return whether this build of torch is for CUDA or ROCm, both of which are `torch.cuda`; no GPU is needed."""
+    """Return whether this build of torch is for CUDA or ROCm, which both are `torch.cuda`; needs no GPU."""
     return _built_for("cuda", "hip")
 
 
 def supported() -> bool:
-    """Return whether this build of torch, or an extension of it, can use a GPU; none is needed."""
+    """Return whether this build of torch, or an extension of it, can use a GPU; needs no GPU."""
     torch = sys.modules.get("torch")
     extended = torch is not None and any(kind in vars(torch) for kind in ("hpu", "npu"))
     return extended or _built_for("cuda", "hip", "xpu")
@@ -51,7 +51,7 @@ def current_stream_capturing() -> bool:
 
 
 def current_stream() -> Any:
-    """Return the current stream of the GPU in use; None where there is none."""
+    """Return the current stream of the GPU in use; None without one."""
     asked = getattr(in_use(), "current_stream", None)
     return asked() if asked is not None else None
 
@@ -59,22 +59,22 @@ def current_stream() -> Any:
 def stream_capturing(stream: Any) -> bool:
     """Return whether ``stream``, of the GPU in use, captures a CUDA graph."""
     module = in_use()
-    if module is None:  # as in a child that was forked
+    if module is None:  # as in a forked child
         return False
     with module.stream(stream):
         return current_stream_capturing()
 
 
 def synchronize(*, captured: bool = False) -> list[str]:
-    """Wait for all work of the current GPU, if one is in use.
+    """Wait for all work of the current GPU, if one is in use and no CUDA graph is captured.
 
-    Not in the capture of a CUDA graph. An error of the GPU's is the program's to see, at its next call.
+    An error of the GPU is not raised; the program gets it at its next call.
 
     Args:
-        captured: whether a graph is captured, on whatever thread.
+        captured: whether any thread captures a graph.
 
     Returns:
-        The reason why that was not possible, as a list of one; empty if it was done.
+        The reason why the synchronization was not possible, as a list of one; empty if it was done.
     """
     module = in_use()
     if module is None:

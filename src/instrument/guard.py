@@ -1,8 +1,8 @@
-"""The containment: an error of the library's own is logged once and counted, and the feature is skipped.
+"""Contains errors of this library: each is counted and logged once, and the feature that failed is skipped.
 
-Every entry from the program or a framework passes through it once, in its outermost frame. `Guard.contained` and
-`Guard.prepared` put it around functions, and `Guard.around` around functions that stand for others. On hot paths,
-where the call of one more function counts, the entry begins with ``try`` itself and its handler reads::
+Every entry point that the program or a framework calls contains errors once, in its outermost frame.
+`Guard.contained` and `Guard.prepared` decorate functions; `Guard.around` makes functions that replace others. Hot
+paths, where one more call counts, contain errors by a ``try`` of their own, whose handler reads::
 
     except Exception as error:
         try:
@@ -11,7 +11,7 @@ where the call of one more function counts, the entry begins with ``try`` itself
             if raised is error:
                 raise
 
-At the recursion limit even the call of `Guard.failed` fails; what it raises on purpose is ``error`` itself.
+At the recursion limit the call of `Guard.failed` itself fails; on purpose it raises only ``error``.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ WRONG_ARGUMENTS = (TypeError, ValueError, ImportError, InstrumentError)
 
 
 class Guard:
-    """Counts what failed, by feature, and logs each kind of failure once."""
+    """Counts failures by feature, and logs each kind of failure once."""
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
         self._logged: set[tuple[str, str]] = set()
 
     def failed(self, feature: str, error: Exception) -> None:
-        """Take note of ``error`` in ``feature``.
+        """Count and log ``error`` in ``feature``.
 
         Raises:
-            Exception: ``error`` itself, where it is a `SyncError` that was asked for, or under
-                ``INSTRUMENT_STRICT=1``, or where a signal handler of the program raised it; no other.
+            Exception: only ``error`` itself: if it is a `SyncError`, which the user requested, if
+                ``INSTRUMENT_STRICT=1`` is set, or if a signal handler of the program raised it.
         """
         if is_interrupt(error):
             raise error
@@ -65,7 +65,7 @@ class Guard:
             raise error
 
     def note(self, feature: str, error: Exception) -> None:
-        """Count ``error`` in ``feature``, and log it unless it was; raise nothing."""
+        """Count ``error`` in ``feature``, and log it unless it was logged before; raise nothing."""
         try:
             self.failures[feature] += 1
             kind = (feature, repr(error))
@@ -76,17 +76,17 @@ class Guard:
             log.last_resort(f"{feature} failed and was skipped; training goes on", error, another)
 
     def contained(self, feature: str) -> Contained:
-        """Return what contains the errors of a ``with`` block, or of the function that it decorates.
+        """Return a context manager, also a decorator, that contains the errors of its body.
 
-        A function that fails returns None. ``KeyboardInterrupt`` and ``SystemExit`` pass, and so do errors that
-        signal handlers of the program raise.
+        A decorated function returns None if it fails. ``KeyboardInterrupt``, ``SystemExit`` and errors that signal
+        handlers of the program raise propagate.
         """
         return Contained(self, feature)
 
     def prepared(self, feature: str, otherwise: Callable[..., Any]) -> Callable[[F], F]:
-        """Return a decorator for what a program calls before its loop, which checks its arguments.
+        """Return a decorator for functions that a program calls before its loop and that check their arguments.
 
-        Errors of wrong arguments pass. For any other, ``otherwise(*arguments)`` makes what the call returns.
+        Errors for wrong arguments propagate. After any other error the function returns ``otherwise(*arguments)``.
         """
 
         def decorate(function: F) -> F:
@@ -115,10 +115,11 @@ class Guard:
         around: Callable[..., Any],
         when: Callable[[], bool] = lambda: True,
     ) -> Callable[..., Any]:
-        """Return a function that calls ``around(original, *arguments)``, in which ``original`` is called once.
+        """Return a function that calls ``around(original, *arguments)``, which calls ``original`` once.
 
-        Where ``around`` fails, the result is that of ``original``, called by then or now. What ``original`` raises
-        passes. Unless ``when()`` holds, ``original`` is called alone, and a compiler that traces it sees no more.
+        If ``around`` fails, the function returns the result of ``original``, which it calls unless ``around`` did.
+        Errors of ``original`` propagate. Unless ``when()`` is true, only ``original`` is called, which is all that
+        a compiler then traces.
         """
         transparent(around)
 
@@ -140,7 +141,7 @@ class Guard:
                 return around(once, *args, **kwargs)
             except Exception as error:
                 if once is not None and once.error is error:
-                    once.error = None  # or the two would keep each other, and what the frames hold
+                    once.error = None  # breaks a reference cycle, which would keep the frames alive
                     raise
                 try:
                     self.failed(feature, error)
@@ -157,7 +158,7 @@ class Guard:
 
 
 class Contained:
-    """What `Guard.contained` returns."""
+    """A context manager and decorator that contains errors; see `Guard.contained`."""
 
     __slots__ = ("_feature", "_guard")
 
@@ -173,7 +174,7 @@ class Contained:
             return False
         try:
             passes = not isinstance(error, Exception)
-        except RecursionError:  # the limit is reached, also for this call
+        except RecursionError:  # `isinstance` itself is over the limit
             passes = kind is KeyboardInterrupt or kind is SystemExit
         if passes:
             return False
@@ -184,7 +185,7 @@ class Contained:
         return True
 
     def __call__(self, function: F) -> F:
-        """Return ``function``, contained."""
+        """Return ``function`` with its errors contained."""
         guard, feature = self._guard, self._feature
 
         @functools.wraps(function)
@@ -203,7 +204,7 @@ class Contained:
 
 
 class _Once:
-    """A function, and what its call led to."""
+    """A function with the outcome of its call."""
 
     __slots__ = ("_function", "called", "error", "result")
 
@@ -226,7 +227,7 @@ class _Once:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back while the body runs, which must be short; it comes right after it."""
+    """Delay Ctrl-C while the body runs, which must be short, until right after it."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are handled on the main thread alone
         return
@@ -246,10 +247,10 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def exiting() -> Iterator[None]:
-    """Keep Python's exit code while the body runs at exit: after Ctrl-C it is that of the signal.
+    """Keep the exit code of a program that Ctrl-C ended, which is that of the signal, while the body runs at exit.
 
-    Python forgets the interrupt where the body compiles a string, as modules do that it imports; here it is raised
-    once more, in a string.
+    CPython takes that exit code if the last code that ran from a string raised KeyboardInterrupt. The body may run
+    other strings, as the import of a dataclass does, so one more raises it again; nothing else sets that flag.
     """
     yield
     if issubclass(getattr(sys, "last_type", None) or object, KeyboardInterrupt):

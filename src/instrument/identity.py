@@ -1,4 +1,4 @@
-"""A set of objects by identity, which it does not keep alive: those of users may compare as they like."""
+"""A weak set of objects by identity, as objects of users may define any equality."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class IdentitySet:
 
     def add(self, item: Any) -> None:
         """Remember ``item``."""
-        # A method of dict: what a callback raises cannot be contained. The reference is the default of `pop`.
+        # The callback is `dict.pop`, as errors of Python callbacks cannot be contained; it gets the reference as
+        # its default value.
         self._known[id(item)] = weakref.ref(item, functools.partial(self._known.pop, id(item)))
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all objects."""
         self._known.clear()
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Imports that would change what the program can see."""
+"""Imports packages without changing state that the program can see."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def import_rich() -> None:
-    """Import rich without the number that it draws from Python's global random generator, once, when imported."""
+    """Import rich, and restore Python's global random generator, from which rich draws a number at its import."""
     if "rich.style" not in sys.modules:
         state = random.getstate()
         import rich.style  # noqa: F401

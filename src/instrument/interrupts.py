@@ -1,7 +1,7 @@
-"""Exceptions that come from outside the code they pass through: Ctrl-C, exit, and the program's signal handlers.
+"""Recognizes exceptions from outside the running code: Ctrl-C, exit, and errors of the program's signal handlers.
 
-CPython calls a signal handler between two instructions of whatever the main thread runs, which may be code of this
-library. What the handler raises, such as the end of a time limit, is then for the program.
+CPython calls a signal handler between any two instructions of the main thread, which may run code of this library.
+An exception of the handler, such as the end of a time limit, must reach the program.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _PACKAGE = str(Path(__file__).parent) + os.sep
 def is_interrupt(error: BaseException) -> bool:
     """Return whether ``error`` must reach the program: it is not an `Exception`, or a signal handler raised it.
 
-    Two kinds are not recognized: errors of a handler that leaves no Python frame, such as a built-in function, and
-    what ``PyThreadState_SetAsyncExc`` raises. A function that is called like a handler, with a signal number and
-    its caller's frame, is taken for one.
+    Two kinds are not recognized: errors of a handler without a Python frame, such as a built-in function, and
+    exceptions set by ``PyThreadState_SetAsyncExc``. Any function that is called like a handler, with a signal
+    number and its caller's frame, counts as one.
     """
     if not isinstance(error, Exception):
         return True
     frames = []
     traceback = error.__traceback__
     while traceback is not None:
-        if not traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):  # whose handlers are not the program's
+        if not traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):  # handlers of this library do not count
             frames.append(traceback.tb_frame)
         traceback = traceback.tb_next
     if any(map(_handles_signal, frames)):
@@ -57,11 +57,11 @@ def _handles_signal(frame: FrameType) -> bool:
 
 
 def _code(handler: Any) -> CodeType | None:
-    """Return the code of a signal handler; None where it has none in Python."""
+    """Return the code of a signal handler; None if it is not written in Python."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not hasattr(handler, "__code__"):
-        # Not of its metaclass: SIG_DFL is of an Enum, whose metaclass has a `__call__` in Python.
+        # Not `type(handler).__call__`: SIG_DFL is an Enum member, whose metaclass defines `__call__` in Python.
         classes = type(handler).__mro__
         handler = next((vars(kind)["__call__"] for kind in classes if "__call__" in vars(kind)), None)
     code = getattr(handler, "__code__", None)  # also of a method

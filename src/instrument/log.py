@@ -1,7 +1,7 @@
-"""Events of the library, in the standard logger "instrument".
+"""Logs events of this library to the standard logger "instrument".
 
-The application decides what is shown: ``logging.getLogger("instrument").setLevel(...)``. Not through structlog: it
-imports rich, which draws from Python's global random generator when it is imported.
+The application chooses the level: ``logging.getLogger("instrument").setLevel(...)``. structlog is not used, as it
+imports rich, whose import draws from Python's global random generator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _log(level: str, event: str, fields: dict[str, Any]) -> None:
         sentence = f"instrument: {printable(str(event))}{f' ({details})' if details else ''}"
         if not _past_capture(getattr(logging, level), sentence, error):
             logging.getLogger("instrument").log(getattr(logging, level), sentence, exc_info=error, stacklevel=3)
-    except Exception as error:  # the application's own handlers and filters: what they raise is not for the loop
+    except Exception as error:  # of the application's handlers and filters, which must not end the loop
         if is_interrupt(error):
             raise
         if level == "WARNING":
@@ -32,9 +32,9 @@ def _log(level: str, event: str, fields: dict[str, Any]) -> None:
 
 
 def _past_capture(level: int, sentence: str, error: Any) -> bool:
-    """Write to standard error as at the start, where logging would write to what the program put in its place.
+    """Write to the original standard error if no handler is configured; return whether this replaces logging.
 
-    It would, as `logging.lastResort` does, where no handler is configured.
+    Without a handler, `logging.lastResort` would write to the ``sys.stderr`` that the program installed.
     """
     import logging
 
@@ -50,7 +50,7 @@ def _past_capture(level: int, sentence: str, error: Any) -> bool:
 
 
 def last_resort(event: str, *errors: Exception) -> None:
-    """Write ``event`` to standard error, where logging fails; raise nothing."""
+    """Write ``event`` to standard error when logging fails; raise nothing."""
     try:
         file = stderr.at_start() or sys.stderr
         file.write(f"instrument: {event}: {', '.join(map(repr, errors))}\n")
@@ -64,5 +64,5 @@ def info(event: str, **fields: object) -> None:
 
 
 def warning(event: str, **fields: object) -> None:
-    """Log ``event`` with its fields at level WARNING, which Python shows unless told otherwise."""
+    """Log ``event`` with its fields at level WARNING, which Python shows by default."""
     _log("WARNING", event, fields)

@@ -1,4 +1,4 @@
-"""Replace an attribute of somebody else's, and put back what was there; keep wrappers out of what users read."""
+"""Replaces attributes of other packages and restores them; keeps wrappers out of warnings and tracebacks."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ C = TypeVar("C", bound="Change")
 
 
 class Change(Protocol):
-    """What can be applied and undone; to undo it does no harm where it was not applied."""
+    """The interface of a change that can be undone; undoing it before it was applied does nothing."""
 
     def apply(self) -> None:
-        """Replace something."""
+        """Make the change."""
 
     def undo(self) -> None:
-        """Put back what was there."""
+        """Restore what was there before."""
 
 
 class Patch:
-    """``owner.name`` is ``make(original)`` from `apply` to `undo`; ``make(None)`` where there is no original.
+    """``owner.name`` is ``make(original)`` from `apply` to `undo`; ``make(None)`` if there is no original.
 
-    Store it before `apply`: wherever an interrupt comes, what was replaced can then be undone.
+    Store the patch before `apply`, so that it can be undone wherever an interrupt comes.
 
-    Patches of one attribute may be undone in any order. Where somebody else replaced it in the meantime it stays
-    theirs, and calls through them still reach what ``make`` returned: that must work after `undo` as well, as the
-    original does.
+    Patches of one attribute may be undone in any order. If other code replaces the attribute in the meantime,
+    `undo` leaves that replacement in place. Calls through it still reach what ``make`` returned, which must
+    therefore work after `undo` as the original does.
 
     Args:
-        owner: a module, a class or an object, which this does not keep alive.
-        name: the attribute.
-        make: called by `apply` with what is there, returns what takes its place.
+        owner: a module, a class or an object; the patch does not keep it alive.
+        name: the name of the attribute.
+        make: called by `apply` with the original; returns the replacement.
     """
 
-    _ours: Any  # what takes the place of the attribute
-    _under: Patch | None  # what of ours was there before
+    _ours: Any  # the replacement
+    _under: Patch | None  # the patch of this library that this one replaced
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._owner = _reference(owner)
@@ -58,28 +58,28 @@ class Patch:
         self._undone = False
 
     def apply(self) -> None:
-        """Replace the attribute; call it only once. Nothing stays if the owner is gone, or after `undo`."""
+        """Replace the attribute; call this only once. It has no effect if the owner is gone, or after `undo`."""
         owner, name = self._owner(), self._name
         if owner is None:
             return
         top = _tops.get((id(owner), name))  # before the attribute: a signal handler may undo it from here on
-        self._before = vars(owner).get(name, _MISSING)  # what is inherited is not the owner's to restore
+        self._before = vars(owner).get(name, _MISSING)  # an inherited attribute is removed, not restored
         self._under = top if top is not None and top._ours is self._before else None
         original = getattr(owner, name, None) if self._before is _MISSING else self._before
         self._ours = transparent(self._make(original))
         _tops[id(owner), name] = self
         self._set(owner, self._ours)
-        if self._undone:  # meanwhile, by a signal handler or another thread, which forgot it as not applied
+        if self._undone:  # by a signal handler or another thread, which found it not applied
             _tops[id(owner), name] = self
             self.undo()
 
     def apply_in(self, stack: ExitStack) -> None:
-        """Apply it until ``stack`` is closed."""
+        """Apply the patch until ``stack`` is closed."""
         stack.callback(self.undo)
         self.apply()
 
     def undo(self) -> None:
-        """Put back what was there; under another patch of ours, once that is undone."""
+        """Restore the original; below another patch of this library, only once that one is undone."""
         self._undone = True
         owner = self._owner()
         if owner is None:
@@ -90,7 +90,7 @@ class Patch:
             now = vars(owner).get(top._name, _MISSING)
             if now is top._ours:
                 top._set(owner, top._before)
-            elif now is not top._before:  # else an interrupt kept `apply` from replacing it
+            elif now is not top._before:  # equal if an interrupt came before `apply` replaced it
                 break
             top = top._under
         if top is None or top._undone:
@@ -100,9 +100,9 @@ class Patch:
 
     def _set(self, owner: Any, value: Any) -> None:
         held = vars(owner)
-        if not isinstance(held, dict):  # a class shows its attributes, but takes them through setattr only
+        if not isinstance(held, dict):  # the attributes of a class can be set by setattr only
             delattr(owner, self._name) if value is _MISSING else setattr(owner, self._name, value)
-        elif value is _MISSING:  # past `__setattr__` and `__delattr__`, by which some modules pass things on
+        elif value is _MISSING:  # not `__delattr__` or `__setattr__`, which some modules override
             del held[self._name]
         else:
             held[self._name] = value
@@ -111,25 +111,25 @@ class Patch:
 def _reference(owner: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(owner)
-    except TypeError:  # an object without a place for references
+    except TypeError:  # the object cannot be weakly referenced
         return lambda: owner
 
 
 def apply(changes: Iterable[C], held: list[C]) -> None:
-    """Apply ``changes``, each as soon as it is in ``held``, from which `undo` takes them."""
+    """Append each of ``changes`` to ``held``, then apply it; pass ``held`` to `undo`."""
     for change in changes:
         held.append(change)
         change.apply()
 
 
 def undo(changes: list[C]) -> None:
-    """Undo ``changes``, the last one first, and take them out of the list.
+    """Undo ``changes``, the last one first, and remove them from the list.
 
-    One that fails is tried once more after the others, as where memory was short.
+    A change that fails, for example for lack of memory, is tried once more after the others.
 
     Raises:
-        BaseException: an interrupt (see `is_interrupt`); else what the first one that failed twice raised. Those
-            that failed twice stay in the list.
+        BaseException: an interrupt (see `is_interrupt`); else the error of the first change that failed twice.
+            Changes that failed twice stay in the list.
     """
     first, second = _undo(changes), _undo(changes)
     error = first if first is not None and is_interrupt(first) else second
@@ -147,18 +147,18 @@ def _undo(changes: list[C]) -> BaseException | None:
             failed.insert(0, change)
             if first is None or is_interrupt(error):
                 first = error
-        with suppress(ValueError):  # a signal handler undid it, too
-            changes.remove(change)  # not before: an interrupt would lose it
+        with suppress(ValueError):  # a signal handler undid it as well
+            changes.remove(change)  # last, as an interrupt before `undo` would lose the change
     changes += failed
     return first
 
 
-# The last patch of each attribute that has any, as long as somebody holds it to undo it
+# The last patch of each patched attribute, for as long as its holder keeps it
 _tops: weakref.WeakValueDictionary[tuple[int, str], Patch] = weakref.WeakValueDictionary()
 
 
 def transparent(wrapper: F) -> F:
-    """Have ``wrapper``, if it is a function of this package, count in no ``stacklevel``; return it."""
+    """Keep ``wrapper``, if it is a function of this package, out of every ``stacklevel``; return it."""
     function: Any = wrapper
     while not isinstance(function, FunctionType):
         if isinstance(function, functools.partial):
@@ -174,14 +174,14 @@ def transparent(wrapper: F) -> F:
 
 @functools.cache
 def renamed(code: CodeType) -> CodeType:
-    """Return the code of a wrapper as `transparent` gives it to the wrapper: always the same object."""
+    """Return ``code`` with the file name `TRANSPARENT`; always the same object for the same code."""
     return code.replace(co_filename=TRANSPARENT)
 
 
 def leave_no_frame(error: BaseException) -> None:
-    """Take the frame that handles ``error`` out of its traceback, which it leaves next by a bare ``raise``.
+    """Remove the frame that handles ``error`` from its traceback; the caller re-raises by a bare ``raise``.
 
-    The traceback of an error in a function that is patched reads as without the patch.
+    The traceback of an error in a patched function then reads as without the patch.
     """
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next

@@ -1,4 +1,4 @@
-"""Text from outside, such as names of files and kernels, made fit for a terminal."""
+"""Escapes text from outside, such as names of files and kernels, for a terminal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
-    r"""Return ``text`` on one line, with characters that are not shown as escapes: ``\x1b``, ``\n``, ``\u202e``.
+    r"""Return ``text`` on one line, with unprintable characters as escapes: ``\x1b``, ``\n``, ``\u202e``.
 
-    Those could move the cursor, change the title or colours, add lines, or show text in another order than it has.
-    All that comes from outside of this library passes here before it is printed.
+    Unescaped, they could move the cursor, change the title or colours, add lines, or reorder the text. All text
+    from outside this library is escaped here before it is printed.
     """
     if text.isprintable():
         return text
@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 def shell_line(words: Iterable[str]) -> str:
-    """Return a command line to be copied; words that cannot be shown are written as Bash and zsh take them."""
+    """Return a command line that can be copied; unprintable words are quoted in the syntax of Bash and zsh."""
     return " ".join(shlex.quote(word) if word.isprintable() else _ansi_quoted(word) for word in words)
 
 

@@ -19,7 +19,7 @@ DEFAULT = bytes(_SIZE)
 
 
 def c_library() -> Any:
-    """Return the C library, as `ctypes.CDLL` loads it; None where it has no ``sigaction``, or Python no ctypes."""
+    """Return the C library from `ctypes.CDLL`; None if it lacks ``sigaction``, or Python lacks ctypes."""
     try:
         import ctypes
 
@@ -30,10 +30,10 @@ def c_library() -> Any:
 
 
 def exchange(libc: Any, number: int, new: bytes | None = None) -> bytes:
-    """Return the ``struct sigaction`` of signal ``number``, and set ``new`` in its place where that is given.
+    """Return the ``struct sigaction`` of signal ``number``, and replace it by ``new`` if given.
 
     Raises:
-        OSError: the system refuses it.
+        OSError: the system rejects the call.
     """
     import ctypes
 
@@ -49,13 +49,13 @@ def handler(action: bytes) -> int:
 
 
 def c_handler(number: int) -> int | None:
-    """Return the address of a signal's handler: 0 is the default, 1 ignores it; None if it is not known."""
+    """Return the address of a signal's handler: 0 is the default, 1 ignores the signal; None if unknown."""
     libc = c_library()
     return None if libc is None else handler(exchange(libc, number))
 
 
 def is_default(number: int) -> bool:
-    """Return whether nothing handles or ignores signal ``number``, be it in C; as Python says where C cannot."""
+    """Return whether no code handles or ignores signal ``number``, in Python or, as far as that is known, in C."""
     if signal.getsignal(number) is not signal.SIG_DFL:
         return False
     address = c_handler(number)
@@ -66,7 +66,7 @@ def is_default(number: int) -> bool:
 
 
 def _caught() -> int | None:
-    """Return the mask of the signals that have a handler, as Linux says; None elsewhere."""
+    """Return Linux's bit mask of the signals that have a handler; None on other systems."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))

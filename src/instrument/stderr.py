@@ -1,4 +1,4 @@
-"""Standard error as the process had it at its start, for programs that capture or replace ``sys.stderr``."""
+"""Keeps the standard error of the start of the process, as programs may capture or replace ``sys.stderr``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _kept: tuple[Any, os.stat_result] | None = None
 
 
 def keep() -> None:
-    """Keep ``sys.stderr`` as it is now; `instrument run` does so before the program begins."""
+    """Keep the present ``sys.stderr``; `instrument run` calls this before the program begins."""
     global _kept
     with Suppressed(OSError, ValueError, AttributeError):
         _kept = sys.stderr, os.fstat(sys.stderr.fileno())
 
 
 def at_start() -> Any:
-    """Return what `keep` kept; None without it, or where its file is closed or is another one by now."""
+    """Return the file that `keep` kept; None without one, or if its descriptor was closed or reused."""
     if _kept is None:
         return None
     file, before = _kept

@@ -1,10 +1,10 @@
-"""Which vendor's tool this process runs under, as the tool says in the environment of what it starts."""
+"""Detects the vendor's tool that this process runs under, by the environment variables that the tool sets."""
 
 from __future__ import annotations
 
 import os
 
-TOOL_FREE_INJECTION = "./."  # what NVTX_INJECTION64_PATH holds when a tool asked for "no injection"
+TOOL_FREE_INJECTION = "./."  # the value of NVTX_INJECTION64_PATH by which a tool disables injection
 
 
 def _set(*variables: str) -> bool:
@@ -12,7 +12,7 @@ def _set(*variables: str) -> bool:
 
 
 def nvtx_injected() -> bool:
-    """Return whether a tool asked the NVTX of this process to load its library."""
+    """Return whether a tool injects its library into the NVTX of this process."""
     return os.environ.get("NVTX_INJECTION64_PATH", "") not in ("", TOOL_FREE_INJECTION)
 
 
@@ -38,7 +38,7 @@ def vtune() -> bool:
 
 
 def gpu_tracer() -> str | None:
-    """Return the tool that holds the GPU's one tracing interface (CUPTI, rocprofiler) in this process."""
+    """Return the tool that uses the GPU's only tracing interface (CUPTI, rocprofiler) in this process, or None."""
     if _set("CUDA_INJECTION64_PATH"):
         return "Nsight Systems"
     if nsight_compute():

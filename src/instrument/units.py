@@ -1,19 +1,19 @@
-"""Numbers for a person to read, with their units."""
+"""Formats numbers and their units for people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_WIDE = 100  # times as long, from which two durations do not share a unit
+_WIDE = 100  # ratio of two durations from which they do not share a unit
 
 
 def duration(ns: float) -> str:
-    """Three digits and the unit that suits: ``1.20 ms``."""
+    """Return a duration with three digits, in a fitting unit: ``1.20 ms``."""
     return f"{_digits(ns, *_unit(ns))} {_unit(ns)[1]}" if ns else "0"
 
 
 def durations(ns: Sequence[float]) -> str:
-    """Several in the unit that suits the one in the middle: ``80.0, 214, 83.0 ms``; far apart, each in its own."""
+    """Return durations in the unit of their median, ``80.0, 214, 83.0 ms``; each in its own if far apart."""
     if max(ns) >= _WIDE * min(ns):
         return ", ".join(map(duration, ns))
     unit = _unit(sorted(ns)[len(ns) // 2])
@@ -21,7 +21,7 @@ def durations(ns: Sequence[float]) -> str:
 
 
 def _unit(ns: float) -> tuple[float, str]:
-    """The unit that suits, in ns and in words."""
+    """Return the length in ns and the name of a fitting unit."""
     for limit, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
         if ns < limit * 0.9995:
             return limit / 1e3, unit
@@ -36,15 +36,15 @@ def _digits(ns: float, size: float, unit: str) -> str:
 
 
 def count(calls: float) -> str:
-    """Thousands apart, with a decimal where it is not whole."""
+    """Return a number with a thousands separator, and one decimal unless it is whole."""
     return f"{calls:,.0f}" if calls == int(calls) else f"{calls:,.1f}"
 
 
 def counted(number: float, word: str, plural: str = "") -> str:
-    """The number with what it counts: ``1 region``, ``1,200 regions``; ``plural`` where that is not word and s."""
+    """Return a number with its noun: ``1 region``, ``1,200 regions``; ``plural`` defaults to word plus "s"."""
     return f"{count(number)} {word if number == 1 else plural or word + 's'}"
 
 
 def percent(part: int, whole: int | None) -> str:
-    """The part of the whole, or a dash where that is nothing."""
+    """Return ``part`` as a percentage of ``whole``, or a dash if that is zero or unknown."""
     return f"{100 * part / whole:.1f}" if whole else "-"

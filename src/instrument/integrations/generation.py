@@ -167,7 +167,7 @@ generation = Generation()
 
 
 @served
-def annotate_generation(model: nn.Module) -> Handle[GenerationAnnotation]:
+def annotate_generation(model: nn.Module) -> Handle:
     """Make ``model.generate()`` the region "generate", with "prefill" and one "decode" for each token inside.
 
     "prefill" ends when the first token is chosen; each "decode" lasts from the preparation of its forward until

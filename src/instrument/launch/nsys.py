@@ -39,7 +39,7 @@ class Nsys:
         2022.4 accepts and ignores, each report is written as its window ends. Without wait=primary nsys waits for
         processes that the program left behind; with kill=none the end of a recording does not end the program.
         """
-        options = [f"--trace={','.join(_traces(tool))}"]
+        options = [f"--trace={','.join(_supported_traces(tool))}"]
         if request.windows != 0:
             end = f"--capture-range-end=repeat:{request.windows or _ENDLESS}:sync"
             options += ["--capture-range=nvtx", "--nvtx-capture=capture@instrument", end]
@@ -58,7 +58,7 @@ class Nsys:
         show_traces(reports, console)
 
 
-def _traces(tool: Tool) -> list[str]:
+def _supported_traces(tool: Tool) -> list[str]:
     """Return the traces that nsys can record here, with collectives if this release can trace them."""
     if not (any(Path(device).exists() for device in _DEVICES) or shutil.which("nvidia-smi")):
         return ["nvtx"]

@@ -38,7 +38,7 @@ def print_outcome(vendor: Vendor, request: LaunchRequest, report: Path, manifest
     with guard.contained("reading the report"):
         reports = vendor.reports(report)
         if reports:
-            _read(vendor, reports, rank_from_name(report), console)
+            _print_reports(vendor, reports, rank_from_name(report), console)
         else:
             reason = missing_report_reason(request, list(entries_of(request.out, manifest)), code)
             print_line(console, f"instrument: {vendor.title} wrote no report: {reason}")
@@ -47,7 +47,7 @@ def print_outcome(vendor: Vendor, request: LaunchRequest, report: Path, manifest
         sys.stderr.flush()
 
 
-def _read(vendor: Vendor, reports: Sequence[Path], rank: int | None, console: Console) -> None:
+def _print_reports(vendor: Vendor, reports: Sequence[Path], rank: int | None, console: Console) -> None:
     for path in reports:
         print_line(console, f"instrument: {vendor.title} wrote {path}")
     if not settings.summary or rank:  # only the first of ranks that were each launched this way

@@ -17,10 +17,10 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 def run(command: Sequence[str], environment: Mapping[str, str], program: Sequence[str]) -> int:
     """Run ``command``, which starts ``program``, and return the exit code: 128 plus the number of a signal.
 
-    At a signal the tools end their recording, and some leave the program running. So the tool runs in its own
-    session, gets no signals, and the program gets each signal once, as it would without the tool.
+    A signal makes the tools end their recording, and some then leave the program running. The tool therefore runs
+    in a session of its own without signals, and the program gets each signal once, as it does without the tool.
     """
-    with _forwarded(program) as follow:
+    with _forward_signals(program) as follow:
         child = subprocess.Popen(list(command), env=dict(environment), start_new_session=True)
         follow(child)
         code = child.wait()
@@ -28,7 +28,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], program: Sequenc
 
 
 class _Signals:
-    """Forwards signals to the program, those that came before its start as well."""
+    """Forwards signals to the program, including those that arrive before it starts."""
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program = program
@@ -46,12 +46,13 @@ class _Signals:
             self._early.append(number)
             return
         with suppress(ProcessLookupError, PermissionError):
-            child = self._child.pid
-            os.kill(_find(child, lambda process: _runs(process, self._program)) or _find_other(child), number)
+            tool = self._child.pid
+            found = _find(tool, lambda process: _runs(process, self._program))
+            os.kill(found or _find_exec_successor(tool), number)
 
 
 @contextmanager
-def _forwarded(program: Sequence[str]) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+def _forward_signals(program: Sequence[str]) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     signals, before = _Signals(program), {}
     if threading.current_thread() is threading.main_thread():
         for name in _SIGNALS:
@@ -76,7 +77,7 @@ def _find(root: int, wanted: Callable[[int], bool]) -> int | None:
     return None
 
 
-def _find_other(root: int) -> int:
+def _find_exec_successor(root: int) -> int:
     """Return the first process that is not the tool's: the program after it called ``exec``."""
     home = _program_folder(root)
     found = _find(root, lambda process: _program_folder(process) not in (home, None)) if home is not None else None

@@ -41,7 +41,7 @@ def command_line(profiler: str, request: LaunchRequest, tool: Tool | None = None
         LaunchError: the profiler or the program is not installed; the message says where to get the profiler.
         ValueError: ``profiler`` is unknown.
     """
-    return _prepared(profiler, request, tool).command
+    return _prepare(profiler, request, tool).command
 
 
 def launch(profiler: str, request: LaunchRequest) -> int:
@@ -55,7 +55,7 @@ def launch(profiler: str, request: LaunchRequest) -> int:
     Raises:
         LaunchError, ValueError: as for `command_line`.
     """
-    prepared = _prepared(profiler, request, None)
+    prepared = _prepare(profiler, request, None)
     request.out.mkdir(parents=True, exist_ok=True)
     manifest = outcome.manifest_size(request.out)
     code = run(prepared.command, {**request.environment, LAUNCHED: "1"}, request.command)
@@ -64,12 +64,12 @@ def launch(profiler: str, request: LaunchRequest) -> int:
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class _PreparedLaunch:
     command: list[str]
     report: Path  # without what the tool adds to the name
 
 
-def _prepared(profiler: str, request: LaunchRequest, tool: Tool | None) -> _Prepared:
+def _prepare(profiler: str, request: LaunchRequest, tool: Tool | None) -> _PreparedLaunch:
     if profiler not in VENDORS:
         raise ValueError(f'"profiler" must be one of {", ".join(VENDORS)}: {profiler!r}')
     vendor = VENDORS[profiler]
@@ -80,18 +80,18 @@ def _prepared(profiler: str, request: LaunchRequest, tool: Tool | None) -> _Prep
         raise LaunchError("no program to run")
     if shutil.which(request.command[0], path=request.environment.get("PATH")) is None:
         raise LaunchError(f"program not found: {request.command[0]}")
-    report = _fresh(request, profiler)
+    report = _new_report_path(request, profiler)
     name = str(report).replace("%", vendor.percent)
     job = workers(request.command, request.environment) if vendor.rank is not None else None
     if job is None:
-        return _Prepared([*vendor.prefix(request, tool, name, workers=False), *request.command], report)
+        return _PreparedLaunch([*vendor.prefix(request, tool, name, workers=False), *request.command], report)
     name += f"-rank{vendor.rank}"
     if job.restarts:
         name += f"-restart{vendor.rank}".replace("RANK", "TORCHELASTIC_RESTART_COUNT")
-    return _Prepared(job.under(vendor.prefix(request, tool, name, workers=True)), report)
+    return _PreparedLaunch(job.under(vendor.prefix(request, tool, name, workers=True)), report)
 
 
-def _fresh(request: LaunchRequest, profiler: str) -> Path:
+def _new_report_path(request: LaunchRequest, profiler: str) -> Path:
     """Return the path of a new report without its suffix; no tool overwrites an existing one."""
     name = f"{profiler}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     given = (request.environment.get(variable, "") for variable in _RANKS)

@@ -49,7 +49,7 @@ def workers(command: Sequence[str], environment: Mapping[str, str]) -> Workers |
     else:
         return None
     given = words[start:]
-    parsed = _parsed(name, given)
+    parsed = _parse(name, given)
     if parsed is None or not parsed.training_script:
         return None
     own = len(given) - len(parsed.training_script_args) - 1
@@ -63,7 +63,7 @@ def workers(command: Sequence[str], environment: Mapping[str, str]) -> Workers |
     return Workers([*words[:start], *options], program, restarts)
 
 
-def _parsed(launcher: str, words: list[str]) -> Any:
+def _parse(launcher: str, words: list[str]) -> Any:
     """Return the launcher's arguments as its own parser parses them; None if it rejects them."""
     try:
         if launcher == "torchrun":

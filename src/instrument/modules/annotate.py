@@ -22,7 +22,7 @@ def annotate_modules(
     skip_containers: bool = False,
     shapes: bool = False,
     modes: bool = True,
-) -> Handle[AnnotatedModel]:
+) -> Handle:
     """Annotate each module of ``model``, forward and backward, in every active profiler.
 
     A region has the module's qualified name (``encoder.layers.3.self_attn``), that of its backward the same name

@@ -42,7 +42,7 @@ class PatchService(ABC, Generic[T]):
     def apply(self, on: bool) -> None:
         """Undo the earlier changes, and if ``on``, make those that the requests need now."""
 
-    def add(self, request: T) -> Handle[T]:
+    def add(self, request: T) -> Handle:
         """Serve ``request`` from now on, unless the library is switched off."""
         handle = Handle(self, request)
         if settings.enabled:
@@ -134,10 +134,10 @@ class PatchService(ABC, Generic[T]):
         self._lock = threading.RLock()  # a thread of the parent process may hold the old lock
 
 
-class Handle(Generic[T]):
+class Handle:
     """Undoes an annotation: `remove`, or the end of a ``with`` block."""
 
-    def __init__(self, service: PatchService[T] | None, request: T) -> None:
+    def __init__(self, service: PatchService[Any] | None, request: object) -> None:
         self._service = service
         self._request = request
 
@@ -150,7 +150,7 @@ class Handle(Generic[T]):
         if self._service is not None:
             self._service.discard(self._request)
 
-    def __enter__(self) -> Handle[T]:
+    def __enter__(self) -> Handle:
         return self
 
     @guard.contained(FEATURE)
@@ -158,7 +158,7 @@ class Handle(Generic[T]):
         self.remove()
 
 
-_EMPTY: Handle[Any] = Handle(None, "nothing")
+_EMPTY = Handle(None, "nothing")
 
 
 def served(function: F) -> F:

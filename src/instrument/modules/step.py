@@ -43,7 +43,7 @@ patcher = StepPatcher()
 
 
 @served
-def annotate_step(*parts: str) -> Handle[StepAnnotation]:
+def annotate_step(*parts: str) -> Handle:
     """Annotate the parts of a training step outside the model, in every active profiler.
 
     torch is patched only while a profiler records or a tool is attached. Results do not change, nor does compiled

@@ -42,7 +42,7 @@ class Check:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-def _temp() -> Path:
+def _temp_folder() -> Path:
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:  # no folder is writable
@@ -63,7 +63,7 @@ class Machine:
     """
 
     root: Path = Path("/")
-    temp: Path = field(default_factory=_temp)
+    temp: Path = field(default_factory=_temp_folder)
     out: Path = Path("runs")
     packages: Sequence[str] = field(default_factory=lambda: sys.path)
     viewer: str = "https://ui.perfetto.dev"

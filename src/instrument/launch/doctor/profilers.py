@@ -102,7 +102,7 @@ def ncu(machine: Machine) -> Check:
 
 def rocprof(machine: Machine) -> Check:
     """Check that rocprofv3 finds a rocTX library, and return what it would record."""
-    tool, library = machine.tool("rocprof"), _roctx()
+    tool, library = machine.tool("rocprof"), _has_roctx()
     facts = {**_facts(tool), "roctx": library}
     loads = "the rocTX library loads" if library else "there is no rocTX library"
     if tool is None:
@@ -116,7 +116,7 @@ def rocprof(machine: Machine) -> Check:
     return Check("ok" if machine.amd else "note", sentence, facts=facts)
 
 
-def _roctx() -> bool:
+def _has_roctx() -> bool:
     from ...regions.emitters.roctx import RoctxEmitter
 
     try:

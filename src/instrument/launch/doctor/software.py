@@ -120,7 +120,7 @@ def frameworks(machine: Machine) -> Check:
 
 def perfetto(machine: Machine) -> Check:
     """Check that Perfetto can be reached; traces can also be opened on another machine."""
-    reachable = _answers(machine.viewer)
+    reachable = _is_reachable(machine.viewer)
     facts = {"reachable": reachable}
     if reachable:
         return Check("ok", f"{machine.viewer} can be reached", facts=facts)
@@ -128,7 +128,7 @@ def perfetto(machine: Machine) -> Check:
     return Check("note", sentence, facts=facts)
 
 
-def _answers(address: str) -> bool:
+def _is_reachable(address: str) -> bool:
     answered = threading.Event()
 
     def request() -> None:

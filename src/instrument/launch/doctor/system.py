@@ -88,7 +88,7 @@ def ptrace(machine: Machine) -> Check | None:
 def temp_folder(machine: Machine) -> Check:
     """Check that profilers have room for temporary files."""
     cure = "export TMPDIR=FOLDER, a writable folder with room"
-    return _room(machine.temp, machine.temp, "a recording", cure)
+    return _check_room(machine.temp, machine.temp, "a recording", cure)
 
 
 def shared_memory(machine: Machine) -> Check | None:
@@ -97,7 +97,7 @@ def shared_memory(machine: Machine) -> Check | None:
     if not folder.is_dir():
         return None
     cure = "docker run --shm-size=8g" if machine.container else f"sudo mount -o remount,rw,size=8g {folder}"
-    return _room(
+    return _check_room(
         folder, folder, "the workers of a DataLoader, NCCL and nsys", cure, too_little=_MIB, little=256 * _MIB
     )
 
@@ -107,10 +107,11 @@ def out_folder(machine: Machine) -> Check:
     folder = machine.out.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return _room(folder, machine.out, "traces", "another folder; check it with instrument doctor --out FOLDER")
+    cure = "another folder; check it with instrument doctor --out FOLDER"
+    return _check_room(folder, machine.out, "traces", cure)
 
 
-def _room(
+def _check_room(
     folder: Path, named: Path, what: str, cure: str, too_little: int = _TOO_LITTLE, little: int = _LITTLE
 ) -> Check:
     """Check that ``folder`` is writable and has room for ``what``."""
@@ -121,7 +122,7 @@ def _room(
         return Check("problem", f"{named} cannot be written to: {error.strerror}", cure, {"writable": False})
     free = shutil.disk_usage(folder).free
     facts = {"writable": True, "free_bytes": free}
-    sentence = f"{named}, {_size(free)} free"
+    sentence = f"{named}, {_format_size(free)} free"
     if free < too_little:
         return Check("problem", f"{sentence}: too little for {what}", cure, facts)
     if free < little:
@@ -129,7 +130,7 @@ def _room(
     return Check("ok", sentence, facts=facts)
 
 
-def _size(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size / (1 << 30):,.0f} GiB" if size >= 10 << 30 else f"{size / _MIB:,.0f} MiB"
 
 

@@ -240,17 +240,17 @@ def _usable_gpus() -> tuple[list[str], str]:
 
     names: list[str] = []
     if not torch.cuda.is_available():
-        return names, _failure(torch.cuda.init) if gpu.built_for_cuda() else ""
+        return names, _failure_of(torch.cuda.init) if gpu.built_for_cuda() else ""
 
     def use() -> None:
         names.extend(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
         torch.ones(1024, device="cuda").add(1)
         torch.cuda.synchronize()
 
-    return names, _failure(use)
+    return names, _failure_of(use)
 
 
-def _failure(call: Callable[[], object]) -> str:
+def _failure_of(call: Callable[[], object]) -> str:
     try:
         call()
     except Exception as error:
