@@ -50,7 +50,8 @@ SLOW = {
     "framework": ("integrations", "windows/test_foreign_profilers.py", "modules/test_models.py"),
     "vendor": ("launch", "exporters/test_vendors.py", "test_install_nsys.py", "test_gpu_check.py"),
     "corpus": (
-        "faults", "test_public_scripts.py", "modules/test_survives.py", "dryrun/test_idioms.py",
+        "faults", "test_public_scripts.py", "modules/test_forward_and_backward.py",
+        "modules/test_lifetimes_and_threads.py", "modules/test_copies_and_tracers.py", "dryrun/test_idioms.py",
         "dryrun/test_training_cases.py", "dryrun/test_autograd_cases.py", "dryrun/test_operator_cases.py",
         "dryrun/test_device_cases.py", "dryrun/test_models.py", "diagnosis/test_reference.py",
     ),

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from torch import nn
 
+import instrument
 from instrument.modules.hooks import Hook
 from instrument.modules.installer import installer
 from instrument.modules.stand_in import StandIn
 from instrument.regions import dispatch
 from instrument.regions.region import Region
+
+from ..support.net import Net
+from .net_runs import Run, assert_same, hooks, seeded
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +94,43 @@ def attach_emitter() -> AttachEmitter:
             dispatch.active._refresh()
 
     return attach
+
+
+@pytest.fixture
+def tree_of(attach_emitter: AttachEmitter) -> Callable[..., list[Any]]:
+    """Run a function on a plain model, between windows and in a window; return the regions of the last run."""
+
+    def run(function: Run, make: Callable[[], Any] = Net) -> list[Any]:
+        expected = function(seeded(make))
+        model = seeded(make)
+        with instrument.annotate_modules(model):
+            assert_same(expected, function(model))
+        model = seeded(make)
+        with attach_emitter() as emitter:
+            with instrument.annotate_modules(model):
+                assert hooks(model)
+                assert_same(expected, function(model))
+            assert not hooks(model)
+        return emitter.tree()
+
+    return run
+
+
+@pytest.fixture
+def window(
+    attach_emitter: AttachEmitter,
+) -> Callable[[nn.Module], contextlib.AbstractContextManager[RecordingEmitter]]:
+    """Return a context manager in which a model is annotated and an emitter attached."""
+
+    @contextlib.contextmanager
+    def open_window(model: nn.Module) -> Iterator[RecordingEmitter]:
+        with attach_emitter() as emitter, instrument.annotate_modules(model):
+            assert hooks(model)
+            yield emitter
+        assert not hooks(model)
+
+    return open_window
+
+
+Window = Callable[[nn.Module], contextlib.AbstractContextManager[RecordingEmitter]]
+TreeOf = Callable[..., "list[Any]"]

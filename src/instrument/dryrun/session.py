@@ -230,9 +230,8 @@ def running(
 def _set_up(
     stack: contextlib.ExitStack, fake: bool, budget: Budget | None, script: bool, step_on: str | None
 ) -> Run:
-    stack.callback(
-        coverage.set_dry_run_active, False
-    )  # each before what it undoes: an interrupt may come in between
+    # Each callback comes before the change that it undoes: an interrupt may come in between.
+    stack.callback(coverage.set_dry_run_active, False)
     coverage.set_dry_run_active(True)
     path = RegionPath()
     stack.callback(dispatch.active.remove, path)
