@@ -14,11 +14,13 @@ import instrument
 from instrument.modules.hooks import Hook
 from instrument.modules.installer import installer
 from instrument.modules.stand_in import StandIn
+from instrument.modules.step import patcher
 from instrument.regions import dispatch
 from instrument.regions.region import Region
 
 from ..support.net import Net
 from .net_runs import Run, assert_same, hooks, seeded
+from .step_parts import patched
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +136,13 @@ def window(
 
 Window = Callable[[nn.Module], contextlib.AbstractContextManager[RecordingEmitter]]
 TreeOf = Callable[..., "list[Any]"]
+
+
+@pytest.fixture
+def no_patch_left() -> Iterator[None]:
+    """Fail a test that leaves a patch."""
+    yield
+    handles, remaining = list(patcher.requests), patched()
+    patcher.clear()
+    assert not remaining
+    assert not handles
