@@ -22,7 +22,7 @@ from measure import ROUNDS, Candidates, medians, show, verdict
 from torch.profiler import ProfilerActivity, record_function
 
 import instrument
-from instrument import compat
+from instrument.compat import profilers
 
 RecordFunctionFast = torch._C._profiler._RecordFunctionFast
 
@@ -121,19 +121,19 @@ def interleaved(tasks: int = 1000) -> None:
     async def step() -> None:
         await asyncio.gather(*(task() for _ in range(tasks)))
 
-    original = compat.needs_nested_ranges
+    original = profilers.needs_nested_ranges
     steps: dict[str, list[float]] = {"of the CPU": [], "as of a GPU": []}
     stops: dict[str, list[float]] = {"of the CPU": [], "as of a GPU": []}
     try:
         for _ in range(ROUNDS):
             for name in steps:
-                compat.needs_nested_ranges = lambda _, name=name: name == "as of a GPU"
+                profilers.needs_nested_ranges = lambda _, name=name: name == "as of a GPU"
                 prof = torch.profiler.profile(activities=[ProfilerActivity.CPU])
                 prof.start()
                 steps[name].append(timeit.timeit(lambda: asyncio.run(step()), number=1) * 1e9)
                 stops[name].append(timeit.timeit(prof.stop, number=1) * 1e9)
     finally:
-        compat.needs_nested_ranges = original
+        profilers.needs_nested_ranges = original
     for title, times in ((f"A step of {tasks:,} interleaved tasks", steps), ("The recording's stop", stops)):
         by_name = {name: statistics.median(values) for name, values in times.items()}
         show(title, by_name, "of the CPU")

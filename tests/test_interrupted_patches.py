@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch._dynamo  # not in the middle of a case, where import hooks would add lines
 from torch import nn
 from torch.optim import optimizer
 
 import instrument
-from instrument import compat
+from instrument.compat import compiler, kineto, profilers
 from instrument.dryrun.cuda import PretendedCuda
 from instrument.dryrun.session import running
 from instrument.exporters.sessions import OpenRanges
@@ -132,7 +133,7 @@ def models() -> Owner:
 
 
 def suspension() -> Owner:
-    suspended, suspend = HookSuspension(compat.scripters), contextlib.nullcontext
+    suspended, suspend = HookSuspension(compiler.scripters), contextlib.nullcontext
     return Owner(lambda: suspended.set_suspended(suspend, True), lambda: suspended.set_suspended(suspend, False))
 
 
@@ -182,18 +183,18 @@ class SessionObserver:
         pass
 
 
-def profilers() -> Owner:
+def profiler_owner() -> Owner:
     held: list[Patch] = []
 
     def begin() -> None:
-        apply(compat.profiler_patches(lambda target, profiler: None, int), held)
-        apply(compat.session_patches(SessionObserver()), held)
+        apply(profilers.profiler_patches(lambda target, profiler: None, int), held)
+        apply(kineto.session_patches(SessionObserver()), held)
 
     return Owner(begin, lambda: undo(held))
 
 
 CASES: dict[str, Callable[[], Owner]] = {
-    "profilers of torch": profilers,
+    "profilers of torch": profiler_owner,
     "steps": lambda: follower(StepFollower(int, int, begun=int)),
     "steps by forward": lambda: follower(StepFollower(int, int, "forward")),
     "steps by function": lambda: follower(StepFollower(int, int, "torch.nn.functional:relu")),

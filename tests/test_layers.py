@@ -41,7 +41,7 @@ ORDER = [
 ]
 # What adapters may import from other rooms, beside the public names of the package: their internal interface.
 ADAPTER_INTERFACE = {
-    "compat", "config", "errors", "guard", "identity", "interrupts", "log", "patch",
+    "config", "errors", "guard", "identity", "imports", "interrupts", "log", "patch",
     "modules.service", "regions.dispatch", "regions.region", "stepping.optimizer_steps",
     "windows.api", "windows.profile", "windows.schedule", "windows.steps",
 }  # fmt: skip

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from instrument import compat
 from instrument.bootstrap import begin, session
+from instrument.compat import compiler
 from instrument.integrations import megatron
 from instrument.launch import workers
 
 SOURCE = Path(__file__).parent.parent / "src" / "instrument"
-TABLES = (compat._GRAPH_MAKERS, begin.ADAPTERS, session._LAUNCHERS, megatron.HOOKS, workers._MODULES)
+TABLES = (compiler._GRAPH_MAKERS, begin.ADAPTERS, session._LAUNCHERS, megatron.HOOKS, workers._MODULES)
 FUNCTIONS = {"when_imported", "import_module"}
 NOT_FILES = {"__main__", "torch.ops"}
 

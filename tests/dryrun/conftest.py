@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _device
 from torch.utils.checkpoint import DefaultDeviceType
 
-from instrument import compat
+from instrument.compat import operators
 from instrument.dryrun.cuda import PretendedCuda
 from instrument.regions import dispatch
 
@@ -58,7 +58,7 @@ def unchanged() -> Iterator[None]:
     assert device == _device.CURRENT_DEVICE
     assert not torch.cuda.is_available()
     assert not torch.cuda.is_initialized()
-    assert [] == [*compat.function_modes()]
+    assert [] == [*operators.function_modes()]
     assert 0 == torch._C._len_torch_dispatch_stack()
     assert not dispatch.recording
     assert not torch.is_autocast_enabled("cpu")

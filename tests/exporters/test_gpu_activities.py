@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument import compat
+from instrument.compat import kineto, profilers
 from instrument.exporters.sessions import sessions
 from instrument.exporters.torch_profiler import TorchProfilerExporter
 
@@ -187,7 +187,7 @@ def test_whether_the_gpu_is_recorded_is_seen_in_the_first_trace(
         looked.append(trace)
         return set_up
 
-    monkeypatch.setattr(compat, "is_set_up_for_gpu", look)
+    monkeypatch.setattr(kineto, "is_set_up_for_gpu", look)
     captures = [window(TorchProfilerExporter(options)) for options in ({"activities": [CPU]}, {}, {})]
     for number, capture in enumerate(captures):
         capture.save(tmp_path, f"rank0.{number}")
@@ -304,7 +304,7 @@ def test_a_discarded_window_that_was_never_prepared_leaves_nothing(pretended: Pr
     TorchProfilerExporter({}).capture().discard()
     assert sessions.owner is None
     assert sessions.capture is None
-    assert not compat.profiler_running()
+    assert not profilers.running()
     window(TorchProfilerExporter({}))
 
 
@@ -324,6 +324,6 @@ def test_versions_of_torch_without_names_of_activities(
     made.activities = {"cpu"}
     monkeypatch.setattr(torch.profiler, "profile", lambda **_: made)
     with pytest.raises(TypeError, match="Expected ProfilerActivity"):
-        compat.refuse_late({"activities": ["cpu"]})
+        profilers.refuse_late({"activities": ["cpu"]})
     with pytest.raises(AssertionError, match="No valid profiler activities"):
-        compat.refuse_late({"activities": []})
+        profilers.refuse_late({"activities": []})

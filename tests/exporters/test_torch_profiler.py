@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import instrument
-from instrument import compat
+from instrument.compat import kineto
 from instrument.config import settings
 from instrument.errors import CaptureError
 from instrument.exporters.choose import choose
@@ -164,7 +164,7 @@ def test_preparing_twice_costs_once() -> None:
 def test_only_anothers_recording_is_followed_by_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window searches all objects for open ranges after another profiler recorded, not after a window."""
     searches = []
-    monkeypatch.setattr(compat, "record_functions", lambda: searches.append(1) or [])
+    monkeypatch.setattr(kineto, "record_functions", lambda: searches.append(1) or [])
     exporter = TorchProfilerExporter({})
     record(exporter, tmp_path)
     searches.clear()

@@ -29,10 +29,10 @@ OUTERMOST = {
     # It returns itself, and no more.
     "instrument.modules.service:Handle.__enter__",
     # They stand for the program's own code or torch's, which they call; what else they call is contained.
-    "instrument.compat:profiler_patches.starting.run_on_profiler_start",
-    "instrument.compat:profiler_patches.stopping.run_on_profiler_stop",
-    "instrument.compat:session_patches.leaving.leave_trace",
-    "instrument.compat:session_patches.preparing.prepare_trace",
+    "instrument.compat.profilers:profiler_patches.starting.run_on_profiler_start",
+    "instrument.compat.profilers:profiler_patches.stopping.run_on_profiler_stop",
+    "instrument.compat.kineto:session_patches.leaving.leave_trace",
+    "instrument.compat.kineto:session_patches.preparing.prepare_trace",
     "instrument.integrations.adapter:as_replacement.method",
     "instrument.modules.installer:copied.getstate",
     "instrument.regions.wrap:_generator.wrapper",

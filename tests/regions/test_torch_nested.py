@@ -19,7 +19,8 @@ from torch.autograd.profiler import emit_nvtx
 from torch.profiler import ProfilerActivity, profile
 
 import instrument
-from instrument import annotate, compat
+from instrument import annotate
+from instrument.compat import profilers
 from instrument.exporters.torch_profiler import TorchProfilerExporter
 from instrument.regions.emitters import torch_nested
 from instrument.regions.emitters.torch_nested import NestedTorchProfilerEmitter
@@ -45,7 +46,7 @@ class Ids:
         self.open: Counter[str] = Counter()
         self.entered: Counter[str] = Counter()
         self.operations = 0
-        self._enter, self._exit = compat.range_functions()
+        self._enter, self._exit = profilers.range_functions()
 
     def enter(self, name: str, *shown: Any) -> list[Any]:
         self.operations += 1
@@ -89,7 +90,7 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> Ids:
 @pytest.fixture
 def nested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every recording keep the order that a GPU requires."""
-    monkeypatch.setattr(compat, "needs_nested_ranges", lambda profiler: True)
+    monkeypatch.setattr(profilers, "needs_nested_ranges", lambda profiler: True)
 
 
 @contextlib.contextmanager
@@ -401,11 +402,11 @@ def test_last_step(ids: Ids) -> None:
 def test_recordings_that_need_nested_ranges() -> None:
     """A CPU-only recording needs no nested ranges; one with a GPU, or into NVTX, does."""
     found = torch.autograd.profiler.profile(use_kineto=True)
-    assert not compat.needs_nested_ranges(found)
+    assert not profilers.needs_nested_ranges(found)
     found.kineto_activities.add(ProfilerActivity.CUDA)
-    assert compat.needs_nested_ranges(found)
-    assert compat.needs_nested_ranges(emit_nvtx())
-    assert compat.needs_nested_ranges(None)
+    assert profilers.needs_nested_ranges(found)
+    assert profilers.needs_nested_ranges(emit_nvtx())
+    assert profilers.needs_nested_ranges(None)
 
 
 def lanes(path: Path, work: int) -> list[list[str]]:

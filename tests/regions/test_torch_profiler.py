@@ -64,10 +64,11 @@ def test_regions_that_outlive_their_recording(tmp_path: Path, nested: bool) -> N
         import gc, sys
         import torch
         from torch.profiler import ProfilerActivity, profile
-        from instrument import annotate, compat
+        from instrument.compat import profilers
+        from instrument import annotate
 
         if sys.argv[3] == "True":  # as when recording a GPU
-            compat.needs_nested_ranges = lambda profiler: True
+            profilers.needs_nested_ranges = lambda profiler: True
 
         def recording():
             return profile(activities=[ProfilerActivity.CPU])

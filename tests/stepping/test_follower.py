@@ -20,7 +20,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 import instrument
-from instrument import compat
+from instrument.compat import autograd
 from instrument.modules.stand_in import compiled_call
 from instrument.stepping import follower
 from instrument.stepping.follower import StepFollower
@@ -532,7 +532,7 @@ def test_internal_error_before_a_backward_pass(lenient: None, monkeypatch: pytes
     follower = StepFollower(int, int)
     follower.follow()
     try:
-        monkeypatch.setattr(compat, "in_backward", fail)
+        monkeypatch.setattr(autograd, "in_backward", fail)
         weight = torch.ones(2, requires_grad=True)
         weight.register_hook(gradients.append)
         weight.sum().backward()

@@ -28,7 +28,7 @@ PROGRAM = """
     import threading
     import time
     from instrument import annotate, mark, profile, schedule
-    from instrument.compat import nvtx_domain
+    from instrument.compat.nvtx import nvtx_domain
 
     domain = nvtx_domain("loader")
     attributes = domain.get_event_attributes

@@ -106,19 +106,19 @@ def test_a_recording_that_cannot_be_taken_off(tmp_path: Path) -> None:
     """Where torch has no way to end it, later windows give that as the reason, until it can be ended."""
     code = """
 import torch, instrument
-from instrument import compat
+from instrument.compat import kineto
 from instrument.exporters import sessions, torch_profiler
 
 def fail(*_):
     raise RuntimeError("cannot stop on purpose")
 
-stop, leave = torch.autograd.profiler._disable_profiler, compat.leave_recording
+stop, leave = torch.autograd.profiler._disable_profiler, kineto.leave_recording
 torch.autograd.profiler._disable_profiler = fail
-compat.leave_recording = torch_profiler.leave_recording = lambda: None
+kineto.leave_recording = lambda: None
 with instrument.profile("out", schedule="1,3,5") as prof:
     for number in range(7):
         if number == 4:
-            torch.autograd.profiler._disable_profiler, compat.leave_recording = stop, leave
+            torch.autograd.profiler._disable_profiler, kineto.leave_recording = stop, leave
         prof.step()
 print([window["reason"] for window in prof.windows])
 """

@@ -9,9 +9,10 @@ import os
 from types import ModuleType
 from typing import Any
 
-from .. import compat, stderr
+from .. import stderr
 from ..config import RUN, settings
 from ..guard import guard
+from ..imports import ImportHook
 
 ADAPTERS = {
     "transformers.trainer": "transformers",
@@ -35,8 +36,8 @@ def begin() -> None:
         return
     stderr.keep()
     for module, adapter in () if _has_step_on() else ADAPTERS.items():
-        compat.when_imported(module, functools.partial(_install, adapter))
-    compat.when_imported("torch", _follow)
+        ImportHook(module, functools.partial(_install, adapter)).apply()
+    ImportHook("torch", _follow).apply()
 
 
 def _has_step_on() -> bool:

@@ -11,7 +11,8 @@ import weakref
 from pathlib import Path
 from types import FrameType
 
-from .. import compat, log
+from .. import log
+from ..compat import autograd
 from ..cuda_graphs import cuda_graphs
 from ..descriptors import OwnDescriptor
 from ..guard import guard
@@ -121,7 +122,7 @@ class Termination:
             _die()
         early = True
         with guard.contained(FEATURE):
-            early = compat.in_backward() or cuda_graphs.capturing or _inside(frame)
+            early = autograd.in_backward() or cuda_graphs.capturing or _inside(frame)
         if early:
             self._again = True
             return

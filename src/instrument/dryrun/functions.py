@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
-from .. import compat
+from ..compat import operators
 from .state import State, as_cuda
 from .tags import PINNED
 
@@ -75,7 +75,7 @@ class Functions(TorchFunctionMode):
         before = thread.call, thread.waited, thread.inputs, thread.depth
         thread.call, thread.inputs, thread.depth = "", None, 0
         try:
-            if any(mode is self for mode in compat.function_modes()):
+            if any(mode is self for mode in operators.function_modes()):
                 yield
             else:
                 with self:

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, Protocol
 
-from .. import compat
+from ..compat import kineto, profilers
 from ..guard import guard
 from ..interrupts import Suppressed
 from ..patch import Patch, apply, undo
@@ -60,9 +60,9 @@ class Sessions:
         """Follow the profilers from now on."""
         if not self._watches:
             self._watches = True
-            for prepared in compat.prepared_profilers():
+            for prepared in kineto.prepared_profilers():
                 self.prepared(prepared)
-            apply(compat.session_patches(self), self._patches)
+            apply(kineto.session_patches(self), self._patches)
             self._end_ranges()
 
     @contextmanager
@@ -82,7 +82,7 @@ class Sessions:
     @guard.contained(FEATURE)
     def coming(self) -> None:
         """Stop a capture that records on this thread, as another profiler is about to."""
-        if compat.profiler_running():
+        if profilers.running():
             self.drop()
 
     @guard.contained(FEATURE)
@@ -92,7 +92,7 @@ class Sessions:
         Returns:
             Whether a session that is still on may be ended: it belongs to this library, or is unused.
         """
-        may_end = self.capture is not None or (self.owner is None and not compat.profiler_enabled_somewhere())
+        may_end = self.capture is not None or (self.owner is None and not profilers.running_anywhere())
         if self._claiming != get_ident():
             self.drop()
         self._owner, self._thread = profiler and weakref.ref(profiler), get_ident()
@@ -101,20 +101,20 @@ class Sessions:
     @guard.contained(FEATURE)
     def disabled(self) -> Any:
         """Stop a capture before the profiler of this thread is disabled; return torch's results."""
-        return self.drop() if compat.profiler_running() else None
+        return self.drop() if profilers.running() else None
 
     def recover(self) -> None:
         """End a recording of this library whose stop failed, if it is still on."""
         if self.stuck and self.owner is None:
             with Suppressed(Exception):
-                compat.leave_recording()
-        if not compat.profiler_running():
+                kineto.leave_recording()
+        if not profilers.running():
             self.stuck = ""
 
     def note_stop(self, capture: SessionCapture) -> None:
         """Make torch's state say that the profiler of ``capture`` is off, unless another one has begun since."""
         if self.capture is capture or self.owner is None:
-            compat.note_stop()
+            profilers.note_stop()
 
     def records_gpu(self, trace: Path) -> bool:
         """Return whether torch records the GPU in this process, from the first ``trace`` that should include it.
@@ -122,7 +122,7 @@ class Sessions:
         From torch 2.13 on, the first recording of a process decides that, also one by another profiler.
         """
         if self._records_gpu is None:
-            self._records_gpu = compat.is_set_up_for_gpu(trace)
+            self._records_gpu = kineto.is_set_up_for_gpu(trace)
         return self._records_gpu
 
     @guard.contained(FEATURE)
@@ -149,9 +149,9 @@ class Sessions:
         return result
 
     def _end_ranges(self) -> None:
-        if self._ended and not compat.profiler_enabled_somewhere():
+        if self._ended and not profilers.running_anywhere():
             self._ended = False
-            compat.end_record_functions(compat.record_functions())
+            kineto.end_record_functions(kineto.record_functions())
 
 
 sessions = Sessions()
@@ -195,5 +195,5 @@ class OpenRanges:
     def end(self) -> None:
         """End the ranges that are still open, after the recording and before another one on this thread."""
         undo(self._patches)
-        compat.end_record_functions([context for ref in self._opened if (context := ref()) is not None])
+        kineto.end_record_functions([context for ref in self._opened if (context := ref()) is not None])
         self._opened.clear()

@@ -19,15 +19,7 @@ from threading import get_ident
 from typing import IO, Any, ClassVar, cast
 
 from .. import gpu, log, tools
-from ..compat import (
-    accumulate_events,
-    in_operator,
-    leave_recording,
-    profiler_running,
-    refuse_late,
-    suppress_cycle_warning,
-    window_activities,
-)
+from ..compat import autograd, kineto, profilers
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
 from ..interrupts import Suppressed, is_interrupt
@@ -98,7 +90,7 @@ class TorchProfilerExporter:
         _check(options)
         try:
             if options:
-                refuse_late(self._options)
+                profilers.refuse_late(self._options)
         except Exception as error:  # torch's error does not name the argument
             if is_interrupt(error) or isinstance(error, (MemoryError, RecursionError)):
                 raise
@@ -128,7 +120,7 @@ class TorchProfilerExporter:
         """With ``acc_events``, include the events of the previous capture in those of ``capture``."""
         if self._options.get("acc_events"):
             if self._last is not None:
-                accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)
+                profilers.accumulate_events(capture.profiler.profiler, self._last.profiler.profiler)
             self._last = capture
 
 
@@ -169,18 +161,18 @@ class TorchProfilerCapture:
             self._prepare()
 
     def _refuse_second(self) -> None:
-        if sessions.owner is not None or profiler_running():
+        if sessions.owner is not None or profilers.running():
             sessions.recover()
-        if sessions.owner is not None or profiler_running():
+        if sessions.owner is not None or profilers.running():
             raise CaptureError(sessions.stuck or "another torch profiler is active")
 
     def _prepare(self) -> None:
         from torch.profiler import profile
 
         self._used = gpu.in_use() is not None
-        activities = window_activities(self._options.get("activities"))
+        activities = profilers.window_activities(self._options.get("activities"))
         self.profiler = profile(**{**self._options, "activities": activities})
-        with sessions.claim(self), suppress_cycle_warning():
+        with sessions.claim(self), profilers.suppress_cycle_warning():
             self.profiler.prepare_trace()
             self._prepared = True
         self._on_prepared(self)
@@ -188,7 +180,7 @@ class TorchProfilerCapture:
     def start(self) -> None:
         """Start recording."""
         self._check()
-        if profiler_running():
+        if profilers.running():
             raise CaptureError(_IN_WARMUP)
         if not self._prepared:
             self._refuse_second()
@@ -254,9 +246,9 @@ class TorchProfilerCapture:
                 self._lost = _IN_WARMUP
         elif self._thread != get_ident():
             self._lost = _ON_ANOTHER_THREAD
-        elif in_operator():
+        elif autograd.in_operator():
             self._lost = _IN_OPERATOR
-            self._memory = leave_recording()
+            self._memory = kineto.leave_recording()
             self._end_ranges()
         else:
             self.step(None)
@@ -275,8 +267,8 @@ class TorchProfilerCapture:
     def _check(self) -> None:
         """If the recording is lost, clean up and raise the reason."""
         if self._lost:
-            if self._thread and profiler_running() and sessions.elsewhere:
-                leave_recording()
+            if self._thread and profilers.running() and sessions.elsewhere:
+                kineto.leave_recording()
                 sessions.recover()
             self._end_ranges()
             self._end_step()
@@ -317,11 +309,11 @@ class TorchProfilerCapture:
         """End torch's recording after its stop failed, or the next window would find an active profiler."""
         self._lost = f"the recording could not be stopped: {type(error).__name__}: {error}"
         with Suppressed(Exception):
-            if profiler_running() and self.profiler.profiler is not None:
+            if profilers.running() and self.profiler.profiler is not None:
                 with _unsynchronized(self.profiler.profiler):
                     self.profiler.profiler.__exit__(None, None, None)
         sessions.note_stop(self)
-        if profiler_running():
+        if profilers.running():
             sessions.stuck = f"the recording of an earlier window could not be stopped: {error!r}"
             sessions.release(self)
             sessions.recover()
@@ -353,7 +345,7 @@ class TorchProfilerCapture:
         if self._lost:
             return
         try:
-            if profiler_running():
+            if profilers.running():
                 if self._thread:  # `start` was interrupted
                     self._stop()
             elif self._prepared:
@@ -361,7 +353,7 @@ class TorchProfilerCapture:
                 self._start_trace()
                 self._stop()
         finally:
-            if not profiler_running():  # else an interrupt came, and this is called again
+            if not profilers.running():  # else an interrupt came, and this is called again
                 sessions.release(self)
 
 

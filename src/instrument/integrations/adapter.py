@@ -10,9 +10,10 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, ClassVar, TypeVar
 
-from .. import compat, log
+from .. import log
 from ..config import settings
 from ..guard import exiting, guard
+from ..imports import ImportHook
 from ..patch import Change, Patch, transparent, undo
 from ..regions import dispatch
 from .loop import Loop
@@ -170,10 +171,9 @@ class Adapter:
 
         def imported(found: Any) -> None:
             with guard.contained(self.feature):
-                if self.attached:
-                    callback(found)
+                callback(found)
 
-        compat.when_imported(module, imported)
+        self.apply(ImportHook(module, imported))
 
 
 def as_replacement(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:

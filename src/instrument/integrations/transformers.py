@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from .. import compat, log
+from .. import log
 from ..config import settings
 from ..guard import guard
+from ..imports import ImportHook
 from ..patch import Patch
 from .adapter import Adapter, Removal
 from .environment import loop_from_environment
@@ -220,7 +221,7 @@ _patches: list[Patch] = []  # of the Trainer's module
 def install() -> None:
     """Add a callback to every Trainer made from now on if the environment requests a loop."""
     if loop_from_environment() is not None:
-        compat.when_imported("transformers.trainer", _add_default_callback)
+        ImportHook("transformers.trainer", _add_default_callback).apply()
 
 
 def _add_default_callback(module: Any) -> None:

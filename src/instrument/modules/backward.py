@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from .. import compat
+from ..compat import autograd
 from ..guard import guard
 from ..regions import dispatch
 from .module_calls import BackwardPass, ModuleCall, current, next_number
 from .tensors import tensors
 
-before_node = compat.before_node()
+before_node = autograd.before_node()
 WALK = 1000  # nodes of one call to inspect
 LEAF = 1 << 63  # nodes that accumulate the gradient of a leaf are numbered from here on
 

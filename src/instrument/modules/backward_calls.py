@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .. import compat
+from ..compat import autograd
 from ..guard import guard
 from ..patch import Patch, leave_no_frame
 from ..regions import dispatch
@@ -50,7 +50,7 @@ def around(
             begun, outermost = None, False
             try:
                 if not dispatch.tracing():
-                    outermost = not compat.in_backward()
+                    outermost = not autograd.in_backward()
                     begun = begin()
             except Exception as error:
                 try:

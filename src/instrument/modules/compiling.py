@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import compat
+from ..compat import compiler
 from ..guard import guard
 from ..patch import Patch, apply, leave_no_frame, undo
 from .stand_in import compiled_call
@@ -23,7 +23,7 @@ wrapped: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictiona
 
 def opaque(module: nn.Module) -> bool:
     """Return whether a call of ``module`` runs code that does not call the hooks of the modules inside."""
-    compiled = compat.compiled_module()
+    compiled = compiler.compiled_module()
     return (
         compiled_call(module) is not None
         or (compiled is not None and isinstance(module, compiled))
@@ -34,7 +34,7 @@ def opaque(module: nn.Module) -> bool:
 
 def compiled_from(module: nn.Module) -> nn.Module:
     """Return the module that was given to ``torch.compile``, or ``module`` itself if it is not compiled."""
-    compiled = compat.compiled_module()
+    compiled = compiler.compiled_module()
     return module._orig_mod if compiled is not None and isinstance(module, compiled) else module
 
 
@@ -100,11 +100,11 @@ class HookSuspension:
             cleared.close()
 
 
-compiling = HookSuspension(compat.compilers)
+compiling = HookSuspension(compiler.compilers)
 """Dynamo guards on the hooks that it sees: one present only in a window would cause a recompilation after it."""
 
-scripting = HookSuspension(compat.scripters)
+scripting = HookSuspension(compiler.scripters)
 """TorchScript compiles hooks into its result, and fails on other attributes."""
 
-graphing = HookSuspension(compat.graph_makers)
+graphing = HookSuspension(compiler.graph_makers)
 """`make_graphed_callables` refuses modules with hooks."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import compat
+from ..compat import autograd, operators
 from ..guard import guard
 from ..patch import transparent
 from ..regions import dispatch
@@ -25,7 +25,7 @@ from .stand_in import StandIn, called_module
 from .tensors import tensors
 
 FEATURE = "the region of a module"
-_torch_function_mode_active, _without_torch_function = compat.torch_function_controls()
+_torch_function_mode_active, _without_torch_function = operators.torch_function_controls()
 
 
 class Hook:
@@ -88,7 +88,7 @@ class ForwardPreHook(Hook):
                 if layer.aliases and around is not None and around.layer is not layer.parent:
                     layer = _alias(layer, stack)
             layer.seen = True
-            if around is None and layer.alone is not None and not compat.in_backward():
+            if around is None and layer.alone is not None and not autograd.in_backward():
                 layer = layer.alone  # as an agent calls its actor; not a recomputation
             region = layer.evaluation if getattr(module, "training", True) is False else layer.region
             call = ModuleCall(layer, around, frame, next_number(), dispatch.NO_TOKEN)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import compat
-from ..compat import COMPILED_CALL
+from ..compat import compiler
+from ..compat.compiler import COMPILED_CALL
 from ..guard import guard
 from ..patch import Patch, apply, leave_no_frame, undo
 from ..regions import dispatch
@@ -249,7 +249,7 @@ class Installer(PatchService[AnnotatedModel]):
         for annotated in self.requests:
             annotated.seen = annotated.seen or any(layer.seen for layer in annotated.layers)
             if not self._on and annotated.layers:
-                if not annotated.seen and compat.graphs_compiled():
+                if not annotated.seen and compiler.graphs_compiled():
                     dispatch.compiled_away.update(
                         layer.name for layer in annotated.layers if layer.region is not None
                     )
@@ -264,7 +264,7 @@ class Installer(PatchService[AnnotatedModel]):
     def _watch(self) -> None:
         """Patch what compiles, copies and pickles modules."""
         watched = [Patch(nn.Module, "compile", self._compile), Patch(nn.Module, "__getstate__", copied)]
-        compiled = compat.compiled_module()
+        compiled = compiler.compiled_module()
         if compiled is not None:
             watched.append(Patch(compiled, "__call__", self._call_compiled))
         apply(watched, self._patches)

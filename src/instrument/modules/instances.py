@@ -11,7 +11,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from .. import compat
+from ..compat import training
 from ..identity import IdentitySet
 from .labels import Labels
 
@@ -114,11 +114,11 @@ class Loaders(Instances):
 
     def _apart(self) -> Iterable[Any]:
         """Return one loader for each sampler: frameworks put loaders of their own around those of the program."""
-        return {id(compat.index_sampler(loader)): loader for loader in reversed([*self._known])}.values()
+        return {id(training.index_sampler(loader)): loader for loader in reversed([*self._known])}.values()
 
     def _loader(self, iterator: Any) -> Any:
-        sampler = compat.index_sampler(iterator)
-        return next((loader for loader in self._apart() if compat.index_sampler(loader) is sampler), None)
+        sampler = training.index_sampler(iterator)
+        return next((loader for loader in self._apart() if training.index_sampler(loader) is sampler), None)
 
 
 optimizers = Instances(Optimizer, "param_groups", Labels())

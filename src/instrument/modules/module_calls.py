@@ -10,7 +10,7 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
-from .. import compat
+from ..compat import autograd
 from ..guard import guard
 from ..regions import dispatch
 from ..regions.region import Region
@@ -155,7 +155,7 @@ def _nothing(*_: object) -> int:
 
 
 # If torch lacks these functions, no call seems to make a node and there are no backward regions.
-next_number, _current_pass, _at_the_end = compat.autograd_functions() or (_nothing, _nothing, _nothing)
+next_number, _current_pass, _at_the_end = autograd.autograd_functions() or (_nothing, _nothing, _nothing)
 
 
 class ModuleCall:

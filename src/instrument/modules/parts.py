@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .. import compat
+from ..compat import cuda, operators, training
 from ..guard import guard
 from ..interrupts import Suppressed
 from ..patch import Patch, leave_no_frame
@@ -27,7 +27,7 @@ from .instances import loaders, optimizers
 FEATURE = "the regions of a step"
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 DATA = "enumerate(DataLoader)#"
-_, _without_torch_function = compat.torch_function_controls()
+_, _without_torch_function = operators.torch_function_controls()
 _NUMBERS = itertools.count()
 Begin = Callable[[Any], dispatch.Token | None]
 
@@ -113,7 +113,7 @@ def _data(switch: Switch) -> Iterator[Patch]:
         if not context.name.startswith(DATA):
             return None
         with guard.contained("naming a data loader"):
-            context.name += loaders.suffix(compat.caller_in(sys._getframe(2), "torch.utils.data.dataloader"))
+            context.name += loaders.suffix(training.caller_in(sys._getframe(2), "torch.utils.data.dataloader"))
         return dispatch.enter_beside_torch(region.make(context.name, None, None, None, None))
 
     return contexts(torch.autograd.profiler.record_function, begin, switch)
@@ -128,7 +128,7 @@ def _optimizer(switch: Switch) -> Iterator[Patch]:
         if not context.name.startswith(OPTIMIZER):
             return None
         with guard.contained("naming an optimizer"):
-            context.name += optimizers.suffix(compat.caller_in(sys._getframe(2), "torch.optim.optimizer"))
+            context.name += optimizers.suffix(training.caller_in(sys._getframe(2), "torch.optim.optimizer"))
         return dispatch.enter_beside_torch(region.make(context.name, None, None, None, None))
 
     return contexts(torch.autograd.profiler.record_function, begin, switch)
@@ -136,7 +136,7 @@ def _optimizer(switch: Switch) -> Iterator[Patch]:
 
 def _clipping(switch: Switch) -> Iterator[Patch]:
     """Recognize the functions by their ``torch.no_grad``, also where a program imported them by name."""
-    clipping = compat.clipping()
+    clipping = training.clipping()
     if clipping is None:
         return
 
@@ -190,7 +190,7 @@ def _calls(
 
 
 def _collectives(switch: Switch) -> Iterator[Patch]:
-    group, methods = compat.collectives()
+    group, methods = training.collectives()
     for method, name in methods.items():
         shown = region.make(name, None, None, None, None)
         yield _calls(group, method, lambda *_, shown=shown, **__: shown, switch)
@@ -224,7 +224,7 @@ def _copied(moved: Callable[..., Moved], *args: Any, **kwargs: Any) -> Region | 
             source, device = moved(*args, **kwargs)
             if device is None or source.device.type != "cpu" or device.type == "cpu":
                 return None
-            return _copy_region(str(compat.with_index(device)), source.numel() * source.element_size())
+            return _copy_region(str(cuda.with_index(device)), source.numel() * source.element_size())
     except TypeError:
         return None  # wrong arguments: the method itself raises
     except Exception as error:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from .. import compat
 from ..config import settings
 from ..guard import guard
+from ..imports import ImportHook
 from ..regions import dispatch
 from .compiling import compiling, graphing, scripting
 
@@ -56,7 +56,7 @@ class PatchService(ABC, Generic[T]):
             if self.observe not in dispatch.active.observers:
                 dispatch.active.observers.append(self.observe)
                 atexit.register(self.clear)
-                compat.when_imported("torch._dynamo", self._compiler_imported)
+                ImportHook("torch._dynamo", self._compiler_imported).apply()
             self.refresh()
 
     @guard.contained(FEATURE)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ..compat import COMPILED_CALL
+from ..compat.compiler import COMPILED_CALL
 from ..patch import TRANSPARENT
 
 

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import compat, log
+from .. import log
+from ..compat import profilers
 from ..config import settings
 from ..guard import guard
+from ..imports import ImportHook
 from ..interrupts import is_interrupt
 from ..patch import Patch, apply
 from .emitters import Emitter, attached, redundant
@@ -166,7 +168,7 @@ def enter_beside_torch(region: Region) -> Token:
     """Like `enter`, but skip emitters that already show torch's own range of this name."""
     emitters = current._emitters if isinstance(current, FanOutEmitter) else [current]
     others = [emitter for emitter in emitters if emitter.name != "torch"]
-    if compat.profiler_running():
+    if profilers.running():
         drawn = [(emitter, {"torch", emitter.name}) for emitter in others]
         others = [emitter for emitter, pair in drawn if not pair & redundant(list(pair), active._target)]
     shown = FanOutEmitter(others)
@@ -282,8 +284,8 @@ class ActiveEmitters:
         if not self._follows_torch:
             self._follows_torch = True
             tracing = torch.compiler.is_dynamo_compiling
-            apply(compat.profiler_patches(self._profiler_started, self._profiler_stopped), self._patches)
-            if self._patches and (target := compat.running_target()) is not None:
+            apply(profilers.profiler_patches(self._profiler_started, self._profiler_stopped), self._patches)
+            if self._patches and (target := profilers.running_target()) is not None:
                 self._profiler_started(target, None)
 
     @guard.contained("following torch's profiler")
@@ -309,7 +311,7 @@ class ActiveEmitters:
 
     def check(self) -> None:
         """Notice that torch's profiler stopped if an interrupt kept it from notifying us."""
-        if not compat.profiler_running():
+        if not profilers.running():
             self._profiler_stopped()
 
 
@@ -323,7 +325,7 @@ def _listen() -> None:
     if torch is not None and hasattr(torch, "compiler"):
         active.follow_torch(torch)
     else:
-        compat.when_imported("torch", active.follow_torch)
+        ImportHook("torch", active.follow_torch).apply()
     settings.listeners.append(active.configured)
     active.detect()
 

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from .. import compat
+from ..compat import compiler
 from ..guard import guard
 from ..patch import Patch, apply, renamed, undo
 
@@ -28,7 +28,7 @@ _PACKAGE = __package__.partition(".")[0]
 
 def without_compiler(function: F) -> F:
     """Return ``function`` with torch.compile off during its calls; it must not become a part of a graph."""
-    set_eval_frame = compat.frame_evaluation()
+    set_eval_frame = compiler.frame_evaluation()
     if set_eval_frame is None:
         return function
 
@@ -48,7 +48,7 @@ def skip_package() -> None:
 
     Wrappers around functions of the program stay a part of the compiled code.
     """
-    skip = compat.skip_code()
+    skip = compiler.skip_code()
     if skip is not None:
         around = [f"{_PACKAGE}.regions.annotation", f"{_PACKAGE}.regions.wrap"]
         names = [name for name in sys.modules if name.split(".")[0] == _PACKAGE and name not in around]
@@ -104,9 +104,9 @@ class DeferredCalls:
 
     def after(self, call: Callable[[], None]) -> None:
         """Call ``call()`` now, or inside a compiled function, once the outermost one has ended."""
-        self._compiled = self._compiled or compat.graphs_compiled()
-        end = compat.compiled_call_end() if self._compiled else None
-        if end is None or not compat.in_compiled_call(sys._getframe(1)):  # 3 us for 20 frames
+        self._compiled = self._compiled or compiler.graphs_compiled()
+        end = compiler.compiled_call_end() if self._compiled else None
+        if end is None or not compiler.in_compiled_call(sys._getframe(1)):  # 3 us for 20 frames
             call()
             return
         self._thread.due += (call,)
@@ -116,7 +116,7 @@ class DeferredCalls:
     def _around(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def set_eval_frame(callback: Any) -> Any:
             try:
-                if self._thread.due and not compat.in_compiled_call(sys._getframe(1).f_back):
+                if self._thread.due and not compiler.in_compiled_call(sys._getframe(1).f_back):
                     self._ended()
             except BaseException:
                 original(callback)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Protocol
 
-from .. import compat
+from ..compat import autograd
 from ..cuda_graphs import GraphFollower
 from ..guard import guard
 from ..identity import IdentitySet
+from ..imports import ImportHook
 from ..modules import backward_calls, parts
 from ..modules.optimizers import live_optimizers, share_parameters
-from ..patch import Patch, apply, leave_no_frame, undo
+from ..patch import Change, Patch, apply, leave_no_frame, undo
 from .compiled_code import DeferredCalls, skip_package, without_compiler
 from .function_calls import SIGNS, FunctionCallSteps, check_step_on
 from .graphed_callables import GraphedCallables
@@ -96,7 +97,7 @@ class StepFollower:
         self._calls = 0  # calls of the model not counted so far
         self._replays: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of unknown graphs
         self._replayed: weakref.ref[Any] | None = None  # the unknown graph whose replays are steps
-        self._patches: list[Patch] = []
+        self._patches: list[Change] = []
         self._graphs = GraphFollower(self._unknown_replayed)
         self._graph_making = making = GraphedCallables()
         self._steps: OptimizerSteps | None = None
@@ -120,7 +121,7 @@ class StepFollower:
             if self._step_on is None:
                 program_steps.listen(self._program)
             apply(self._patched(), self._patches)
-            compat.when_imported("torch._dynamo", self._compiler_imported)
+            apply([ImportHook("torch._dynamo", self._compiler_imported)], self._patches)
         except BaseException:
             self.remove()
             raise
@@ -186,8 +187,7 @@ class StepFollower:
 
     @guard.contained(FEATURE)
     def _compiler_imported(self, _: Any) -> None:
-        if self._stepped is not _nothing:
-            skip_package()
+        skip_package()
 
     # Called by the sources
 
@@ -326,7 +326,7 @@ class StepFollower:
             self._ended("backward", missed + 1)
 
     def _pass_replayed(self) -> None:
-        if not compat.in_backward():
+        if not autograd.in_backward():
             self._passed()
 
     def _model_found(self, model: Any) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .. import compat
 from ..guard import guard
-from ..patch import Patch, apply, leave_no_frame, undo
+from ..imports import ImportHook
+from ..patch import Change, Patch, apply, leave_no_frame, undo
 
 FEATURE = "following the function whose calls are steps"
 _inside: ContextVar[tuple[int, ...]] = ContextVar("inside", default=())
@@ -71,7 +71,7 @@ class FunctionCallSteps:
     def __init__(self, name: str, called: Callable[[], None]) -> None:
         self._place, self._function = parse_function(name)
         self._called = called
-        self._patches: list[Patch] = []
+        self._patches: list[Change] = []
         self._removed = False
         self.found = False
         self._number = next(_numbers)
@@ -81,7 +81,7 @@ class FunctionCallSteps:
     def follow(self) -> None:
         """Start counting; after an interrupt at any point, `remove` undoes it."""
         if not self.is_file:
-            compat.when_imported(self._place, self._imported)
+            apply([ImportHook(self._place, self._imported)], self._patches)
 
     @property
     def inside(self) -> bool:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .. import compat
+from ..compat import compiler
 from ..patch import Patch, apply, leave_no_frame, undo
 
 
@@ -29,7 +29,7 @@ class GraphedCallables:
 
     def follow(self) -> None:
         """Start tracking."""
-        apply((Patch(owner, name, self._following) for owner, name in compat.graph_makers()), self._patches)
+        apply((Patch(owner, name, self._following) for owner, name in compiler.graph_makers()), self._patches)
 
     @property
     def active(self) -> bool:

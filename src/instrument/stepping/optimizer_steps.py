@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any
 
-from .. import compat
+from ..compat import autograd
 from ..cuda_graphs import GraphFollower, cuda_graphs
 from ..guard import guard
 from ..identity import IdentitySet
@@ -149,7 +149,7 @@ class OptimizerSteps:
             thread = self._calling_thread()
             if thread is None or not self._counts(optimizer, thread):
                 return
-            if compat.in_backward():
+            if autograd.in_backward():
                 self._due.add(thread)
             else:
                 self._state.count += 1
@@ -170,7 +170,7 @@ class OptimizerSteps:
             self._report()
 
     def _pass_begins(self) -> int | None:
-        if compat.in_backward():
+        if autograd.in_backward():
             return None
         self._passes.add(get_ident())
         return get_ident()
@@ -187,7 +187,7 @@ class OptimizerSteps:
         In a backward pass the update may run on a thread of autograd, which serves the passes of all threads.
         """
         current = get_ident()
-        if current in self._passes or not compat.in_backward():
+        if current in self._passes or not autograd.in_backward():
             return current
         passes = list(self._passes)
         if len(passes) == 1:

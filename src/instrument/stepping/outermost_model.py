@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import compat
-from ..compat import COMPILED_CALL
+from ..compat import compiler
+from ..compat.compiler import COMPILED_CALL
 from ..guard import guard
+from ..imports import ImportHook
 from ..modules.compiling import compiling, scripting
 from ..modules.installer import copied, copier
 from ..modules.module_calls import when_closed
 from ..modules.stand_in import StandIn, called_module, compiled_call
-from ..patch import Patch, apply, leave_no_frame, transparent, undo
+from ..patch import Change, Patch, apply, leave_no_frame, transparent, undo
 from ..regions import dispatch
 from .compiled_code import without_compiler
 
@@ -93,19 +94,19 @@ class OutermostModel:
         self._class_patches: list[Patch] = []  # the class attribute
         self._candidates: list[Patch] = []  # on modules compiled in place, during the search
         self._following: list[Patch] = []
-        self._always: list[Patch] = []  # until `remove`
+        self._always: list[Change] = []  # until `remove`
         self._copiers: set[type] = set()  # classes whose copies leave out the stand-in
 
     def follow(self) -> None:
         """Start the search; after an interrupt at any point, `remove` undoes it."""
-        if not compat.has_compiled_call():
+        if not compiler.has_compiled_call():
             return
         self._searching = True
         self._search()
         apply([Patch(nn.Module, "compile", self._in_place)], self._always)
-        for module in compat.compiled_in_place():
+        for module in compiler.compiled_in_place():
             self._compiled_in_place(module)
-        compat.when_imported("torch._dynamo", self._compiler_imported)
+        apply([ImportHook("torch._dynamo", self._compiler_imported)], self._always)
         self._stay_removed()
 
     @property
@@ -264,12 +265,12 @@ class OutermostModel:
         if searching and self._searching:
             self._search()
         if model is not None and not self._removed:
-            compiled = compat.called_compiled(model)
+            compiled = compiler.called_compiled(model)
             self._attach(model if compiled is None else compiled)
 
     def _not_compiled(self) -> nn.Module | None:
         """Return the model if it is followed and may be compiled."""
-        kind, model = compat.compiled_module(), self.model
+        kind, model = compiler.compiled_module(), self.model
         if not self._following or model is None or compiled_call(model) is not None:
             return None
         return None if kind and isinstance(model, kind) else model

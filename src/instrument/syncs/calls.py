@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
-from .. import compat, gpu
+from .. import gpu
+from ..compat import autograd
 from ..findings import Direction
 from . import instruction, operations, policy, sites
 from .events import SyncEvent
@@ -126,4 +127,4 @@ def returns_to_python(frame: FrameType | None) -> bool:
     inner = frame.f_code.co_filename.replace("\\", "/")
     if inner.endswith("torch/_ops.py"):
         return False
-    return not (inner.endswith("torch/autograd/graph.py") and compat.autograd_node() is not None)
+    return not (inner.endswith("torch/autograd/graph.py") and autograd.autograd_node() is not None)

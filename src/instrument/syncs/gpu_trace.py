@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
 
-from .. import compat
+from ..compat import cuda
 from .calls import Target
 
 Callback = Callable[[Target, FrameType | None], None]
@@ -34,7 +34,7 @@ class GpuTrace:
 
     def install(self) -> None:
         """Install the callbacks, if this version of torch has them."""
-        found = compat.sync_callbacks()
+        found = cuda.sync_callbacks()
         if found is None:
             return
         lists, activate = found

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from .. import compat
+from ..compat import autograd
 from ..guard import guard
 from ..stepping import compiled_code
 from . import wrappers
@@ -274,7 +274,7 @@ class SyncMonitor:
 
     def _caller(self, thread: int) -> Caller | None:
         """Return the caller of the backward pass that this thread works for; None outside of backward passes."""
-        if not self._callers or compat.autograd_node() is None:
+        if not self._callers or autograd.autograd_node() is None:
             return None
         own = [caller for caller in self._callers if caller.thread == thread]
         return (own or self._callers)[-1]

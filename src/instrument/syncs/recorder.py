@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
 
-from .. import compat
+from ..compat import autograd
 from ..errors import SyncError
 from ..findings import NOT_COVERED, Finding, Site
 from . import comments, policy, sites
@@ -93,7 +93,7 @@ class Recorder:
         forbidden = allowed is None and policy.syncs_forbidden()
         return SyncEvent(
             op, cause, place.site, place.via, region=self.path(), step=self.step, allowed=allowed,
-            forbidden=forbidden, thread=threading.current_thread().name, backward=compat.autograd_node(), **more,
+            forbidden=forbidden, thread=threading.current_thread().name, backward=autograd.autograd_node(), **more,
         )  # fmt: skip
 
     def add(self, event: SyncEvent) -> None:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, SupportsIndex
 
-from .. import compat, gpu
+from .. import gpu
+from ..compat import cuda
 from ..guard import guard
 from ..patch import Patch
 
@@ -117,7 +118,7 @@ class SyncWarning:
         shown = self._shown = Patch(warnings, name, self._hook)
         shown.apply()
         self._let_through()
-        self._cancel = compat.when_initialized(self._turn_on)
+        self._cancel = cuda.when_initialized(self._turn_on)
 
     @guard.contained("turning on torch's synchronization warnings")
     def _turn_on(self) -> None:
@@ -131,7 +132,7 @@ class SyncWarning:
         if self._before == OFF:
             torch.cuda.set_sync_debug_mode(WARN)
         elif self._before == WARN:
-            compat.forget_warnings()  # Python shows a warning once only
+            _forget_shown_warnings()  # Python shows a warning once only
 
     def remove(self) -> None:
         """Restore everything except what others have changed since."""
@@ -189,3 +190,10 @@ class SyncWarning:
                 original(message, *rest, **named)
 
         return show
+
+
+def _forget_shown_warnings() -> None:
+    """Make Python show a warning again that it has shown; without this private name it shows it only once."""
+    forget = getattr(warnings, "_filters_mutated", None) or getattr(warnings, "_filters_mutated_lock_held", None)
+    if forget is not None:
+        forget()

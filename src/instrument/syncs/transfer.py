@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .. import compat
+from ..compat import operators
 
 
 class Transfer(NamedTuple):
@@ -40,7 +40,7 @@ def parse_to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Transfer:
     most = 2 if positional and isinstance(positional[0], (torch.dtype, torch.Tensor, type)) else 3
     if len(positional) > most:
         copy = positional.pop(most)
-    device, dtype, non_blocking, memory_format = compat.parse_to(*positional, **named)
+    device, dtype, non_blocking, memory_format = operators.parse_to(*positional, **named)
     return Transfer(device, dtype, non_blocking, copy, memory_format)
 
 

@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Protocol
 
-from .. import compat, gpu
+from .. import gpu
+from ..compat import autograd, operators
 from ..findings import Direction
 from ..guard import guard
 from ..patch import Patch
@@ -62,7 +63,7 @@ def patches(contexts: SyncCallContexts) -> Iterator[Patch]:
             yield Patch(owner, name, functools.partial(_wrap_synchronizing, contexts, name, cause))
     for name in ("to", "cuda", "cpu", "copy_"):
         yield Patch(torch.Tensor, name, functools.partial(_wrap_copy, contexts, name))
-    for wrap, private in ((_wrap_text, compat.tensor_text()), (_wrap_backward, compat.backward_runner())):
+    for wrap, private in ((_wrap_text, operators.tensor_text()), (_wrap_backward, autograd.backward_runner())):
         if private is not None:
             yield Patch(*private, functools.partial(wrap, contexts))
 
@@ -132,7 +133,7 @@ def _pageable_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str
         if route is None:
             return None
         source, target, host = route
-        if {source.device.type, target} != {"cpu", "cuda"} or compat.is_fake(tensor) or not source.numel():
+        if {source.device.type, target} != {"cpu", "cuda"} or operators.is_fake(tensor) or not source.numel():
             return None
         # is_pinned() creates a context on the current device if the program has none yet
         if host is not None and gpu.in_use() is not None and not host.is_pinned():

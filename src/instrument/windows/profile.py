@@ -12,7 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .. import compat, stderr
+from .. import stderr
+from ..compat import profilers
 from ..config import settings
 from ..cuda_graphs import GraphFollower, cuda_graphs
 from ..errors import CaptureError
@@ -127,7 +128,7 @@ class Profile(WindowRecorder):
         """Count a step in Kineto too, whose daemon can record a number of iterations."""
         Profile.step(self)
         with guard.contained("counting a step in Kineto"):
-            compat.kineto_step()
+            profilers.kineto_step()
 
     @guard.contained(FEATURE)
     def start(self, *, late: bool = False) -> None:

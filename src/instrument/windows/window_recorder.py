@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from .. import compat, log
+from .. import log
+from ..compat import autograd
 from ..config import settings
 from ..cuda_graphs import cuda_graphs
 from ..errors import CaptureError
@@ -134,7 +135,7 @@ class WindowRecorder(TorchProfilerApi):
         stop synchronize, which invalidates the capture of a CUDA graph; marking a step does not.
         """
         recording = self._recording
-        if self._exporter.name == "torch_profiler" and compat.in_backward():
+        if self._exporter.name == "torch_profiler" and autograd.in_backward():
             self._postponed = _IN_BACKWARD
         elif cuda_graphs.capturing and self._is_due(phase, window, over):
             self._postponed = _IN_CAPTURE

@@ -107,7 +107,7 @@ def redundant(names: Sequence[str], target: str) -> set[str]:
 
     Args:
         names: the emitters that listen.
-        target: what the running torch profiler turns its ranges into (`compat.on_profiler`); under
+        target: what the running torch profiler turns its ranges into (`compat.profilers.profiler_patches`); under
             ``emit_nvtx`` and ``emit_itt`` that is a tool which may be listening already.
     """
     twins = {"NVTX": ("nvtx", "roctx"), "ITT": ("itt",)}.get(target, ())  # ROCm's emit_nvtx calls rocTX

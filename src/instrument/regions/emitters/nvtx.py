@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ... import log
-from ...compat import nvtx_domain
+from ...compat.nvtx import nvtx_domain
 from ...interrupts import is_interrupt
 from ..region import DOMAIN, Region
 

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from typing import Any
 
-from ... import compat
+from ...compat import profilers
 from ..region import OVERLAPPING, Region
 from .torch_profiler import TorchProfilerEmitter
 
@@ -130,7 +130,7 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
     def end_all(cls) -> None:
         """End every open range: a recording stopped, and no profiler records now."""
         super().end_all()
-        _, leave = compat.range_functions()
+        _, leave = profilers.range_functions()
         for ref in _stacks.copy():
             stack = ref()
             while stack:  # has at least as many ids as there are ranges without one
@@ -142,4 +142,4 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
 
 def torch_emitter(profiler: Any) -> TorchProfilerEmitter:
     """Return what opens torch's ranges in the recording of ``profiler``."""
-    return NestedTorchProfilerEmitter() if compat.needs_nested_ranges(profiler) else TorchProfilerEmitter()
+    return NestedTorchProfilerEmitter() if profilers.needs_nested_ranges(profiler) else TorchProfilerEmitter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any, ClassVar
 
-from ...compat import range_functions
+from ...compat.profilers import range_functions
 from ..region import Region
 
 _KEYS = count()

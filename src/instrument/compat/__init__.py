@@ -1,0 +1,1 @@
+"""Private names of torch and nvtx, each with its fallback; one module per subject."""

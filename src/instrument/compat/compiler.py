@@ -1,0 +1,143 @@
+"""What compiles or captures modules: torch.compile, TorchScript, CUDA graphs of modules."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterable
+from types import CodeType, FrameType
+from typing import Any
+
+
+def frame_evaluation() -> Callable[[Any], Any] | None:
+    """Return a function that sets how torch.compile evaluates frames of this thread, and returns the last setting.
+
+    Called with None, it turns evaluation off. This version of torch may have no such function: returns None.
+    """
+    try:
+        from torch._C._dynamo.eval_frame import set_eval_frame
+    except ImportError:
+        return None
+    setter: Callable[[Any], Any] = set_eval_frame
+    return setter
+
+
+def skip_code() -> Callable[[CodeType], None] | None:
+    """Return a function that excludes code from torch.compile, except where the code is inlined.
+
+    None if this version of torch has no such function: torch.compile may then compile the library's own code.
+    """
+    try:
+        from torch._C._dynamo import eval_frame
+    except ImportError:
+        return None
+    if hasattr(eval_frame, "skip_code"):  # torch 2.6
+        skip: Callable[[CodeType], None] = eval_frame.skip_code
+        return skip
+    try:
+        action = eval_frame._FrameAction
+        alone = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        choose = eval_frame.set_code_exec_strategy
+    except (AttributeError, TypeError):
+        return None
+    return lambda code: choose(code, alone)
+
+
+_EVAL_FRAME = "torch/_dynamo/eval_frame.py".replace("/", os.sep)
+
+
+def in_compiled_call(frame: FrameType | None) -> bool:
+    """Return whether ``frame`` is in a call of a function that torch.compile returned."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in ("compile_wrapper", "_fn") and code.co_filename.endswith(_EVAL_FRAME):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def compiled_call_end() -> tuple[Any, str] | None:
+    """Return the function that each compiled call ends with, as owner and name; None before Dynamo is imported."""
+    module = sys.modules.get("torch._dynamo.eval_frame")
+    return (module, "_maybe_set_eval_frame") if hasattr(module, "_maybe_set_eval_frame") else None
+
+
+def graphs_compiled() -> bool:
+    """Return whether torch.compile made any graph in this process."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("stats", {}).get("unique_graphs"))
+
+
+def compilers() -> list[tuple[Any, str]]:
+    """Return the context of each compilation by Dynamo, as its owner and name, once that is imported."""
+    callbacks = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    return [(callbacks, "install_callbacks")] if hasattr(callbacks, "install_callbacks") else []
+
+
+def scripters() -> list[tuple[Any, str]]:
+    """Return the function behind `torch.jit.script` and `torch.jit.trace`, as its owner and name."""
+    return _owners("create_script_module", ("torch.jit._recursive",))
+
+
+def graph_makers() -> list[tuple[Any, str]]:
+    """Return each imported module's ``make_graphed_callables`` as its owner and name.
+
+    The function makes CUDA graphs of modules, and refuses modules that have hooks. Several modules import it, so
+    a patch has to replace it in each.
+    """
+    return _owners("make_graphed_callables", _GRAPH_MAKERS)
+
+
+_GRAPH_MAKERS = (
+    "torch.cuda",
+    "torch.cuda.graphs",
+    "torch.xpu",
+    "torch.xpu.graphs",
+    "transformer_engine.pytorch",
+    "transformer_engine.pytorch.graph",
+)
+
+
+def _owners(name: str, modules: Iterable[str]) -> list[tuple[Any, str]]:
+    found = [sys.modules.get(module) for module in modules]
+    return [(module, name) for module in found if hasattr(module, name)]
+
+
+def compiled_module() -> Any:
+    """Return the class of the result of ``torch.compile(module)``; None before Dynamo is imported."""
+    return getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+
+
+COMPILED_CALL = "_compiled_call_impl"
+"""The attribute of a module that torch calls instead of ``_call_impl`` where it is not None."""
+
+
+def has_compiled_call() -> bool:
+    """Return whether modules have the attribute `COMPILED_CALL`; without it their calls cannot be followed."""
+    from torch import nn
+
+    return COMPILED_CALL in vars(nn.Module)
+
+
+def called_compiled(module: Any) -> Any:
+    """Return the compiled module made by ``torch.compile(module)`` that this thread is calling, else None."""
+    kind = compiled_module()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and kind is not None:
+        if frame.f_code.co_name == "_wrapped_call_impl":
+            called = frame.f_locals.get("self")
+            if isinstance(called, kind) and called._orig_mod is module:
+                return called
+        frame = frame.f_back
+    return None
+
+
+def compiled_in_place() -> list[Any]:
+    """Return the modules compiled by ``module.compile()``; 50 ms for a million objects with Dynamo."""
+    from torch import nn
+
+    if "torch._dynamo" not in sys.modules:
+        return []
+    modules = [known for known in gc.get_objects() if issubclass(type(known), nn.Module)]
+    return [module for module in modules if vars(module).get(COMPILED_CALL) is not None]

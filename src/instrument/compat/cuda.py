@@ -1,0 +1,96 @@
+"""CUDA devices: callbacks at synchronizations and at the initialization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import gpu
+
+
+def sync_callbacks() -> tuple[dict[str, list[Any]], Callable[[], None]] | None:
+    """Return torch's lists of callbacks before a synchronization, and the function that turns the callbacks on.
+
+    The keys are "stream", "event" and "device". None if this version of torch has no such callbacks: a
+    synchronization is then seen only when it has ended.
+    """
+    import torch
+
+    activate = getattr(torch._C, "_activate_gpu_trace", None)
+    try:
+        from torch.cuda import _gpu_trace as trace
+
+        registries: dict[str, Any] = {
+            "stream": trace.StreamSynchronizationCallbacks,
+            "event": trace.EventSynchronizationCallbacks,
+            "device": trace.DeviceSynchronizationCallbacks,
+        }
+        lists = {what: registry.callback_list for what, registry in registries.items()}
+    except (ImportError, AttributeError):
+        return None
+    return (lists, activate) if activate is not None else None
+
+
+class _OneCall:
+    """Calls ``call`` at most once, from any thread, and not after `cancel`."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._calls = [call]
+
+    @property
+    def over(self) -> bool:
+        return not self._calls
+
+    def __call__(self) -> None:
+        try:
+            call = self._calls.pop()  # only one of two threads gets it
+        except IndexError:
+            return
+        call()
+
+    def cancel(self) -> None:
+        self._calls.clear()
+
+
+def when_initialized(call: Callable[[], None]) -> Callable[[], None]:
+    """Call ``call`` when the program initializes CUDA, on the same thread; at once if it has.
+
+    Neither this nor the returned function waits for a thread that is initializing CUDA. ``call`` is not called if
+    that thread has already run its queue, or if this version of torch has no queue.
+
+    Returns:
+        A function that cancels it: ``call`` is not called after that.
+    """
+    import torch
+
+    queued: list[Any] | None = getattr(torch.cuda, "_queued_calls", None)
+    lock = getattr(torch.cuda, "_initialization_lock", None)
+    once = _OneCall(call)
+    if gpu.initialized("cuda") is None and queued is not None:
+        queued.append((once, []))  # not by `_lazy_call`: torch has its lock for as long as it initializes
+    if gpu.initialized("cuda") is not None:
+        once()
+
+    def forget() -> None:
+        once.cancel()
+        if queued is None or lock is None or not lock.acquire(blocking=False):
+            return  # torch runs the queue now, which it does once
+        try:
+            for number in reversed(range(len(queued))):  # others append meanwhile
+                entry = queued[number][0]
+                if isinstance(entry, _OneCall) and entry.over:
+                    del queued[number]
+        finally:
+            lock.release()
+
+    return forget
+
+
+def with_index(device: Any) -> Any:
+    """Return ``device`` with the index of the current device if it has none, as in "cuda"."""
+    import torch
+
+    module: Any = getattr(torch, device.type, None)
+    if device.index is not None or not hasattr(module, "is_initialized"):
+        return device
+    return torch.device(device.type, module.current_device() if gpu.initialized(device.type) else 0)

@@ -1,0 +1,204 @@
+"""The one Kineto session of a process: who uses it, and how it ends."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import mmap
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..interrupts import Suppressed
+from ..patch import Patch
+from . import profilers
+from .operators import without_modes
+
+# Kineto writes these only if it was set up for GPUs: the labels of their lanes, which come before all events and
+# need no GPU work, and the events that CUPTI and roctracer report.
+_OF_GPUS = (b'"labels": "GPU ', *(b'"cat": "%b"' % kind for kind in (b"cuda_runtime", b"cuda_driver", b"kernel")))
+
+
+def is_set_up_for_gpu(trace: Path) -> bool:
+    """Return whether Kineto was set up for GPUs in the process that wrote ``trace``, even if no GPU work ran.
+
+    It is set up once in a process: from torch 2.13 on for the activities of the first recording. True as well
+    if the trace cannot be read.
+    """
+    with (
+        Suppressed(OSError, ValueError),
+        trace.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+    ):
+        return any(text.find(word) >= 0 for word in _OF_GPUS)
+    return True
+
+
+class SessionObserver(Protocol):
+    """The methods that `session_patches` calls, on the thread of the profiler."""
+
+    def coming(self) -> None:
+        """Called before any torch profiler begins."""
+
+    def prepared(self, profiler: Any) -> bool | None:
+        """Called before ``profiler`` takes the process's one Kineto session; None for a profiler without object.
+
+        Returns whether a session that is still on may be ended, as nothing uses it any more.
+        """
+
+    def left(self) -> None:
+        """Called when the Kineto session has ended."""
+
+    def disabled(self) -> Any:
+        """Called before the running profiler is disabled; returns its result if that has happened already."""
+
+
+def session_patches(observer: SessionObserver) -> Iterator[Patch]:
+    """Yield patches that call ``observer`` before any profiler of torch begins, and after a Kineto session ended.
+
+    There are no patches if this version of torch lacks the functions: overlapping profilers are then not detected.
+    """
+    import torch
+    from torch.autograd import profiler, profiler_legacy
+
+    def preparing(prepare: Callable[[Any], None]) -> Callable[[Any], None]:
+        def prepare_trace(profiler: Any) -> None:
+            may_end = observer.prepared(profiler)
+            try:
+                prepare(profiler)
+            except RuntimeError as error:
+                if not (may_end and end_left_session(error)):
+                    raise
+                prepare(profiler)
+
+        return prepare_trace
+
+    def leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
+        def leave_trace(profiler: Any, *exception: Any) -> Any:
+            try:
+                return leave(profiler, *exception)
+            finally:
+                if not profilers.running():  # a KeyboardInterrupt may have come before it stopped
+                    observer.left()
+
+        return leave_trace
+
+    def disabling(disable: Callable[[], Any]) -> Callable[[], Any]:
+        def disable_profiler() -> Any:
+            result = observer.disabled()
+            return disable() if result is None else result
+
+        return disable_profiler
+
+    if not hasattr(profiler.profile, "_prepare_trace"):
+        return
+    yield Patch(profiler.profile, "_prepare_trace", preparing)
+    yield Patch(profiler.profile, "__exit__", leaving)
+    coming = functools.partial(_before, observer.coming)
+    others: list[tuple[Any, str]] = [
+        (kind, "__enter__") for kind in (profiler.emit_nvtx, profiler.emit_itt, profiler_legacy.profile)
+    ]
+    # Called by programs without a profiler object; torch's own code has references to them.
+    others += [(torch.autograd, name) for name in ("_enable_profiler", "_enable_profiler_legacy")]
+    yield from (Patch(owner, name, coming) for owner, name in others if hasattr(owner, name))
+    if hasattr(torch.autograd, "_prepare_profiler"):
+        taken = functools.partial(_before, functools.partial(observer.prepared, None))
+        yield Patch(torch.autograd, "_prepare_profiler", taken)
+    if hasattr(torch.autograd, "_disable_profiler"):
+        yield Patch(torch.autograd, "_disable_profiler", disabling)
+
+
+def _before(first: Callable[[], object], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return original(*args, **kwargs)
+
+    return call
+
+
+def prepared_profilers() -> list[Any]:
+    """Return the ``torch.autograd.profiler.profile`` objects that have prepared; 50 ms for a million objects."""
+    from torch.autograd import profiler
+
+    kind = profiler.profile
+    return [
+        known
+        for known in gc.get_objects()
+        if type(known) is kind and known.entered and known.kineto_results is None
+    ]
+
+
+def end_left_session(error: RuntimeError) -> bool:
+    """End a Kineto session that was never stopped, if ``error`` says that it blocks the next one.
+
+    torch 2.13 discards such a session when the next profiler prepares. torch 2.11 first disables the profiler of
+    this thread; if that profiler is gone, this raises, and so does every later profiler of the process. Enabling
+    and disabling a profiler takes the session over and ends it; without a session, that would crash.
+
+    Returns:
+        Whether the session was ended, so that preparing again succeeds.
+    """
+    import torch
+    from torch.autograd import profiler
+
+    if "Can't disable Kineto profiler when it's not running" not in str(error):
+        return False
+    functions: Any = torch._C._autograd  # the C functions: torch's Python names may be patched
+    with Suppressed(Exception):
+        empty = profiler.profile(use_cpu=True)  # of the CPU alone: initializes no GPU
+        try:
+            functions._enable_profiler(empty.config(), empty.kineto_activities)
+        finally:
+            if profilers.running():
+                functions._disable_profiler()
+        return True
+    return False
+
+
+def leave_recording() -> Any:
+    """Turn off the profiler of this thread without reading its events, which are lost.
+
+    Returns:
+        An object that keeps the profiler's memory alive: ranges that are open now write to it when they close.
+        None if this version of torch cannot do it; the profiler then stays on.
+    """
+    import torch
+    from torch.autograd import profiler
+
+    options = getattr(torch._C._autograd, "_ProfilerDisableOptions", None)
+    if options is None:
+        return None
+    operators: Any = torch.ops.profiler
+    bindings: Any = torch._C._autograd
+    with without_modes():
+        # A callback keeps the state of the thread that added it, in which the profiler's memory is.
+        future: Any = torch.futures.Future()
+        record = operators._record_function_enter_new("", None)
+        operators._call_end_callbacks_on_jit_fut._RecordFunction(record, future)
+        operators._record_function_exit._RecordFunction(record)
+    bindings._disable_profiler_legacy(options(True, False))  # no reading
+    profiler._run_on_profiler_stop()
+    return future
+
+
+def record_functions() -> list[Any]:
+    """Return each `torch.profiler.record_function` object; takes 90 ms for 350,000 objects."""
+    from torch.autograd.profiler import record_function
+
+    kinds = (record_function, *record_function.__subclasses__())
+    return [found for kind in kinds for found in gc.get_referrers(kind) if isinstance(found, record_function)]
+
+
+def end_record_functions(found: Iterable[Any]) -> None:
+    """End the open ranges among ``found``, while no profiler records; torch ignores their second end.
+
+    torch crashes if a range is open when its recording stops, and ends in the next recording.
+    """
+    import torch
+
+    leave = torch.ops.profiler._record_function_exit._RecordFunction
+    with without_modes():
+        for context in found:
+            if context.record is not None:
+                leave(context.record)

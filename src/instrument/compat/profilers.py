@@ -1,0 +1,204 @@
+"""torch's profilers: their ranges, their starts and stops, the options of a recording."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from .. import gpu
+from ..patch import Patch
+
+# torch's profilers that turn its ranges into ranges of another tool
+_TARGETS = {"emit_nvtx": "NVTX", "emit_itt": "ITT"}
+
+
+def range_functions() -> tuple[Callable[..., Any], Callable[[Any], None]]:
+    """Return functions that open and close a torch.profiler range of category ``user_annotation``.
+
+    The first takes the name, and what the profiler shows as inputs where it records shapes.
+
+    The autograd pair costs a third of `torch.profiler.record_function`, which is what older or newer
+    versions of torch without it fall back to.
+    """
+    import torch
+
+    enter = getattr(torch.autograd, "_record_function_with_args_enter", None)
+    leave = getattr(torch.autograd, "_record_function_with_args_exit", None)
+    if enter is not None and leave is not None:
+        return enter, leave
+
+    def enter_record_function(name: str, *_: Any) -> Any:
+        record = torch.profiler.record_function(name)
+        record.__enter__()
+        return record
+
+    return enter_record_function, lambda record: record.__exit__(None, None, None)
+
+
+def running() -> bool:
+    """Return whether a torch profiler records on this thread."""
+    torch = sys.modules.get("torch")
+    enabled = getattr(getattr(torch, "autograd", None), "_profiler_enabled", None)
+    return bool(enabled()) if enabled is not None else False
+
+
+def running_anywhere() -> bool:
+    """Return whether a torch profiler records on any thread, as far as torch knows."""
+    return bool(getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False))
+
+
+def running_target() -> str | None:
+    """Return the target, as `profiler_patches` names it, of the torch profiler that runs; None if none runs."""
+    from torch.autograd import profiler
+
+    if not getattr(profiler, "_is_profiler_enabled", False):
+        return None
+    kind = getattr(sys.modules["torch"]._C._autograd, "_profiler_type", None)
+    return str(kind().name) if kind is not None else "KINETO"
+
+
+def needs_nested_ranges(profiler: Any) -> bool:
+    """Return whether ``profiler``, which starts, needs the ranges of a thread to end innermost first.
+
+    True if it records a GPU, whose lane shows the ranges, or turns them into NVTX or ITT ranges. In a profile of
+    the CPU alone they may end in any order. True as well for an unknown profiler.
+    """
+    from torch.profiler import ProfilerActivity
+
+    activities = getattr(profiler, "kineto_activities", None)
+    return activities is None or bool(set(activities) - {ProfilerActivity.CPU})
+
+
+def profiler_patches(started: Callable[[str, Any], None], stopped: Callable[[], None]) -> Iterator[Patch]:
+    """Yield patches that call ``started(target, profiler)`` before a torch profiler starts, then ``stopped()``.
+
+    ``target`` is what the profiler turns ranges into: "KINETO" (its own trace), "NVTX" or "ITT". There are no
+    patches if this version of torch lacks the functions: windows and the program's own ``torch.profiler.profile``
+    blocks then hold no regions.
+    """
+    from torch.autograd import profiler
+
+    def starting(start: Callable[[], None]) -> Callable[[], None]:
+        def run_on_profiler_start() -> None:
+            caller = sys._getframe(1).f_locals.get("self")  # the profiler, in its __enter__
+            started(_TARGETS.get(type(caller).__name__, "KINETO"), caller)
+            start()
+
+        return run_on_profiler_start
+
+    def stopping(stop: Callable[[], None]) -> Callable[[], None]:
+        def run_on_profiler_stop() -> None:
+            try:
+                stop()
+            finally:
+                stopped()
+
+        return run_on_profiler_stop
+
+    if hasattr(profiler, "_run_on_profiler_start") and hasattr(profiler, "_run_on_profiler_stop"):
+        yield Patch(profiler, "_run_on_profiler_start", starting)
+        yield Patch(profiler, "_run_on_profiler_stop", stopping)
+
+
+def note_stop() -> None:
+    """Clear torch's flag that a profiler is on, and call the `profiler_patches`, if this thread has none.
+
+    torch has one flag for all threads; call this only while no profiler of another thread records. torch sets the
+    flag just before it enables a profiler and clears it just after disabling: an error or an interrupt in between
+    leaves the flag set.
+    """
+    if running_anywhere() and not running():
+        from torch.autograd import profiler
+
+        profiler._run_on_profiler_stop()
+
+
+def kineto_step() -> None:
+    """Count a step as torch's own profiler does; several profilers that count the same step make it one."""
+    tracker = getattr(sys.modules.get("torch.autograd.profiler"), "KinetoStepTracker", None)
+    if tracker is not None:
+        tracker.increment_step("ProfilerStep")
+
+
+@contextmanager
+def suppress_cycle_warning() -> Iterator[None]:
+    """Suppress torch's warning, when it prepares a profiler in the body, that earlier events are cleared.
+
+    torch up to 2.11 also warns if there are none; a filter that raises warnings would end the recording.
+    """
+    from torch.profiler import profiler
+
+    with ExitStack() as stack:
+        if hasattr(profiler, "_WARNINGS_SHOWN"):
+            Patch(profiler, "_WARNINGS_SHOWN", lambda _: _EverythingShown()).apply_in(stack)
+        yield
+
+
+class _EverythingShown(set[str]):
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+def accumulate_events(profiler: Any, before: Any) -> None:
+    """Make ``profiler``, created with ``acc_events=True``, continue the events of the profiler ``before``."""
+    profiler._old_function_events = before.function_events
+
+
+def refuse_late(options: Mapping[str, Any]) -> None:
+    """Raise now the errors for ``options`` that `torch.profiler.profile` raises only once a recording begins.
+
+    Initializes no device before the program uses one.
+    """
+    import torch
+    from torch.autograd import profiler
+    from torch.profiler import ProfilerActivity
+
+    activities = options.get("activities")
+    if activities == []:  # older versions treat it as the default
+        raise AssertionError("No valid profiler activities found")
+    made = torch.profiler.profile(**{**options, "activities": _cpu() if activities is None else activities})
+    for activity in made.activities:  # older versions check them later
+        if not isinstance(activity, ProfilerActivity):
+            raise TypeError(f"Expected ProfilerActivity, got {type(activity)}")
+    known = inspect.signature(profiler.profile).parameters
+    names = (
+        "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules", "experimental_config",
+        "post_processing_timeout_s", "activity_filters",
+    )  # fmt: skip
+    given = {name: getattr(made, name) for name in names if name in known and hasattr(made, name)}
+    in_use = gpu.in_use() is not None
+    backend = profiler.profile(
+        use_cpu=ProfilerActivity.CPU in made.activities or gpu.supported(),
+        use_device=made.use_device if in_use else None,
+        use_kineto=True,
+        **given,
+    )
+    backend.config()
+    # Only torch's C++ code knows the names of single activities. Its first recording decides whether this process
+    # records a GPU, so none is tried before the program uses one.
+    tried = (in_use or not gpu.supported()) and not (running() or running_anywhere())
+    if given.get("activity_filters") and tried:
+        backend.use_device = None  # it would be synchronized
+        with backend:
+            pass
+
+
+def window_activities(given: Sequence[Any] | None) -> Sequence[Any]:
+    """Return ``given``, or else the activities of the CPU, and of the GPU if the program uses one by now.
+
+    torch's own default counts the devices, which initializes the driver.
+    """
+    import torch
+
+    if given is not None:
+        return given
+    return _cpu() if gpu.in_use() is None else list(torch.profiler.supported_activities())
+
+
+def _cpu() -> list[Any]:
+    from torch.profiler import ProfilerActivity
+
+    return [ProfilerActivity.CPU]
