@@ -1,0 +1,61 @@
+"""Import hooks call a function at the import of a module, until they are undone."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+
+from instrument.imports import ImportHook
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a module that is not imported so far."""
+    (tmp_path / "imported_late.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "imported_late", raising=False)
+    importlib.invalidate_caches()
+    return "imported_late"
+
+
+def test_called_at_the_import(module: str) -> None:
+    """The function gets the module, once, when the import has run the module's code."""
+    values: list[int] = []
+    ImportHook(module, lambda imported: values.append(imported.value)).apply()
+    assert values == []
+    importlib.import_module(module)
+    importlib.import_module(module)
+    assert values == [1]
+
+
+def test_called_at_once_for_an_imported_module(module: str) -> None:
+    """A module that is imported already gets its call from `apply`."""
+    values: list[int] = []
+    importlib.import_module(module)
+    ImportHook(module, lambda imported: values.append(imported.value)).apply()
+    assert values == [1]
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_not_called_after_undo(module: str, applied: bool) -> None:
+    """`undo` cancels the call, also before `apply`, and the function is not kept alive."""
+
+    class Owner:
+        def imported(self, module: object) -> None:
+            raise AssertionError(module)
+
+    owner = Owner()
+    hook, alive = ImportHook(module, owner.imported), weakref.ref(owner)
+    if applied:
+        hook.apply()
+    hook.undo()
+    hook.apply()
+    del owner
+    gc.collect()
+    assert alive() is None
+    importlib.import_module(module)
