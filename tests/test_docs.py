@@ -111,9 +111,10 @@ def test_commands_exist() -> None:
 
 def options_of(command: typer.core.TyperGroup | Any) -> dict[str, set[str]]:
     """Return the options of each command of the terminal."""
+    subcommands = {name: command.get_command(None, name) for name in cli.SUBCOMMANDS}
     return {
         name: {option for parameter in sub.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        for name, sub in command.commands.items()
+        for name, sub in subcommands.items()
     }
 
 

@@ -140,7 +140,7 @@ def fresh(code: str) -> dict[str, list[str]]:
     source = "import sys, json; before = set(sys.modules)\n" + code
     source += "\nprint(json.dumps(sorted(set(sys.modules) - before)))"
     run = subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True)
-    return json.loads(run.stdout)
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 def test_import_is_light() -> None:
@@ -152,6 +152,13 @@ def test_annotate_is_light() -> None:
     """Decorating before torch is there imports neither torch nor nvtx."""
     loaded = fresh("import instrument\n@instrument.annotate\ndef f(): pass\nf()")
     assert not {"torch", "nvtx", "numpy", "structlog", "msgspec", "rich"} & set(loaded)
+
+
+def test_run_is_light() -> None:
+    """`instrument run` starts a program without importing numpy or a reader of traces."""
+    line = "['run', '--print-command', 'train.py']"
+    loaded = fresh(f"from instrument.cli import app\napp({line}, standalone_mode=False)")
+    assert not {"torch", "numpy", "instrument.traces.read", "instrument.diagnosis"} & set(loaded)
 
 
 def test_all() -> None:

@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
 from . import __version__
-from .commands.doctor import doctor
-from .commands.parsing import Command, Group
-from .commands.run import BeforeProgram, run
-from .commands.summarize import summarize
-from .commands.syncs import WithArguments, syncs
+from .commands.parsing import Group
+
+SUBCOMMANDS = ("run", "summarize", "syncs", "doctor")
+
+
+class Subcommands(Group):
+    """Imports the module of a subcommand when it is used: ``instrument run`` needs no reader of traces."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of the help."""
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a subcommand; None if there is none of this name, for which typer suggests one."""
+        for name in (cmd_name,) if cmd_name in SUBCOMMANDS else SUBCOMMANDS:
+            self.commands[name] = import_module(f".commands.{name}", __package__).subcommand
+        return self.commands.get(cmd_name)
+
 
 app = typer.Typer(
-    cls=Group,
+    cls=Subcommands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command(cls=BeforeProgram, context_settings={"allow_interspersed_args": False})(run)
-app.command(cls=Command)(summarize)
-app.command(cls=WithArguments)(syncs)
-app.command(cls=Command)(doctor)
 
 
 def _version(wanted: bool) -> None:

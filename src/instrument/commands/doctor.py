@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..launch.doctor.machine import Machine
 from ..launch.doctor.report import examine, problems, render, to_json
+from .parsing import subcommand_of
 
 
 def doctor(
@@ -33,3 +34,6 @@ def doctor(
         found = render(examine(machine, busy=lambda name: console.status(f"{name} ...")), console=console)
     if problems(found):
         raise typer.Exit(1)
+
+
+subcommand = subcommand_of(doctor)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 
@@ -31,3 +33,16 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with ``--help``."""
         return _without_types(super().get_params(ctx))
+
+
+def subcommand_of(function: Callable[..., None], cls: type[Command] = Command, **settings: Any) -> Any:
+    """Return the subcommand that calls ``function``, whose parameters are its options.
+
+    Args:
+        function: its docstring is the help.
+        cls: how the arguments are parsed.
+        settings: of the context.
+    """
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+    app.command(cls=cls, context_settings=settings)(function)
+    return typer.main.get_command(app)

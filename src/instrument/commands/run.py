@@ -22,7 +22,7 @@ from ..windows.manifest import unwritable
 from ..windows.steps import PLAN
 from . import options
 from .errors import exit_unusable, print_message
-from .parsing import Command
+from .parsing import Command, subcommand_of
 
 _PROGRAM = f"{__name__}.program"
 
@@ -237,3 +237,6 @@ def _become(line: list[str], given: dict[str, str]) -> int:
         os.execvpe(line[0], line, {**given, PROCESS: str(os.getpid())})
     except OSError as error:
         raise exit_unusable(ValueError(f"cannot run {line[0]}: {error.strerror}")) from None
+
+
+subcommand = subcommand_of(run, BeforeProgram, allow_interspersed_args=False)

@@ -24,6 +24,7 @@ from ..traces.trace import Trace
 from ..units import counted
 from ..windows.manifest import entry_of
 from .errors import describe, print_message
+from .parsing import subcommand_of
 from .recorded import Recorded, last_window, recorded
 
 _TRACE = "TRACE"
@@ -174,3 +175,6 @@ def _read(run: Recorded, held: Trace, unread: list[Path]) -> Windows:
         except (TraceError, OSError) as error:
             print_message(describe(error))
             unread.append(file)
+
+
+subcommand = subcommand_of(summarize)

@@ -25,7 +25,7 @@ from ..traces.ranks import TraceSet
 from ..traces.read import read_any
 from .errors import exit_unusable, print_message
 from .options import parse_budgets
-from .parsing import Command
+from .parsing import Command, subcommand_of
 
 Reports = list[tuple[str, SyncReport]]
 _ARGUMENTS = f"{__name__}.arguments"
@@ -268,3 +268,6 @@ def _failed(reports: Reports, most: int | None, written: bool) -> bool:
             print_message(f"{target}: {reason}")
             failed = True
     return failed
+
+
+subcommand = subcommand_of(syncs, WithArguments)

@@ -9,9 +9,6 @@ from pathlib import Path
 from rich.console import Console
 
 from ..config import NVTX_START_END
-from ..report.console import print_line
-from ..report.kernels import print_measured_kernels
-from ..traces.ncu import read_kernels
 from .installed import Tool, help_of
 from .reports import matching
 from .request import LaunchRequest
@@ -58,6 +55,10 @@ class Ncu:
 
     def show(self, reports: Sequence[Path], console: Console) -> None:
         """Print a table of kernels by region, or the command that prints one."""
+        from ..report.console import print_line
+        from ..report.kernels import print_measured_kernels
+        from ..traces.ncu import read_kernels
+
         try:
             kernels = [kernel for path in reports for kernel in read_kernels(path)]
         except ImportError as error:
