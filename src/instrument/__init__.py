@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .errors import CaptureError, InstrumentError, LaunchError, SyncError, TraceError
     from .findings import Finding
     from .modules.annotate import annotate_modules
+    from .modules.service import Handle
     from .modules.step import annotate_step
     from .regions.annotation import annotate, mark
     from .syncs.audit import audit_syncs
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CaptureError",
     "Finding",
+    "Handle",
     "InstrumentError",
     "LaunchError",
     "Metrics",
@@ -61,6 +63,7 @@ __all__ = [
 _HOMES = {
     "CaptureError": ".errors",
     "Finding": ".findings",
+    "Handle": ".modules.service",
     "InstrumentError": ".errors",
     "LaunchError": ".errors",
     "Metrics": ".diagnosis.metrics",

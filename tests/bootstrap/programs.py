@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support import warm
 from tests.support.programs import ROOT, environment
 
 SOURCE = ROOT / "src"
@@ -33,6 +34,13 @@ def run(folder: Path, command: list[str], given: str = "", **variables: str) -> 
     return subprocess.run(
         command, cwd=folder, env=environment(variables), input=given, capture_output=True, text=True, timeout=300
     )
+
+
+def run_warm(
+    folder: Path, command: list[str], given: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command for which it makes no difference when torch is imported."""
+    return warm.run(command, cwd=folder, env=environment(variables), input=given)
 
 
 def entries_in(folder: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ..windows.training import recorded
-from .programs import RUN, entries_in, run, write
+from .programs import RUN, entries_in, write
+from .programs import run_warm as run
 
 TRAIN = """
 import sys

@@ -11,7 +11,8 @@ from torch import nn
 from instrument.bootstrap.models import outermost
 from instrument.traces.read import read_trace
 from instrument.traces.summary import summarize
-from tests.bootstrap.programs import RUN, run, write
+from tests.bootstrap.programs import RUN, write
+from tests.bootstrap.programs import run_warm as run
 
 GAN = """
 import torch

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bootstrap.programs import RUN, TRAIN, entries_in, run, write
+from tests.bootstrap.programs import RUN, TRAIN, entries_in, write
+from tests.bootstrap.programs import run_warm as run
 from tests.support.programs import environment
 
 SIGTERM = (

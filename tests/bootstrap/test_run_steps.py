@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from instrument.traces.read import read_trace
-from tests.bootstrap.programs import RUN, TRAIN, entries_in, run, write
+from tests.bootstrap.programs import RUN, TRAIN, entries_in, write
+from tests.bootstrap.programs import run_warm as run
 
 FORWARD = """
 import torch

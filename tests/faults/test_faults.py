@@ -18,7 +18,7 @@ import pytest
 from ..support.programs import ROOT, environment
 
 SCENARIOS = ("steps", "run", "transformers", "accelerate", "lightning", "lightning_profiler", "server")
-SAMPLE = 20  # faults in each scenario, of some two thousand
+SAMPLE = 10  # faults in each scenario, of some two thousand
 SEED = 11
 
 # Functions that have nothing around them, with the reason. An error in a module of the library that the program's

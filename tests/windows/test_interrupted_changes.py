@@ -26,7 +26,7 @@ from .training import manifest, statuses
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signals")
 # Of some 700: a signal is handled where a function begins, and after each call of one in C.
-MOMENTS = 700 if os.environ.get("INSTRUMENT_FUZZ") == "all" else 24
+MOMENTS = 700 if os.environ.get("INSTRUMENT_FUZZ") == "all" else 8
 SEED = os.environ.get("INSTRUMENT_FUZZ_SEED") or str(random.randrange(1 << 32))  # of the moments that are drawn
 
 

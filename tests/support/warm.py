@@ -1,0 +1,94 @@
+"""Runs a program in a process of its own that has imported torch already, which saves three seconds.
+
+The process is a child of one that imported torch and nothing of this library. Its program finds torch imported
+before its first line: tests of what happens at that import start Python itself (`tests.support.programs`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parent
+
+
+class _Server:
+    def __init__(self) -> None:
+        mine, other = socket.socketpair()
+        code = f"import sys; sys.path.insert(0, {str(_FOLDER)!r})\nimport warm_server\nexec(warm_server.program())"
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("INSTRUMENT", "PYTHON"))}
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, str(other.fileno())], env=env, pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+        self._socket, self._answers = mine, mine.makefile()
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        self._answers.close()
+        self._socket.close()
+        self._process.wait()
+
+    def run(self, request: Mapping[str, object], timeout: float) -> int | None:
+        """Run one program; return its exit code, negative for a signal, or None if it took too long."""
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        late = threading.Event()
+        timers: list[threading.Timer] = []
+
+        def kill(process: int) -> None:
+            late.set()
+            os.kill(process, signal.SIGKILL)
+
+        try:
+            while "status" not in (answer := json.loads(self._answers.readline())):
+                timers.append(threading.Timer(timeout, kill, [answer["process"]]))
+                timers[-1].start()
+        finally:
+            for timer in timers:
+                timer.cancel()
+        return None if late.is_set() else int(answer["status"])
+
+
+@functools.cache
+def _server(process: int) -> _Server:
+    return _Server()
+
+
+def run(
+    command: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path | None = None, input: str = "",
+    timeout: float = 300, check: bool = False,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run ``command``, which starts this Python, as `subprocess.run` does; its output is captured as text.
+
+    Raises:
+        subprocess.TimeoutExpired: it was killed after ``timeout`` seconds.
+        subprocess.CalledProcessError: with ``check``, the program failed.
+    """
+    line = [str(part) for part in command]
+    assert line[0] == sys.executable, line
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder, name) for name in ("stdin", "stdout", "stderr")}
+        for path in files.values():
+            path.write_text(input if path.name == "stdin" else "")
+        request: dict[str, Any] = {name: str(path) for name, path in files.items()}
+        request |= {"command": line, "env": dict(env), "cwd": str(cwd or Path.cwd())}
+        status = _server(os.getpid()).run(request, timeout)
+        output, errors = (files[name].read_bytes().decode() for name in ("stdout", "stderr"))
+    if status is None:
+        raise subprocess.TimeoutExpired(line, timeout, output, errors)
+    done = subprocess.CompletedProcess(line, status, output, errors)
+    if check:
+        done.check_returncode()
+    return done
